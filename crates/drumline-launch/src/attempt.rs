@@ -13,7 +13,7 @@ use crate::{
     launch::{Launch, Stores},
     output::Console,
     report::Fate,
-    supervisor::{Event, Exit, Order, Supervisor, Verdict, ends_a_job},
+    supervisor::{Event, Exit, Order, Supervisor, Verdict},
     sweep, waits,
     worker::Worker,
     world::World,
@@ -77,7 +77,7 @@ impl Attempt {
         for local_rank in 0..world.local_size {
             let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
             let variables = variables.into_iter().chain(columns.clone());
-            let (worker, streams) = self.keeper.spawn(job, program, variables)?;
+            let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
             self.workers.push(worker);
             self.console.attach(streams)?;
         }
@@ -103,6 +103,7 @@ impl Attempt {
 
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
     pub(crate) fn handle(&mut self, event: Event<'_>) {
+        let is_news = matches!(event, Event::PassOn(_));
         let orders = self.supervisor.handle(self.started.elapsed(), event);
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
         let killed = orders.iter().filter(|order| order.signal == Signal::KILL).filter_map(pid);
@@ -113,7 +114,7 @@ impl Attempt {
             if let Some(worker) = self.workers.get(order.worker) {
                 worker.signal(order.signal);
                 // A stopped process handles a signal only once it continues.
-                if ends_a_job(order.signal) {
+                if !is_news {
                     worker.signal(Signal::CONT);
                 }
             }

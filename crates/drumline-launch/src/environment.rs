@@ -3,7 +3,11 @@
 
 use drumline::{Endpoint, steps::STEPS_VARIABLE};
 
-use crate::{job::Job, world::World};
+use crate::{
+    ending::signal_name,
+    job::{Job, OnSignal},
+    world::World,
+};
 
 /// How many terminal columns a worker's line may fill. Set if the launcher's stderr is a terminal: a
 /// worker, whose own stderr is a pipe, may then draw a progress bar by ending each update with `\r`.
@@ -102,6 +106,7 @@ pub(crate) fn worker(
         ("TORCHELASTIC_RESTART_COUNT", world.restart.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", job.restarts.max.to_string()),
     ];
+    variables.push(("TORCHELASTIC_SIGNALS_TO_HANDLE", signals(job)));
     if !inherited.has_nccl_handling {
         variables.push((NCCL_HANDLING, "1".into()));
     }
@@ -129,6 +134,12 @@ pub(crate) fn worker(
         variables.push(("GLIBC_TUNABLES", tunables));
     }
     variables
+}
+
+/// The signals that end the job, as torchrun spells them.
+fn signals(job: &Job) -> String {
+    let ending = job.signals.iter().filter(|(_, meaning)| *meaning == OnSignal::EndsJob);
+    ending.map(|(signal, _)| signal_name(signal.as_raw())).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -181,6 +192,7 @@ mod tests {
             ("TORCHELASTIC_MAX_RESTARTS", "0"),
             ("TORCHELASTIC_RESTART_COUNT", "0"),
             ("TORCHELASTIC_RUN_ID", "a1"),
+            ("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             ("WORLD_SIZE", "3"),

@@ -38,6 +38,7 @@ use crate::{
     channel::Channel,
     environment::{NOT_INHERITED, NUMA_BINDING},
     events::{Events, Source},
+    job::OnSignal,
     processes,
     signals::Signals,
     sweep::{self, Swept},
@@ -112,7 +113,8 @@ impl Keeper {
     fn new(channel: Channel, launcher: Option<OwnedFd>) -> Result<Keeper> {
         // The launcher decides what a signal to all its processes means. Signals are handled and not ignored,
         // because the ranks would inherit ignored signals.
-        let signals = Signals::listen_also_to(&[Signal::CHILD])?;
+        let meant = OnSignal::UNLESS_TOLD.map(|(signal, _)| signal);
+        let signals = Signals::listen_to(meant.into_iter().chain([Signal::CHILD]))?;
         let events = Events::new()?;
         events.add(&channel, Source::Channel)?;
         events.add(signals.ready(), Source::Signals)?;

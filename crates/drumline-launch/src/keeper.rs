@@ -23,6 +23,7 @@ use crate::{
     channel::Channel,
     job::Job,
     keep::{EXITED, FINISH, KEEP_SUBCOMMAND, LEFT, REFUSED, START, STARTED},
+    program::arguments_of,
     worker::{Streams, Worker},
 };
 
@@ -66,10 +67,11 @@ impl Keeper {
         Ok(Keeper { child, channel: Channel::over(near), early: Vec::new() })
     }
 
-    /// Starts the worker with the next rank: the program of `job`, found at `program`.
+    /// Starts the worker with this local rank: the program of `job`, found at `program`.
     pub(crate) fn spawn(
         &mut self,
         job: &Job,
+        local_rank: usize,
         program: &Path,
         variables: impl IntoIterator<Item = (&'static str, String)>,
     ) -> Result<(Worker, Streams)> {
@@ -77,7 +79,7 @@ impl Keeper {
         let ((stdout, worker_stdout), (stderr, worker_stderr)) = (pipe()?, pipe()?);
         let mut fields = vec![START.into(), program.as_os_str().to_owned(), job.program.clone()];
         fields.push(job.arguments.len().to_string().into());
-        fields.extend(job.arguments.iter().cloned());
+        fields.extend(arguments_of(job, local_rank));
         fields.extend(variables.into_iter().map(|(name, value)| format!("{name}={value}").into()));
         let fields: Vec<Vec<u8>> = fields.into_iter().map(OsString::into_vec).collect();
         let sent = self.channel.send(&fields, &[worker_stdout.as_fd(), worker_stderr.as_fd()]);

@@ -10,12 +10,12 @@ use crate::{
     attempt::{Attempt, Ended},
     ending::{signal_exit_code, signal_name},
     events::{Events, Source},
-    job::Job,
+    job::{Job, OnSignal},
     launch::Launch,
     report,
     restarts::{EndedWorld, Next, RestartBudget},
     signals::Signals,
-    supervisor::{Event, Verdict, ends_a_job},
+    supervisor::{Event, Verdict},
     world::World,
 };
 
@@ -34,15 +34,13 @@ use crate::{
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
     let launch = Launch::of(job)?;
-    let mut listener = Listener::new()?;
+    let mut listener = Listener::new(job)?;
     let mut budget = RestartBudget::new(job.restarts);
     let mut restart = 0;
     loop {
         let world = World::alone(job, restart);
         let mut attempt = Attempt::start(&launch, &world, &listener.events)?;
-        listener
-            .supervise(&mut attempt, job.policy.shutdown_timeout)
-            .inspect_err(|_| attempt.abandon())?;
+        listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
         let is_printed = listener.finish_output(&mut ended)?;
         if is_printed {
@@ -99,21 +97,22 @@ fn has_written(trace: &Trace, since: SystemTime) -> bool {
 }
 
 /// Waits for everything that the launcher waits for.
-struct Listener {
+struct Listener<'a> {
+    job: &'a Job,
     events: Events,
     signals: Signals,
 }
 
-impl Listener {
-    fn new() -> Result<Listener> {
-        let signals = Signals::listen()?;
+impl Listener<'_> {
+    fn new(job: &Job) -> Result<Listener<'_>> {
+        let signals = Signals::listen_to(job.signals.iter().map(|(signal, _)| *signal))?;
         let events = Events::new()?;
         events.add(signals.ready(), Source::Signals)?;
-        Ok(Listener { events, signals })
+        Ok(Listener { job, events, signals })
     }
 
     /// Waits until all workers have ended.
-    fn supervise(&mut self, attempt: &mut Attempt, shutdown_timeout: Duration) -> Result<()> {
+    fn supervise(&mut self, attempt: &mut Attempt) -> Result<()> {
         while attempt.verdict().is_none() {
             let ready = self.events.wait(attempt.timeout())?;
 
@@ -122,17 +121,19 @@ impl Listener {
             for signal in self.signals.arrived() {
                 if signal == Signal::TSTP {
                     // The ranks stop, too, because a stopped launcher does not read their pipes.
-                    attempt.handle(Event::Signal(Signal::STOP));
+                    attempt.handle(Event::PassOn(Signal::STOP));
                     stop_myself();
-                    continue;
-                }
-                let was_ending = attempt.is_ending();
-                attempt.handle(Event::Signal(signal));
-                if !was_ending && attempt.is_ending() {
+                } else if !ends_job(self.job, signal) {
+                    attempt.handle(Event::PassOn(signal));
+                } else if attempt.is_ending() {
+                    attempt.handle(Event::End(signal));
+                } else {
+                    attempt.handle(Event::End(signal));
                     attempt.note(&format!(
-                        "{} passed on to the ranks; those still running in {shutdown_timeout:?} will be \
-                         killed (Ctrl-C: at once)",
+                        "{} passed on to the ranks; those still running in {:?} will be killed \
+                         (Ctrl-C: at once)",
                         signal_name(signal.as_raw()),
+                        self.job.policy.shutdown_timeout,
                     ));
                 }
             }
@@ -179,7 +180,7 @@ impl Listener {
     fn ending_signal(&mut self) -> Option<Signal> {
         let mut ending = None;
         for signal in self.signals.arrived() {
-            if ends_a_job(signal) {
+            if ends_job(self.job, signal) {
                 ending.get_or_insert(signal);
             } else if signal == Signal::TSTP {
                 stop_myself();
@@ -187,6 +188,11 @@ impl Listener {
         }
         ending
     }
+}
+
+/// Whether this signal to the launcher ends the job.
+fn ends_job(job: &Job, signal: Signal) -> bool {
+    job.signals.contains(&(signal, OnSignal::EndsJob))
 }
 
 /// Does what Ctrl-Z does to a program without a handler for it.

@@ -13,35 +13,20 @@ use signal_hook::iterator::{backend::SignalDelivery, exfiltrator::SignalOnly};
 
 use crate::{Error, Result};
 
-/// The signals that the launcher handles: those that end a job, those that batch systems send to programs,
-/// and those of job control.
-const LISTENED_TO: [Signal; 8] = [
-    Signal::INT,
-    Signal::TERM,
-    Signal::HUP,
-    Signal::QUIT,
-    Signal::USR1,
-    Signal::USR2,
-    Signal::TSTP,
-    Signal::CONT,
-];
+/// The signals of job control. The launcher stops and continues with its workers.
+const JOB_CONTROL: [Signal; 2] = [Signal::TSTP, Signal::CONT];
 
 /// Collects signals that would otherwise kill this process.
 #[derive(Debug)]
 pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
-    /// Handles signals from now on, except ignored ones: `nohup`, and a shell that starts a job in the
-    /// background, ignore signals on purpose.
-    pub(crate) fn listen() -> Result<Signals> {
-        Signals::listen_also_to(&[])
-    }
-
-    /// The same, for these signals as well.
-    pub(crate) fn listen_also_to(others: &[Signal]) -> Result<Signals> {
+    /// Handles these signals from now on, and those of job control, except ignored ones: `nohup`, and a shell that
+    /// starts a job in the background, ignore signals on purpose.
+    pub(crate) fn listen_to(signals: impl IntoIterator<Item = Signal>) -> Result<Signals> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let ignored = ignored(&status);
-        let heard = LISTENED_TO.iter().chain(others).map(|signal| signal.as_raw());
+        let heard = signals.into_iter().chain(JOB_CONTROL).map(Signal::as_raw);
         let heard = heard.filter(|number| ignored >> (number - 1) & 1 == 0);
         UnixStream::pair()
             .and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, heard))

@@ -78,15 +78,17 @@ impl Default for Policy {
 /// use drumline_launch::supervisor::{Event, Order, Policy, Signal, Supervisor};
 ///
 /// let mut supervisor = Supervisor::new(2, Policy::default());
-/// let orders = supervisor.handle(Duration::ZERO, Event::Signal(Signal::INT)); // Ctrl-C
+/// let orders = supervisor.handle(Duration::ZERO, Event::End(Signal::INT)); // Ctrl-C
 /// assert_eq!(orders, [0, 1].map(|worker| Order { worker, signal: Signal::INT }));
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// These workers exited since the last event, in this order.
     Exited(&'a [(usize, Ending)]),
-    /// The launcher got this signal.
-    Signal(Signal),
+    /// The launcher got this signal, which means that the job ends.
+    End(Signal),
+    /// The launcher got this signal, which only the workers understand.
+    PassOn(Signal),
     /// Only time has passed. Due at [`Supervisor::deadline`].
     Tick,
 }
@@ -100,7 +102,7 @@ pub enum Event<'a> {
 ///
 /// let mut supervisor = Supervisor::new(2, Policy::default());
 /// supervisor.handle(Duration::ZERO, Event::Exited(&[(0, Ending::Code(0))]));
-/// let orders = supervisor.handle(Duration::ZERO, Event::Signal(Signal::TERM));
+/// let orders = supervisor.handle(Duration::ZERO, Event::End(Signal::TERM));
 /// assert_eq!(orders, [Order { worker: 1, signal: Signal::TERM }]); // the other one has gone
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +122,7 @@ pub struct Order {
 ///
 /// let mut supervisor = Supervisor::new(2, Policy::default());
 /// let at = Duration::from_secs;
-/// supervisor.handle(at(1), Event::Signal(Signal::TERM));
+/// supervisor.handle(at(1), Event::End(Signal::TERM));
 /// let ends = [0, 1].map(|worker| (worker, Ending::Code(0)));
 /// supervisor.handle(at(2), Event::Exited(&ends));
 /// assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::TERM)));
@@ -159,12 +161,6 @@ pub struct Exit {
     pub at: Duration,
     /// The last signal that was sent to it to end it.
     pub told: Option<Signal>,
-}
-
-/// Whether `signal` asks a job to end. All other signals are passed on and have no meaning for the
-/// launcher.
-pub(crate) fn ends_a_job(signal: Signal) -> bool {
-    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal)
 }
 
 /// The state machine: see the [module](self).
@@ -243,7 +239,8 @@ impl Supervisor {
                 self.exited(now, batch);
                 Vec::new()
             }
-            Event::Signal(signal) => self.signalled(now, signal),
+            Event::End(signal) => self.asked_to_end(now, signal),
+            Event::PassOn(signal) => self.order(signal),
             Event::Tick => match self.phase {
                 Phase::Failing { tell_at, kill_at } if now >= tell_at => {
                     self.end(Signal::TERM, kill_at)
@@ -307,10 +304,7 @@ impl Supervisor {
         }
     }
 
-    fn signalled(&mut self, now: Duration, signal: Signal) -> Vec<Order> {
-        if !ends_a_job(signal) {
-            return self.order(signal);
-        }
+    fn asked_to_end(&mut self, now: Duration, signal: Signal) -> Vec<Order> {
         let previous = self.asked_at.replace(now);
         match self.phase {
             Phase::Running => {
@@ -436,10 +430,10 @@ mod tests {
     #[test]
     fn signals_are_passed_on_and_an_impatient_operator_is_heard() {
         let mut supervisor = Supervisor::new(2, Policy::default());
-        let term = Event::Signal(Signal::TERM);
-        let int = Event::Signal(Signal::INT);
+        let term = Event::End(Signal::TERM);
+        let int = Event::End(Signal::INT);
         assert_eq!(
-            supervisor.handle(at(0), Event::Signal(Signal::USR1)),
+            supervisor.handle(at(0), Event::PassOn(Signal::USR1)),
             orders(&[0, 1], Signal::USR1)
         );
         assert_eq!(supervisor.deadline(), None);
@@ -460,7 +454,7 @@ mod tests {
     fn ctrl_c_while_a_failed_job_ends_kills_but_the_failure_stays_the_verdict() {
         let mut supervisor = Supervisor::new(2, Policy::default());
         supervisor.handle(at(0), Event::Exited(&[(0, Ending::Code(3))]));
-        let killed = supervisor.handle(at(1), Event::Signal(Signal::INT));
+        let killed = supervisor.handle(at(1), Event::End(Signal::INT));
         assert_eq!(killed, orders(&[1], Signal::KILL));
         supervisor.handle(at(2), Event::Exited(&[(1, SEGV)]));
         assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 0 }));
@@ -470,7 +464,7 @@ mod tests {
     fn events_after_the_verdict_change_nothing() {
         let mut supervisor = Supervisor::new(1, Policy::default());
         supervisor.handle(at(0), Event::Exited(&[(0, OK)]));
-        assert_eq!(supervisor.handle(at(1), Event::Signal(Signal::INT)), []);
+        assert_eq!(supervisor.handle(at(1), Event::End(Signal::INT)), []);
         assert_eq!(supervisor.verdict(), Some(Verdict::Success));
     }
 
@@ -525,7 +519,7 @@ mod tests {
                     begun.get_or_insert((Verdict::Stopped(signal), now + policy.shutdown_timeout));
                     suspect = None;
                     interrupts += usize::from(signal == Signal::INT);
-                    supervisor.handle(now, Event::Signal(signal))
+                    supervisor.handle(now, Event::End(signal))
                 }
                 Happening::Wait(time) => {
                     now += time;

@@ -12,5 +12,6 @@ mod left;
 mod nodes;
 mod options;
 mod predict;
+mod restarts;
 mod run;
 mod trace;
