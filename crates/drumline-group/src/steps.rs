@@ -63,7 +63,7 @@ pub fn step(number: u64) -> Step {
     static OF_THIS_PROCESS: PerProcess<Option<&'static Progress>> = PerProcess::new();
     let join = || match OF_THIS_PROCESS.inherited().next() {
         Some(_) => None, // in a fork: its parent answers
-        None => Launcher::from_env().map(Launcher::listen),
+        None => Launcher::from_env().and_then(|launcher| launcher.listen(number)),
     };
     match OF_THIS_PROCESS.get(join) {
         Some(progress) => progress.begin(number),
@@ -109,18 +109,8 @@ impl Progress {
         if state.stop_at.is_some_and(|at| number >= at) {
             return Step::Stop;
         }
-        if state.begun.is_none() {
-            self.changed.notify_all();
-        }
         state.begun = state.begun.max(Some(number));
         Step::Continue
-    }
-
-    /// Waits until the first step has begun, and returns it.
-    fn first(&self) -> u64 {
-        let state = self.lock();
-        let state = self.changed.wait_while(state, |it| it.begun.is_none());
-        state.unwrap_or_else(PoisonError::into_inner).begun.unwrap_or(0)
     }
 
     /// Holds all later calls, and returns the last step that has begun.
@@ -157,34 +147,38 @@ impl Launcher {
         Some(Launcher { store, rank })
     }
 
-    /// Starts the thread that answers the launcher.
-    fn listen(self) -> &'static Progress {
+    /// Tells the launcher the first step, and starts the thread that answers it. `None` if that cannot be.
+    fn listen(self, first: u64) -> Option<&'static Progress> {
         // One for the process, whose end it outlives.
         let progress: &'static Progress = Box::leak(Box::default());
-        let answer = move || {
-            if let Err(error) = self.answer(progress) {
-                tracing::warn!("cannot tell the launcher about steps: {error}");
-                progress.release(None);
-            }
-        };
-        let thread = thread::Builder::new().name("steps".into()).stack_size(256 * 1024);
-        if let Err(error) = thread.spawn(answer) {
-            tracing::warn!("cannot start a thread that tells the launcher about steps: {error}");
-        }
-        progress
+        let listening = self.tell_first(first).and_then(|store| {
+            let answer = move || {
+                if let Err(error) = self.answer(&store, progress) {
+                    tracing::warn!("cannot tell the launcher about steps: {error}");
+                    progress.release(None);
+                }
+            };
+            let thread = thread::Builder::new().name("steps".into()).stack_size(256 * 1024);
+            thread.spawn(answer).map_err(|error| Error::io("start a thread", error))
+        });
+        let failed = listening.inspect_err(|error| {
+            tracing::warn!("cannot tell the launcher about steps: {error}");
+        });
+        failed.is_ok().then_some(progress)
     }
 
-    fn answer(&self, progress: &Progress) -> Result<()> {
+    fn tell_first(&self, first: u64) -> Result<TcpStore> {
         let config = Config::from_env()?;
         let secret = Secret::from_env()?.ok_or_else(|| Error::InvalidSetting {
             setting: "DRUMLINE_SECRET_FILE".into(),
             problem: "not set, but the launcher's store asks for the job's secret".into(),
         })?;
         let store = TcpStore::connect_at(&self.store, &secret, config.security, CONNECT_WITHIN)?;
-        store.set(
-            &format!("{}{}", keys::FIRST, self.rank),
-            progress.first().to_string().as_bytes(),
-        )?;
+        store.set(&format!("{}{}", keys::FIRST, self.rank), first.to_string().as_bytes())?;
+        Ok(store)
+    }
+
+    fn answer(&self, store: &TcpStore, progress: &Progress) -> Result<()> {
         store.wait(&[keys::ASK], FOR_EVER)?;
         let begun = progress.hold().map_or_else(String::new, |step| step.to_string());
         store.set(&format!("{}{}", keys::BEGUN, self.rank), begun.as_bytes())?;
@@ -214,7 +208,6 @@ mod tests {
             for number in 5..=last {
                 assert_eq!(rank.begin(number), Step::Continue);
             }
-            assert_eq!(rank.first(), last);
         }
         let begun = ranks.each_ref().map(Progress::hold);
         assert_eq!(begun, [Some(7), Some(8)]);
