@@ -60,7 +60,7 @@ pub use group::{
     describe_addresses, init_process_group, init_with_store, is_initialized, metrics_text,
 };
 pub use interrupt::interruptible;
-pub use memory_node::bind_to_memory_node;
+pub use memory_node::{NumaBinding, bind_to_cores};
 pub use prices::PriceSource;
 pub use rendezvous::{is_launched, register_rendezvous_handler};
 pub use steps::{Step, step};

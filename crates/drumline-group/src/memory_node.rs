@@ -1,26 +1,89 @@
-//! Memory nodes (NUMA), and how ranks are distributed over them.
+//! Which cores each rank of a host may use: `drumline run --numa-binding`.
+//!
+//! | binding | cores of a rank |
+//! |---|---|
+//! | node | all of one memory node |
+//! | socket | all of one processor, with all its memory nodes |
+//! | exclusive | a share of the physical cores of one memory node; no other rank has them |
+//! | core-complex | those of one memory node that share a cache of the last level |
+//!
+//! Ranks are dealt out in blocks, so that consecutive ranks share a node and can add among themselves first.
 
-use std::io;
+use std::{fmt, io, str::FromStr};
 
-use drumline_shm::Cores;
+use drumline_shm::{Common, Cores};
 
-/// Binds this thread, and the threads that it will start, to the cores of one memory node of this host. Local
-/// ranks are distributed in blocks, so that consecutive ranks share a node and can add among themselves
-/// first. Call it before the program uses memory, because a page comes from the node where it is first used.
-/// `drumline run --numa-binding node` does this for every rank.
-///
-/// Returns the number of the node. Returns `None` and changes nothing if fewer than two nodes have cores that
-/// this process may use, or if there are more nodes than ranks.
+/// Which cores a rank may use: `node`, `socket`, `exclusive` or `core-complex`.
 ///
 /// ```
 /// # use drumline_group as drumline;
+/// use drumline::NumaBinding;
+///
+/// assert_eq!("core-complex".parse(), Ok(NumaBinding::CoreComplex));
+/// assert_eq!(NumaBinding::Exclusive.to_string(), "exclusive");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NumaBinding {
+    /// All cores of one memory node.
+    Node,
+    /// All cores of one processor, with all its memory nodes.
+    Socket,
+    /// A share of the physical cores of one memory node, which no other rank of the host has.
+    Exclusive,
+    /// The cores of one memory node that share a cache of the last level.
+    CoreComplex,
+}
+
+impl NumaBinding {
+    /// All bindings.
+    pub const ALL: [NumaBinding; 4] =
+        [NumaBinding::Node, NumaBinding::Socket, NumaBinding::Exclusive, NumaBinding::CoreComplex];
+
+    /// Its name, as torchrun has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            NumaBinding::Node => "node",
+            NumaBinding::Socket => "socket",
+            NumaBinding::Exclusive => "exclusive",
+            NumaBinding::CoreComplex => "core-complex",
+        }
+    }
+}
+
+impl fmt::Display for NumaBinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for NumaBinding {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = NumaBinding::ALL.into_iter().find(|binding| binding.name() == text);
+        found.ok_or_else(|| format!("{text} is not node, socket, exclusive or core-complex"))
+    }
+}
+
+/// Binds this thread, and the threads that it will start, to the cores that `binding` gives to this rank of the host.
+/// Call it before the program uses memory, because a page comes from the node where it is first used.
+/// `drumline run --numa-binding` does this for every rank.
+///
+/// Returns whether the thread is bound. Changes nothing and returns `false` if there is nothing to choose: the host has
+/// one node, processor or cache, or fewer ranks than these. If there are fewer physical cores than ranks, `exclusive`
+/// is the same as `node`.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{NumaBinding, bind_to_cores};
+///
 /// // Of torchrun's environment:
 /// let number = |name| std::env::var(name).ok()?.parse().ok();
 /// let rank = number("LOCAL_RANK").unwrap_or(0);
 /// let ranks = number("LOCAL_WORLD_SIZE").unwrap_or(1);
-/// match drumline::bind_to_memory_node(rank, ranks)? {
-///     Some(node) => println!("bound to memory node {node}"),
-///     None => println!("nothing to choose from"),
+/// match bind_to_cores(NumaBinding::Node, rank, ranks)? {
+///     true => println!("bound to a memory node"),
+///     false => println!("nothing to choose from"),
 /// }
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -28,21 +91,68 @@ use drumline_shm::Cores;
 /// # Errors
 ///
 /// The error of a system call.
-pub fn bind_to_memory_node(
+pub fn bind_to_cores(
+    binding: NumaBinding,
     local_rank: usize,
     local_world_size: usize,
-) -> io::Result<Option<usize>> {
-    let nodes = Cores::of_this_thread()?.by_memory_node();
-    let Some(index) = share_of(local_rank, local_world_size, nodes.len()) else { return Ok(None) };
-    let (node, cores) = &nodes[index];
-    cores.stay()?;
-    Ok(Some(*node))
+) -> io::Result<bool> {
+    let all = Cores::of_this_thread()?;
+    let nodes: Vec<Cores> = all.by_memory_node().into_iter().map(|(_, cores)| cores).collect();
+    let place = Place { rank: local_rank, ranks: local_world_size };
+    let (node, on_node) = place.block(&nodes).unzip();
+    let (cores, on_node) = (node.unwrap_or(&all), on_node.unwrap_or(place));
+    let nearer = match binding {
+        NumaBinding::Node => None,
+        NumaBinding::Socket => place.block(&all.by(Common::Socket)).map(|(cores, _)| cores.clone()),
+        NumaBinding::Exclusive => on_node.share(&cores.by(Common::PhysicalCore)).map(merged),
+        NumaBinding::CoreComplex => on_node.turn(&cores.by(Common::Cache)).cloned(),
+    };
+    let chosen = nearer.or_else(|| node.filter(|_| binding != NumaBinding::Socket).cloned());
+    chosen.as_ref().map_or(Ok(()), Cores::stay)?;
+    Ok(chosen.is_some())
 }
 
-/// The node of a rank, among `nodes` nodes.
-fn share_of(local_rank: usize, local_world_size: usize, nodes: usize) -> Option<usize> {
-    let is_choice = nodes > 1 && local_world_size >= nodes && local_rank < local_world_size;
-    is_choice.then(|| local_rank * nodes / local_world_size)
+fn merged(cores: &[Cores]) -> Cores {
+    Cores::of(cores.iter().flat_map(Cores::numbers))
+}
+
+/// One of some ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    rank: usize,
+    ranks: usize,
+}
+
+impl Place {
+    /// The group of this rank, and its place among the ranks of that group: ranks are dealt out in blocks. `None` if
+    /// there is no choice.
+    fn block<T>(self, groups: &[T]) -> Option<(&T, Place)> {
+        let Place { rank, ranks } = self;
+        let count = groups.len();
+        if count < 2 || ranks < count || rank >= ranks {
+            return None;
+        }
+        let group = rank * count / ranks;
+        let first = |group: usize| (group * ranks).div_ceil(count);
+        let place = Place { rank: rank - first(group), ranks: first(group + 1) - first(group) };
+        Some((&groups[group], place))
+    }
+
+    /// This rank's own of these things: as many for each rank, and the first ranks have one more.
+    fn share<T>(self, things: &[T]) -> Option<&[T]> {
+        let Place { rank, ranks } = self;
+        if ranks < 2 || things.len() < ranks || rank >= ranks {
+            return None;
+        }
+        let (each, more) = (things.len() / ranks, things.len() % ranks);
+        let first = rank * each + rank.min(more);
+        Some(&things[first..first + each + usize::from(rank < more)])
+    }
+
+    /// The thing of this rank, in turn. `None` if there is no choice.
+    fn turn<T>(self, things: &[T]) -> Option<&T> {
+        things.get(self.rank % things.len().max(1)).filter(|_| things.len() > 1)
+    }
 }
 
 /// The node to which this thread is bound.
@@ -54,13 +164,60 @@ pub(crate) fn of_this_thread() -> Option<usize> {
 mod tests {
     use super::*;
 
+    fn places(ranks: usize) -> impl Iterator<Item = Place> {
+        (0..ranks).map(move |rank| Place { rank, ranks })
+    }
+
     #[test]
-    fn ranks_are_dealt_out_in_blocks() {
-        let shares = |ranks, nodes| (0..ranks).map(|rank| share_of(rank, ranks, nodes)).collect();
-        let of: [Vec<Option<usize>>; 4] = [shares(4, 2), shares(5, 2), shares(1, 2), shares(2, 1)];
-        assert_eq!(of[0], [0, 0, 1, 1].map(Some));
-        assert_eq!(of[1], [0, 0, 0, 1, 1].map(Some));
-        assert_eq!([&of[2][..], &of[3]], [&[None][..], &[None, None]]);
-        assert_eq!(share_of(4, 4, 2), None);
+    fn blocks_of_ranks_share_a_group() {
+        let blocks = |ranks, groups: &[char]| {
+            places(ranks)
+                .map(|place| place.block(groups).map(|(group, it)| (*group, it.rank, it.ranks)))
+                .collect::<Vec<_>>()
+        };
+        let of_four = [('a', 0, 2), ('a', 1, 2), ('b', 0, 2), ('b', 1, 2)].map(Some);
+        assert_eq!(blocks(4, &['a', 'b']), of_four);
+        let of_five = [('a', 0, 3), ('a', 1, 3), ('a', 2, 3), ('b', 0, 2), ('b', 1, 2)].map(Some);
+        assert_eq!(blocks(5, &['a', 'b']), of_five);
+        assert_eq!(blocks(2, &['a']), [None, None]);
+        assert_eq!(blocks(1, &['a', 'b']), [None]);
+        assert_eq!(Place { rank: 4, ranks: 4 }.block(&['a', 'b']), None);
+    }
+
+    #[test]
+    fn shares_do_not_overlap_and_leave_nothing() {
+        let shares = |ranks, things: &[u32]| {
+            places(ranks).map(|place| place.share(things).map(<[u32]>::to_vec)).collect::<Vec<_>>()
+        };
+        let of_five = [vec![0, 1], vec![2, 3], vec![4]].map(Some);
+        assert_eq!(shares(3, &[0, 1, 2, 3, 4]), of_five);
+        assert_eq!(shares(3, &[0, 1]), [None, None, None]);
+        assert_eq!(shares(1, &[0, 1]), [None]);
+    }
+
+    #[test]
+    fn things_go_round_in_turn() {
+        let turns = |things: &[char]| {
+            places(3).map(|place| place.turn(things).copied()).collect::<Vec<_>>()
+        };
+        assert_eq!(turns(&['a', 'b']), ['a', 'b', 'a'].map(Some));
+        assert_eq!(turns(&['a']), [None; 3]);
+        assert_eq!(turns(&[]), [None; 3]);
+    }
+
+    #[test]
+    fn a_thread_is_bound_to_its_own_share() {
+        let cores = Cores::of_this_thread().unwrap();
+        let physical = cores.by(Common::PhysicalCore);
+        std::thread::spawn(move || {
+            let is_bound = bind_to_cores(NumaBinding::Exclusive, 1, 2).unwrap();
+            assert_eq!(is_bound, physical.len() > 1 && cores.by_memory_node().len() < 2);
+            let now = Cores::of_this_thread().unwrap();
+            let wanted =
+                if is_bound { merged(&physical[physical.len().div_ceil(2)..]) } else { cores };
+            assert!(now.numbers().eq(wanted.numbers()));
+        })
+        .join()
+        .unwrap();
     }
 }

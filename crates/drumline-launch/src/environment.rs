@@ -1,7 +1,7 @@
 //! The variables that tell a worker which rank it is and where the ranks meet. Those of torchrun are
 //! among them, so that a program for one launcher runs under the other.
 
-use drumline::{Endpoint, steps::STEPS_VARIABLE};
+use drumline::{Endpoint, steps};
 
 use crate::{
     ending::signal_name,
@@ -13,8 +13,11 @@ use crate::{
 /// worker, whose own stderr is a pipe, may then draw a progress bar by ending each update with `\r`.
 pub(crate) const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
-/// Set if the keeper must bind a worker to a memory node.
+/// Set if the keeper must bind a worker to some cores: the name of the [binding](drumline::NumaBinding).
 pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
+
+/// The number of a worker among those of its host, also if [`Job::virtual_local_rank`] hides it.
+pub(crate) const LOCAL_PLACE: &str = steps::STEPS_VARIABLE;
 
 /// Variables of an outer launcher or of its job, which must not reach the workers of this one.
 pub(crate) const NOT_INHERITED: [&str; 5] =
@@ -39,7 +42,12 @@ pub(crate) struct Inherited {
     has_omp: bool,
     has_nccl_handling: bool,
     glibc_tunables: String,
+    /// The devices that programs of CUDA and of HIP may use, by the variables that say so.
+    visible_devices: Vec<(&'static str, String)>,
 }
+
+/// Where a program looks up its devices: the one of CUDA, which torch reads on every host, and that of HIP.
+const VISIBLE_DEVICES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 
 impl Inherited {
     pub(crate) fn here() -> Inherited {
@@ -47,6 +55,10 @@ impl Inherited {
         Inherited {
             has_omp: std::env::var_os("OMP_NUM_THREADS").is_some(),
             has_nccl_handling: std::env::var_os(NCCL_HANDLING).is_some(),
+            visible_devices: VISIBLE_DEVICES
+                .into_iter()
+                .filter_map(|name| Some((name, std::env::var(name).ok()?)))
+                .collect(),
             glibc_tunables: tunables.to_string_lossy().into_owned(),
         }
     }
@@ -55,6 +67,19 @@ impl Inherited {
     /// on a host would start as many threads as the host has cores.
     pub(crate) fn limits_omp(&self, job: &Job) -> bool {
         job.nproc_per_node.get() > 1 && !self.has_omp
+    }
+
+    /// The one device of a worker that believes to be alone: the one with its number, among those that the launcher
+    /// may use.
+    fn only_device(&self, local_rank: usize) -> Vec<(&'static str, String)> {
+        let nth = |(name, devices): &(&'static str, String)| {
+            let device = devices.split(',').filter(|it| !it.is_empty()).nth(local_rank);
+            (*name, device.unwrap_or_default().to_owned())
+        };
+        match self.visible_devices.is_empty() {
+            true => vec![(VISIBLE_DEVICES[0], local_rank.to_string())],
+            false => self.visible_devices.iter().map(nth).collect(),
+        }
     }
 
     /// `GLIBC_TUNABLES` without restartable sequences, if the job asks for that and the user has not set this
@@ -101,12 +126,15 @@ pub(crate) fn worker(
         ("GROUP_WORLD_SIZE", world.hosts.to_string()),
         ("ROLE_NAME", job.role.clone()),
         ("DRUMLINE_STORE", rendezvous.store.to_string()),
-        (STEPS_VARIABLE, local_rank.to_string()),
+        (LOCAL_PLACE, local_rank.to_string()),
         ("TORCHELASTIC_RUN_ID", rendezvous.run_id.clone()),
         ("TORCHELASTIC_RESTART_COUNT", world.restart.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", job.restarts.max.to_string()),
     ];
     variables.push(("TORCHELASTIC_SIGNALS_TO_HANDLE", signals(job)));
+    if job.virtual_local_rank {
+        variables.extend(inherited.only_device(local_rank));
+    }
     if !inherited.has_nccl_handling {
         variables.push((NCCL_HANDLING, "1".into()));
     }
@@ -124,8 +152,8 @@ pub(crate) fn worker(
     if let Some(level) = job.security {
         variables.push(("DRUMLINE_SECURITY", level.to_string()));
     }
-    if job.binds_to_nodes {
-        variables.push((NUMA_BINDING, "node".into()));
+    if let Some(binding) = job.numa_binding {
+        variables.push((NUMA_BINDING, binding.to_string()));
     }
     if inherited.limits_omp(job) {
         variables.push(("OMP_NUM_THREADS", "1".into()));
@@ -212,6 +240,21 @@ mod tests {
             run_id: "a1".into(),
         };
         let list = worker(&job, &world, &rendezvous, 1, &Inherited::default());
+        let devices = |visible: &[(&'static str, &str)]| {
+            let visible_devices =
+                visible.iter().map(|(name, it)| (*name, (*it).to_owned())).collect();
+            let inherited = Inherited { visible_devices, ..Inherited::default() };
+            let list = worker(&job, &world, &rendezvous, 1, &inherited);
+            let is_device = |(name, _): &(&str, String)| VISIBLE_DEVICES.contains(name);
+            let told = list.into_iter().filter(is_device);
+            told.map(|(name, device)| format!("{name}={device}")).collect::<Vec<_>>()
+        };
+        assert_eq!(devices(&[]), ["CUDA_VISIBLE_DEVICES=1"]);
+        assert_eq!(devices(&[("CUDA_VISIBLE_DEVICES", "4,7")]), ["CUDA_VISIBLE_DEVICES=7"]);
+        assert_eq!(
+            devices(&[("HIP_VISIBLE_DEVICES", "GPU-a,GPU-b")]),
+            ["HIP_VISIBLE_DEVICES=GPU-b"]
+        );
         let of = |name| list.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
         let named = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"].map(of);
         assert_eq!(named, ["4", "0", "5", "2", "1"]);

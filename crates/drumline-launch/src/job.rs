@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 
-use drumline::auth::Level;
+use drumline::{NumaBinding, auth::Level};
 
 use crate::{
     Logs, Restarts,
@@ -53,8 +53,6 @@ pub struct Job {
     pub torch_store_takes_anyone: bool,
     /// Whether lines of stdout start with their rank. Lines of stderr always do.
     pub labels_stdout: bool,
-    /// Whether each worker may use the cores of one memory node only.
-    pub binds_to_nodes: bool,
     /// Which cores each worker may use: `--numa-binding`. `None`: all.
     pub numa_binding: Option<NumaBinding>,
     /// Whether glibc registers no restartable sequences (rseq) in the workers. A `glibc.pthread.rseq` in the
@@ -91,7 +89,6 @@ impl Job {
             torch_store: Some(0),
             torch_store_takes_anyone: false,
             labels_stdout: true,
-            binds_to_nodes: false,
             numa_binding: None,
             disables_rseq: false,
             security: None,
@@ -189,19 +186,6 @@ impl Default for Joining {
             last_call: Duration::from_secs(30),
         }
     }
-}
-
-/// Which cores a worker may use: those near its device, or, on a host without devices, a share of all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NumaBinding {
-    /// All cores of one memory node.
-    Node,
-    /// All cores of one processor, with all its memory nodes.
-    Socket,
-    /// A share of the cores of one memory node, which no other worker has.
-    Exclusive,
-    /// The cores of one memory node that share a last-level cache.
-    CoreComplex,
 }
 
 /// What the launcher does when it gets a signal.

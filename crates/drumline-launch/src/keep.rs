@@ -27,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::bind_to_memory_node;
+use drumline::{NumaBinding, bind_to_cores};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
     set_child_subreaper, waitid,
@@ -36,7 +36,7 @@ use rustix::process::{
 use crate::{
     Error, Result,
     channel::Channel,
-    environment::{NOT_INHERITED, NUMA_BINDING},
+    environment::{LOCAL_PLACE, NOT_INHERITED, NUMA_BINDING},
     events::{Events, Source},
     job::OnSignal,
     processes,
@@ -259,13 +259,14 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
     };
     let number =
         |name: &str| variables.iter().find(|(known, _)| known == name)?.1.parse::<usize>().ok();
-    let is_bound = variables.iter().any(|(name, _)| name == NUMA_BINDING);
-    match number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).filter(|_| is_bound) {
+    let binding = variables.iter().find(|(name, _)| name == NUMA_BINDING);
+    let binding = binding.and_then(|(_, binding)| binding.parse::<NumaBinding>().ok());
+    match number(LOCAL_PLACE).zip(number("LOCAL_WORLD_SIZE")).zip(binding) {
         None => start_as_a_shell_would(),
         // A worker starts on the cores of the thread that starts it.
-        Some((rank, ranks)) => thread::scope(|scope| {
+        Some(((rank, ranks), binding)) => thread::scope(|scope| {
             let bound = scope.spawn(|| {
-                bind_to_memory_node(rank, ranks)?;
+                bind_to_cores(binding, rank, ranks)?;
                 start_as_a_shell_would()
             });
             bound.join().unwrap_or_else(|_| Err(invalid()))

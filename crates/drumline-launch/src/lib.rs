@@ -92,9 +92,10 @@ mod waits;
 mod worker;
 mod world;
 
+pub use drumline::NumaBinding;
 pub use ending::Ending;
 pub use error::{Error, Result};
-pub use job::{Etcd, Hosts, Job, Joining, Meeting, NumaBinding, OnSignal};
+pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};

@@ -56,7 +56,7 @@ impl Cores {
     }
 
     /// The cores with these numbers.
-    pub(crate) fn of(numbers: impl IntoIterator<Item = usize>) -> Cores {
+    pub fn of(numbers: impl IntoIterator<Item = usize>) -> Cores {
         let mut cores = CpuSet::new();
         numbers.into_iter().for_each(|core| cores.set(core));
         Cores(cores)
@@ -77,7 +77,7 @@ impl Cores {
     }
 
     /// The numbers of the cores, in order.
-    pub(crate) fn numbers(&self) -> impl Iterator<Item = usize> {
+    pub fn numbers(&self) -> impl Iterator<Item = usize> {
         (0..CpuSet::MAX_CPU).filter(|&core| self.0.is_set(core))
     }
 

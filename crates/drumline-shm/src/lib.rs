@@ -141,6 +141,7 @@ pub use handover::Handles;
 pub use layout::SegmentSize;
 #[doc(hidden)]
 pub use layout::header_again;
+pub use nodes::Common;
 pub use parity::Parity;
 pub use peer::PeerSegment;
 pub use per_process::PerProcess;

@@ -1,11 +1,25 @@
-//! Memory nodes (NUMA). Each has some cores, and memory that is nearer to these than to others.
+//! Which cores are near each other: memory nodes (NUMA), processors, caches, and the hardware threads of one core.
 
-use std::{fs, ops::RangeInclusive, path::Path};
+use std::{collections::BTreeMap, fs, ops::RangeInclusive, path::Path};
 
 use crate::Cores;
 
 /// Where the kernel lists the nodes and the cores of each.
 const LISTED: &str = "/sys/devices/system/node";
+
+/// Where the kernel describes each core.
+const DESCRIBED: &str = "/sys/devices/system/cpu";
+
+/// What cores may have in common besides their memory node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Common {
+    /// A processor, in a socket of its own.
+    Socket,
+    /// The cache of the last level: a core complex.
+    Cache,
+    /// A physical core: these are its hardware threads.
+    PhysicalCore,
+}
 
 impl Cores {
     /// These cores grouped by memory node, in the order of the nodes' numbers. Leaves out nodes that
@@ -21,6 +35,33 @@ impl Cores {
             [(node, ref cores)] if cores.numbers().eq(self.numbers()) => Some(node),
             _ => None,
         }
+    }
+
+    /// These cores grouped by what they have in common, each group at the place of its first core. A core about which
+    /// the system does not tell is in a group with all such cores.
+    pub fn by(&self, common: Common) -> Vec<Cores> {
+        self.by_description(common, Path::new(DESCRIBED))
+    }
+
+    fn by_description(&self, common: Common, described: &Path) -> Vec<Cores> {
+        let read = |path: String| fs::read_to_string(described.join(path)).ok();
+        let told = |core: usize| match common {
+            Common::Socket => read(format!("cpu{core}/topology/physical_package_id")),
+            Common::PhysicalCore => read(format!("cpu{core}/topology/thread_siblings_list")),
+            Common::Cache => [3, 2]
+                .into_iter()
+                .find_map(|index| read(format!("cpu{core}/cache/index{index}/shared_cpu_list"))),
+        };
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        let mut places = BTreeMap::new();
+        for core in self.numbers() {
+            let place = *places.entry(told(core)).or_insert(groups.len());
+            if place == groups.len() {
+                groups.push(Vec::new());
+            }
+            groups[place].push(core);
+        }
+        groups.into_iter().map(Cores::of).collect()
     }
 
     fn by_node_of(&self, listed: &Path) -> Vec<(usize, Cores)> {
@@ -57,6 +98,31 @@ mod tests {
         assert_eq!(ranges("0-3,8\n"), Some(vec![0..=3, 8..=8]));
         assert_eq!(ranges("\n"), Some(vec![])); // memory without cores
         assert_eq!(ranges("0-x"), None);
+    }
+
+    #[test]
+    fn cores_are_grouped_by_what_the_system_says_of_each() {
+        let cores = Cores::of([0, 1, 2, 3, 9]);
+        let dir = tempfile::tempdir().unwrap();
+        let tell = |core: usize, file: &str, text: &str| {
+            let file = dir.path().join(format!("cpu{core}")).join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        for core in 0..4 {
+            tell(core, "topology/physical_package_id", &format!("{}\n", core / 2));
+            tell(core, "topology/thread_siblings_list", &format!("{},{}", core % 2, core % 2 + 2));
+            tell(core, "cache/index2/shared_cpu_list", &core.to_string());
+        }
+        tell(0, "cache/index3/shared_cpu_list", "0-2");
+        tell(1, "cache/index3/shared_cpu_list", "0-2");
+        let by = |common| {
+            let groups = cores.by_description(common, dir.path()).into_iter();
+            groups.map(|group| group.numbers().collect()).collect::<Vec<Vec<_>>>()
+        };
+        assert_eq!(by(Common::Socket), [vec![0, 1], vec![2, 3], vec![9]]);
+        assert_eq!(by(Common::PhysicalCore), [vec![0, 2], vec![1, 3], vec![9]]);
+        assert_eq!(by(Common::Cache), [vec![0, 1], vec![2], vec![3], vec![9]]);
     }
 
     #[test]

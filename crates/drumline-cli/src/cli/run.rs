@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::Args;
 use clap_complete::Shell;
-use drumline_launch::{Job, NumaBinding, program::ProgramKind};
+use drumline_launch::{Job, program::ProgramKind};
 
 use super::{
     compatibility::CompatibilityArgs, ending::EndingArgs, host::Host, hosts::HostArgs,
@@ -115,7 +115,6 @@ impl RunArgs {
             security: self.store.security,
             virtual_local_rank: self.ranks.virtual_local_rank,
             numa_binding,
-            binds_to_nodes: numa_binding == Some(NumaBinding::Node),
             disables_rseq: self.ranks.rseq.disable_rseq,
             logs: self.output.logs(ranks.get(), names, host)?,
             restarts: self.restarts.restarts(),

@@ -36,12 +36,16 @@ fn ranks_are_bound_to_nodes_and_sum_by_them() {
     };
 
     let bound = ["--numa-binding", "node"];
-    let told = run(&bound, &["grep", "Cpus_allowed_list", "/proc/self/status"]);
-    let mut told: Vec<&str> = told.lines().collect();
-    told.sort_unstable();
-    let by_rank = [first, first, second, second].into_iter().enumerate();
-    let by_rank = by_rank.map(|(rank, core)| format!("[{rank}] Cpus_allowed_list:\t{core}"));
-    assert_eq!(told, by_rank.collect::<Vec<_>>());
+    // With one core on each node, there is nothing nearer than the node.
+    for binding in ["node", "exclusive", "core-complex"] {
+        let bound = ["--numa-binding", binding];
+        let told = run(&bound, &["grep", "Cpus_allowed_list", "/proc/self/status"]);
+        let mut told: Vec<&str> = told.lines().collect();
+        told.sort_unstable();
+        let by_rank = [first, first, second, second].into_iter().enumerate();
+        let by_rank = by_rank.map(|(rank, core)| format!("[{rank}] Cpus_allowed_list:\t{core}"));
+        assert_eq!(told, by_rank.collect::<Vec<_>>(), "{binding}");
+    }
 
     // Every result is verified.
     let sizes = ["bench", "all_reduce", "--sizes", "8,1MiB", "--place", "in", "--buffers", "all"];
