@@ -25,7 +25,7 @@ help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, links, lints, documentation, and all tests'
 	@echo 'make check      lints and unit tests of the crates that differ from the last commit'
-	@echo 'make bench      measure beside MPI and gloo; writes the tables of docs/performance.md'
+	@echo 'make bench      measure beside MPI and gloo; writes the tables of two pages of docs'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, 1,000 kills, every resume'
 	@echo 'make fuzz       every decoder under libFuzzer, TIME=$(TIME) seconds each; ONLY=trace,url'
 	@echo 'make faults     every system call of a small job fails once; ONLY=shm for one transport'

@@ -36,6 +36,15 @@ pub enum Error {
         hint: String,
     },
 
+    /// The job asks for something that the launcher cannot do yet.
+    #[error("{what} cannot be done yet: {instead}")]
+    NotYet {
+        /// What, as the options name it.
+        what: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+
     /// A store cannot be hosted, most likely because its port is in use; or a setting of the
     /// environment is invalid.
     #[error(transparent)]
@@ -56,6 +65,7 @@ impl Error {
     /// cannot be run, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Error::NotYet { .. } => 2,
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
             Error::Store(_) => 2,

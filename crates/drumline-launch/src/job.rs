@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Logs, Restarts,
+    Error, Logs, Restarts, Result,
     supervisor::{Policy, Signal},
 };
 
@@ -96,6 +96,27 @@ impl Job {
             signals: OnSignal::UNLESS_TOLD.to_vec(),
             relaunch: Vec::new(),
         }
+    }
+}
+
+impl Job {
+    /// An error names what this launcher cannot do yet.
+    pub(crate) fn is_possible(&self) -> Result<()> {
+        if self.meeting.is_some() {
+            return Err(Error::NotYet {
+                what: "a job on several hosts (--nnodes)",
+                instead: "start the ranks of each host with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and a secret \
+                          (docs/guides/several-hosts.md)",
+            });
+        }
+        if self.logs != Logs::default() {
+            return Err(Error::NotYet {
+                what: "an option of --log-dir, --redirects, --tee, --local-ranks-filter, --duplicate-*-filters or \
+                       --log-line-prefix-template",
+                instead: "redirect the output of drumline run, whose lines begin with their rank",
+            });
+        }
+        Ok(())
     }
 }
 

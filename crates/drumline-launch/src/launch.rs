@@ -46,6 +46,7 @@ pub(crate) struct Stores {
 
 impl<'a> Launch<'a> {
     pub(crate) fn of(job: &'a Job) -> Result<Launch<'a>> {
+        job.is_possible()?;
         let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
         limits::raise();
         let launch = Launch {

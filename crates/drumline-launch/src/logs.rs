@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Which output goes to files, and which is shown.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Logs {
     /// The directory of all files. `None`: there are no files.
     pub dir: Option<PathBuf>,

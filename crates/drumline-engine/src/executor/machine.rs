@@ -24,7 +24,7 @@ use crate::error::Cause;
 ///
 /// It holds no buffer, no socket, no shared memory and no clock. [`Machine::poll`] says what to do next; the
 /// `on_` methods say what has happened. A run of `Recv` steps is posted together, so that peers' messages may
-/// arrive in any order. Every other step waits for the receives before it. A call on long data runs the
+/// arrive in any order. Every other step but `Flush` waits for the receives before it. A call on long data runs the
 /// schedule once for each window, in turns. If the algorithm is [pipelined](drumline_schedule::Pipeline), a
 /// turn works on several windows.
 #[derive(Debug)]
