@@ -47,6 +47,7 @@ OTHERS = {
     "SLURM_STEP_NUM_TASKS": ("launcher", "How many tasks the step has."),
     "JOB_COMPLETION_INDEX": ("launcher", "`--node-rank` in an indexed job of Kubernetes."),
     "DRUMLINE_DISABLE_RSEQ": ("launcher", "As the flag `--disable-rseq`; 0 or 1."),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("set by the launcher", "1, as torchrun sets it, unless it is set already."),
     "DRUMLINE_TERMINAL_COLUMNS": ("set by the launcher", "How wide the launcher's terminal is: a rank may draw progress."),
     "DRUMLINE_NUMA_BINDING": ("set by the launcher", "The rank binds itself to a memory node before it starts the program."),
     "OMP_NUM_THREADS": ("launcher", "Several ranks get 1 unless it is set, as under torchrun."),

@@ -21,13 +21,10 @@ pub mod decoders;
 mod error;
 mod group;
 mod interrupt;
-mod memory_node;
 mod prices;
 mod progress_thread;
 pub mod rendezvous;
 mod start_up;
-#[doc(hidden)]
-pub mod steps;
 pub mod trace;
 mod transport;
 #[cfg(feature = "ndarray")]
@@ -60,8 +57,6 @@ pub use group::{
     describe_addresses, init_process_group, init_with_store, is_initialized, metrics_text,
 };
 pub use interrupt::interruptible;
-pub use memory_node::{NumaBinding, bind_to_cores};
 pub use prices::PriceSource;
 pub use rendezvous::{is_launched, register_rendezvous_handler};
-pub use steps::{Step, step};
 pub use work::{Work, WorkError, WorkFuture};

@@ -113,6 +113,7 @@
 #![cfg(target_os = "linux")]
 
 mod arena;
+mod binding;
 mod cache;
 mod cores;
 mod detach;
@@ -133,6 +134,7 @@ mod spin;
 mod unforked;
 
 pub use arena::{Arena, Registered};
+pub use binding::{NumaBinding, bind_to_cores};
 pub use cache::cache_bytes;
 pub use cores::{Core, Cores};
 pub use error::{Error, Result};

@@ -6,6 +6,7 @@
 //! | [`async_reduce`] | named tensors, reduced in any order |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are written atomically |
+//! | [`step()`] | tells the launcher which step a rank begins |
 
 #![forbid(unsafe_code)]
 
@@ -14,5 +15,8 @@ pub mod checkpoint;
 pub mod ddp;
 mod error;
 pub mod sampler;
+#[doc(hidden)]
+pub mod steps;
 
 pub use error::{Error, Result};
+pub use steps::{Step, step};

@@ -69,18 +69,21 @@
 pub use drumline_group::views;
 pub use drumline_group::{
     Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
-    Element, Endpoint, Error, Explanation, F8E4M3, F8E5M2, GroupOptions, NumaBinding, Operator,
-    PriceList, PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, Step,
-    SumOrder, TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16, bind_to_cores,
-    connect_members, default_group, describe_addresses, f16, init_process_group, init_with_store,
-    interruptible, is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
+    Element, Endpoint, Error, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator, PriceList,
+    PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, SumOrder,
+    TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16, connect_members,
+    default_group, describe_addresses, f16, init_process_group, init_with_store, interruptible,
+    is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
     is_nccl_available, is_torchelastic_launched, metrics_text, register_backend,
-    register_rendezvous_handler, rendezvous, step, store, trace,
+    register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
-pub use drumline_group::{PerProcess, deadline, steps};
+pub use drumline_group::{PerProcess, deadline};
+pub use drumline_shm::{NumaBinding, bind_to_cores};
 pub use drumline_train as train;
-pub use drumline_train::{async_reduce, checkpoint, ddp, sampler};
+#[doc(hidden)]
+pub use drumline_train::steps;
+pub use drumline_train::{Step, async_reduce, checkpoint, ddp, sampler, step};
 
 #[cfg(doctest)]
 mod book;

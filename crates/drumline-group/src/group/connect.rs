@@ -18,7 +18,7 @@ use drumline_engine::{
     },
 };
 use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
-use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
+use drumline_shm::{Cores, PeerSegment, PidFd, Segment, SegmentSize, handover};
 use drumline_store::{
     net::stream::Stream,
     store::{HashStore, Store},
@@ -35,7 +35,6 @@ use crate::{
     Config, Error, PriceSource, Result,
     backend::{self, Backend},
     board::Board,
-    memory_node,
     prices::probe,
     trace::GroupTrace,
     trace::{Inquiry, Trace},
@@ -434,7 +433,8 @@ fn share_memory(
     let ranks: Vec<Rank> = near.iter().map(|(rank, _)| *rank).collect();
     let wanted = config.shared_memory && !near.is_empty();
     // A rank that shares no memory needs no memory node.
-    let node = wanted.then(|| config.memory_node.or_else(memory_node::of_this_thread)).flatten();
+    let of_this_thread = || Cores::of_this_thread().ok()?.memory_node();
+    let node = wanted.then(|| config.memory_node.or_else(of_this_thread)).flatten();
     let level = config.security.to_string();
     let offer = Offer { near: &ranks, wanted, node, level: &level, prices };
     let (mut made, mut mapped) = (None, None);

@@ -21,13 +21,11 @@ use std::{
     time::Duration,
 };
 
-use drumline_store::{
+use drumline_group::{
+    Config, Endpoint, Error, PerProcess, Result,
     auth::Secret,
-    net::Endpoint,
     store::{Store, tcp::TcpStore},
 };
-
-use crate::{Config, Error, PerProcess, Result};
 
 /// What a rank does after [`step`].
 #[must_use = "all ranks stop before the same step"]
@@ -49,7 +47,7 @@ pub enum Step {
 /// Under another launcher, and in a forked process, it always returns [`Step::Continue`].
 ///
 /// ```
-/// # use drumline_group as drumline;
+/// # use drumline_train as drumline;
 /// use drumline::{Step, step};
 ///
 /// for number in 0..3 {
@@ -159,7 +157,9 @@ impl Launcher {
                 }
             };
             let thread = thread::Builder::new().name("steps".into()).stack_size(256 * 1024);
-            thread.spawn(answer).map_err(|error| Error::io("start a thread", error))
+            thread
+                .spawn(answer)
+                .map_err(|error| Error::Io { what: "start a thread".into(), error: error.into() })
         });
         let failed = listening.inspect_err(|error| {
             tracing::warn!("cannot tell the launcher about steps: {error}");

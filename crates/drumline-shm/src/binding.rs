@@ -11,12 +11,12 @@
 
 use std::{fmt, io, str::FromStr};
 
-use drumline_shm::{Common, Cores};
+use crate::{Common, Cores};
 
 /// Which cores a rank may use: `node`, `socket`, `exclusive` or `core-complex`.
 ///
 /// ```
-/// # use drumline_group as drumline;
+/// # use drumline_shm as drumline;
 /// use drumline::NumaBinding;
 ///
 /// assert_eq!("core-complex".parse(), Ok(NumaBinding::CoreComplex));
@@ -74,7 +74,7 @@ impl FromStr for NumaBinding {
 /// is the same as `node`.
 ///
 /// ```
-/// # use drumline_group as drumline;
+/// # use drumline_shm as drumline;
 /// use drumline::{NumaBinding, bind_to_cores};
 ///
 /// // Of torchrun's environment:
@@ -153,11 +153,6 @@ impl Place {
     fn turn<T>(self, things: &[T]) -> Option<&T> {
         things.get(self.rank % things.len().max(1)).filter(|_| things.len() > 1)
     }
-}
-
-/// The node to which this thread is bound.
-pub(crate) fn of_this_thread() -> Option<usize> {
-    Cores::of_this_thread().ok()?.memory_node()
 }
 
 #[cfg(test)]
