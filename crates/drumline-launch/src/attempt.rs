@@ -3,16 +3,18 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending, Result,
     environment::{self, TERMINAL_COLUMNS},
     events::{Events, Source},
     keeper::Keeper,
-    launch::{Launch, Stores},
+    launch::Launch,
+    lease::BootTime,
     output::Console,
-    report::Fate,
+    report::{self, Fate},
+    stores::Stores,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
     sweep, waits,
     worker::Worker,
@@ -47,14 +49,24 @@ pub(crate) struct Ended {
     /// The processes that the workers left behind.
     pub(crate) left: Vec<String>,
     pub(crate) console: Console,
+    pub(crate) stores: Stores,
 }
 
 impl Attempt {
-    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit.
-    pub(crate) fn start(launch: &Launch<'_>, world: &World, events: &Events) -> Result<Attempt> {
+    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit. With a lease, the
+    /// workers are killed when it has run out.
+    pub(crate) fn start(
+        launch: &Launch<'_>,
+        world: &World,
+        stores: Stores,
+        lease: Option<BootTime>,
+        events: &Events,
+    ) -> Result<Attempt> {
         let job = launch.job;
-        let keeper = Keeper::start(job)?;
-        let stores = launch.stores(world)?;
+        let mut keeper = Keeper::start(job)?;
+        if let Some(lease) = lease {
+            keeper.lease_until(lease);
+        }
         events.add(&keeper, Source::Channel)?;
         let mut attempt = Attempt {
             started: Instant::now(),
@@ -128,6 +140,28 @@ impl Attempt {
         Ok(())
     }
 
+    /// From now on the workers are killed at this time, and no longer at the one before.
+    pub(crate) fn extend_lease(&mut self, until: BootTime) {
+        self.keeper.lease_until(until);
+    }
+
+    /// The worker that has failed first, once no likelier origin can come up.
+    pub(crate) fn failed(&self) -> Option<usize> {
+        self.supervisor.failed()
+    }
+
+    /// The process of a worker that has failed, how it ended, and what the report says about it.
+    pub(crate) fn about_failed(&self, worker: usize) -> Option<(Pid, Ending, Vec<u8>)> {
+        let pid = self.workers.get(worker)?.pid();
+        let exit = self.supervisor.exits().nth(worker)??;
+        let text = report::failure(worker, pid, exit, &self.console.tail(worker));
+        Some((pid, exit.ending, text))
+    }
+
+    pub(crate) fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
     /// Prints a line of the launcher's own.
     pub(crate) fn note(&mut self, line: &str) {
         self.console.note(line);
@@ -153,6 +187,7 @@ impl Attempt {
             fates: fates.collect(),
             left,
             console: self.console,
+            stores: self.stores,
         })
     }
 }

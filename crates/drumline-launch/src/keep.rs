@@ -39,6 +39,7 @@ use crate::{
     environment::{LOCAL_PLACE, NOT_INHERITED, NUMA_BINDING},
     events::{Events, Source},
     job::OnSignal,
+    lease::BootTime,
     processes,
     signals::Signals,
     sweep::{self, Swept},
@@ -51,6 +52,7 @@ pub const KEEP_SUBCOMMAND: &str = "keep-ranks";
 /// The first fields of messages from the launcher.
 pub(crate) const START: &str = "start";
 pub(crate) const FINISH: &str = "finish";
+pub(crate) const LEASE: &str = "lease";
 
 /// The first fields of messages from the keeper.
 pub(crate) const STARTED: &str = "started";
@@ -107,6 +109,10 @@ struct Keeper {
     /// The workers, in the order of their ranks. The kernel keeps their exit statuses until this process
     /// ends. So no other process gets their numbers, and the launcher's signals never hit a stranger.
     workers: Vec<(Pid, OwnedFd)>,
+    /// When all workers are killed unless the launcher gives them more time.
+    lease: Option<BootTime>,
+    /// Whether that time has come and no worker has started since.
+    has_run_out: bool,
 }
 
 impl Keeper {
@@ -121,7 +127,15 @@ impl Keeper {
         if let Some(launcher) = &launcher {
             events.add(launcher, Source::Launcher)?;
         }
-        Ok(Keeper { channel, _launcher: launcher, events, signals, workers: Vec::new() })
+        Ok(Keeper {
+            channel,
+            _launcher: launcher,
+            events,
+            signals,
+            workers: Vec::new(),
+            lease: None,
+            has_run_out: false,
+        })
     }
 
     /// Carries out the launcher's requests. Returns `true` when the launcher asks which processes are left,
@@ -129,7 +143,9 @@ impl Keeper {
     fn watch(&mut self) -> Result<bool> {
         let mut reap_at: Option<Instant> = None;
         loop {
-            let timeout = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let reap_in = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let kill_in = self.lease.filter(|_| !self.has_run_out).map(BootTime::left);
+            let timeout = reap_in.into_iter().chain(kill_in).min();
             for source in self.events.wait(timeout)? {
                 let is_heard = match source {
                     Source::Worker(rank) => self.tell_exit(rank)?,
@@ -143,15 +159,25 @@ impl Keeper {
                         Ok(Some((fields, _))) if fields[..] == [FINISH.as_bytes()] => {
                             return Ok(true);
                         }
+                        Ok(Some((fields, _))) if fields[0] == LEASE.as_bytes() => {
+                            self.lease =
+                                fields.get(1).and_then(|it| BootTime::from_nanoseconds(it));
+                            self.has_run_out = false;
+                            true
+                        }
                         Ok(Some((fields, streams))) => self.start(fields, streams)?,
                         Ok(None) | Err(_) => false,
                     },
                     Source::Launcher => false,
-                    Source::Output => true,
+                    Source::Output | Source::Hosts => true,
                 };
                 if !is_heard {
                     return Ok(false);
                 }
+            }
+            if !self.has_run_out && self.lease.is_some_and(|until| until.left().is_zero()) {
+                self.has_run_out = true;
+                sweep::kill_all_below();
             }
             if reap_at.is_some_and(|at| at <= Instant::now()) {
                 reap_at = None;
@@ -167,6 +193,7 @@ impl Keeper {
                     .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
                 self.events.add(&pidfd, Source::Worker(self.workers.len()))?;
                 self.workers.push((pid, pidfd));
+                self.has_run_out = false;
                 [STARTED.to_owned(), pid.to_string()]
             }
             Err(error) => {

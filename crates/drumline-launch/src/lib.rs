@@ -64,6 +64,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod attempt;
 mod channel;
 pub mod devices;
@@ -75,8 +76,10 @@ mod job;
 mod keep;
 mod keeper;
 mod launch;
+mod lease;
 mod limits;
 mod lines;
+mod listener;
 mod logs;
 mod output;
 mod processes;
@@ -86,6 +89,7 @@ mod restarts;
 mod run;
 mod secret;
 mod signals;
+mod stores;
 pub mod supervisor;
 mod sweep;
 mod waits;
@@ -95,7 +99,7 @@ mod world;
 pub use drumline::NumaBinding;
 pub use ending::Ending;
 pub use error::{Error, Result};
-pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal};
+pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal, TorchStore};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};

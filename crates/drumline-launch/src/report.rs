@@ -32,47 +32,56 @@ pub(crate) fn render(
     let mut text = String::new();
     let mut failed = None;
     match verdict {
-        Verdict::Success => return leftovers(left).into_bytes(),
+        Verdict::Success | Verdict::Abandoned => return leftovers(left).into_bytes(),
         Verdict::Stopped(signal) => {
             let name = signal_name(signal.as_raw());
             let _ = writeln!(text, "drumline: stopped by {name}");
         }
         Verdict::Failed { worker } => {
             failed = Some(worker);
-            if let Some(&Fate { pid, exit: Some(exit), .. }) = ranks.get(worker) {
-                let what = match exit.ending {
-                    Ending::Code(code) => format!("exited with code {code}"),
-                    Ending::Signal { number, .. } => {
-                        format!("was killed by signal {number} ({})", exit.ending)
-                    }
-                };
-                let after = lifetime(exit.at);
-                let _ = writeln!(
-                    text,
-                    "drumline: rank {worker} (pid {pid}) {what} after {after} [errors.md#the-launcher]"
-                );
-                if let Some(hint) = hint(exit.ending).or_else(|| refusal(tail)) {
-                    let _ = writeln!(text, "drumline: hint: {hint}");
-                }
-            }
-            if tail.is_empty() {
-                let _ = writeln!(text, "drumline: it wrote nothing to its stderr");
-            } else {
-                let _ = writeln!(text, "drumline: last lines of its stderr:");
-            }
         }
     }
     let mut bytes = text.into_bytes();
-    for line in tail.iter().filter(|_| failed.is_some()) {
-        bytes.extend_from_slice(b"    ");
-        bytes.extend_from_slice(line);
-        bytes.push(b'\n');
+    if let Some((worker, fate)) = failed.and_then(|worker| Some((worker, ranks.get(worker)?))) {
+        bytes.extend(
+            fate.exit.map(|exit| failure(worker, fate.pid, exit, tail)).unwrap_or_default(),
+        );
     }
     bytes.extend_from_slice(waits(ranks).as_bytes());
     bytes.extend_from_slice(leftovers(left).as_bytes());
     let others = ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
     let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
     bytes.extend_from_slice(fates(others, ended).as_bytes());
+    bytes
+}
+
+/// What is said about the first failure: what happened, the likely cause, and the rank's last lines.
+pub(crate) fn failure(rank: usize, pid: Pid, exit: Exit, tail: &[Vec<u8>]) -> Vec<u8> {
+    let mut text = String::new();
+    let what = match exit.ending {
+        Ending::Code(code) => format!("exited with code {code}"),
+        Ending::Signal { number, .. } => {
+            format!("was killed by signal {number} ({})", exit.ending)
+        }
+    };
+    let after = lifetime(exit.at);
+    let _ = writeln!(
+        text,
+        "drumline: rank {rank} (pid {pid}) {what} after {after} [errors.md#the-launcher]"
+    );
+    if let Some(hint) = hint(exit.ending).or_else(|| refusal(tail)) {
+        let _ = writeln!(text, "drumline: hint: {hint}");
+    }
+    text.push_str(match tail.is_empty() {
+        true => "drumline: it wrote nothing to its stderr\n",
+        false => "drumline: last lines of its stderr:\n",
+    });
+    let mut bytes = text.into_bytes();
+    for line in tail {
+        bytes.extend_from_slice(b"    ");
+        bytes.extend_from_slice(line);
+        bytes.push(b'\n');
+    }
     bytes
 }
 

@@ -137,25 +137,7 @@ impl Connection {
     /// Connects to `server`.
     pub(super) fn open(server: &Server, deadline: Instant) -> io::Result<Connection> {
         let open = OpenConnection::new(Arc::clone(&server.open));
-        let give_up = deadline.min(Instant::now() + HUNG_UP_MAX);
-        let mut has_hung_up = false;
-        let stream = loop {
-            match Connection::greet(server, deadline) {
-                Ok(stream) => break stream,
-                Err(CallError::HungUp) if Instant::now() + PAUSE_MIN < give_up => {
-                    has_hung_up = true;
-                    thread::sleep(PAUSE_MIN);
-                }
-                Err(CallError::HungUp) => return Err(ErrorKind::ConnectionReset.into()),
-                Err(CallError::Io(error)) if has_hung_up && is_timeout(&error) => {
-                    return Err(ErrorKind::ConnectionReset.into());
-                }
-                Err(CallError::Io(error)) => return Err(error),
-                Err(CallError::Refused(reason)) => {
-                    return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
-                }
-            }
-        };
+        let stream = Connection::reach(server, deadline)?;
         let mut connection =
             Connection { stream, is_extended: false, process: std::process::id(), _open: open };
         connection.send(&[Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)], deadline)?;
@@ -171,6 +153,30 @@ impl Connection {
     pub(super) fn over(stream: Stream, is_extended: bool) -> Connection {
         let (process, open) = (std::process::id(), OpenConnection::new(Arc::default()));
         Connection { stream, is_extended, process, _open: open }
+    }
+
+    /// Opens a connection to `server`, and goes through the handshake if there is a secret. If the server hangs up,
+    /// calls again for some time.
+    pub(super) fn reach(server: &Server, deadline: Instant) -> io::Result<Stream> {
+        let give_up = deadline.min(Instant::now() + HUNG_UP_MAX);
+        let mut has_hung_up = false;
+        loop {
+            match Connection::greet(server, deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(CallError::HungUp) if Instant::now() + PAUSE_MIN < give_up => {
+                    has_hung_up = true;
+                    thread::sleep(PAUSE_MIN);
+                }
+                Err(CallError::HungUp) => return Err(ErrorKind::ConnectionReset.into()),
+                Err(CallError::Io(error)) if has_hung_up && is_timeout(&error) => {
+                    return Err(ErrorKind::ConnectionReset.into());
+                }
+                Err(CallError::Io(error)) => return Err(error),
+                Err(CallError::Refused(reason)) => {
+                    return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
+                }
+            }
+        }
     }
 
     fn greet(server: &Server, deadline: Instant) -> Result<Stream, CallError> {

@@ -31,6 +31,7 @@ mod connection;
 mod door;
 mod host;
 pub mod protocol;
+mod relay;
 #[doc(hidden)]
 pub mod replies;
 pub mod server;
@@ -56,7 +57,7 @@ use crate::{
     net::{Endpoint, call::Address},
 };
 
-pub use self::{door::Door, host::TcpStoreServer};
+pub use self::{door::Door, host::TcpStoreServer, relay::Relay};
 
 /// How long a host waits for ranks to leave before it logs which ones it awaits.
 const WARN_AFTER: Duration = Duration::from_secs(10);
