@@ -17,6 +17,7 @@ use crate::{
     stores::Stores,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
     sweep, waits,
+    watch::{Watch, finding::Finding},
     worker::Worker,
     world::World,
 };
@@ -30,6 +31,9 @@ pub(crate) struct Attempt {
     workers: Vec<Worker>,
     /// Where each killed rank waited, as lines.
     waits: Vec<Vec<String>>,
+    watch: Watch,
+    /// The worker that hung.
+    hung: Option<Finding>,
     keeper: Keeper,
     console: Console,
     stores: Stores,
@@ -67,13 +71,17 @@ impl Attempt {
         if let Some(lease) = lease {
             keeper.lease_until(lease);
         }
+        let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own)?;
         events.add(&keeper, Source::Channel)?;
+        events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {
             started: Instant::now(),
             started_at: SystemTime::now(),
             supervisor: Supervisor::new(world.local_size, job.policy),
             workers: Vec::with_capacity(world.local_size),
             waits: vec![Vec::new(); world.local_size],
+            watch,
+            hung: None,
             keeper,
             console: Console::open(world.local_size, job.labels_stdout)?,
             stores,
@@ -93,6 +101,7 @@ impl Attempt {
             self.workers.push(worker);
             self.console.attach(streams)?;
         }
+        self.watch.begin(&self.workers, world.first_rank)?;
         let early = self.keeper.early_exits();
         self.handle(Event::Exited(&early));
         Ok(())
@@ -116,9 +125,11 @@ impl Attempt {
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
     pub(crate) fn handle(&mut self, event: Event<'_>) {
         let is_news = matches!(event, Event::PassOn(_));
+        let is_known = matches!(event, Event::Hung { .. });
         let orders = self.supervisor.handle(self.started.elapsed(), event);
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
-        let killed = orders.iter().filter(|order| order.signal == Signal::KILL).filter_map(pid);
+        let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
+        let killed = killed.filter_map(pid);
         for (rank, lines) in waits::of(killed.collect()) {
             self.waits[rank] = lines;
         }
@@ -152,14 +163,32 @@ impl Attempt {
 
     /// The process of a worker that has failed, how it ended, and what the report says about it.
     pub(crate) fn about_failed(&self, worker: usize) -> Option<(Pid, Ending, Vec<u8>)> {
-        let pid = self.workers.get(worker)?.pid();
-        let exit = self.supervisor.exits().nth(worker)??;
-        let text = report::failure(worker, pid, exit, &self.console.tail(worker));
-        Some((pid, exit.ending, text))
+        let fate = Fate {
+            pid: self.workers.get(worker)?.pid(),
+            exit: self.supervisor.exits().nth(worker)?,
+            waits: Vec::new(),
+            hung: self.hung.clone().filter(|it| it.worker == worker),
+        };
+        let text = report::failure(worker, &fate, &self.console.tail(worker));
+        // A worker that hangs has no ending yet.
+        let ending = fate.exit.map_or(Ending::Code(1), |exit| exit.ending);
+        Some((fate.pid, ending, text))
     }
 
     pub(crate) fn stores(&self) -> &Stores {
         &self.stores
+    }
+
+    /// Handles what the watch has found. Call it when the watch is readable.
+    pub(crate) fn hear_watch(&mut self) {
+        for finding in self.watch.found() {
+            let (worker, signal) = (finding.worker, finding.signal);
+            let was_running = !self.is_ending();
+            self.handle(Event::Hung { worker, signal });
+            if was_running && self.is_ending() {
+                self.hung = Some(finding);
+            }
+        }
     }
 
     /// Prints a line of the launcher's own.
@@ -178,7 +207,13 @@ impl Attempt {
         let left = self.keeper.finish()?;
         let stepped = self.stores.has_stepped(self.workers.len());
         let exits = self.workers.iter().zip(self.supervisor.exits()).zip(self.waits);
-        let fates = exits.map(|((worker, exit), waits)| Fate { pid: worker.pid(), exit, waits });
+        let hung = |local_rank| self.hung.clone().filter(|it| it.worker == local_rank);
+        let fates = exits.enumerate().map(|(local_rank, ((worker, exit), waits))| Fate {
+            pid: worker.pid(),
+            exit,
+            waits,
+            hung: hung(local_rank),
+        });
         Ok(Ended {
             verdict: self.supervisor.verdict().unwrap_or(Verdict::Success),
             started_at: self.started_at,

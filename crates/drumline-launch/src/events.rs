@@ -26,6 +26,8 @@ pub(crate) enum Source {
     Launcher,
     /// The thread that speaks with the other hosts has told something.
     Hosts,
+    /// A worker hangs.
+    Watch,
     /// The worker with this rank has exited.
     Worker(usize),
 }
@@ -44,6 +46,7 @@ const OUTPUT: u64 = u64::MAX - 1;
 const CHANNEL: u64 = u64::MAX - 2;
 const LAUNCHER: u64 = u64::MAX - 3;
 const HOSTS: u64 = u64::MAX - 4;
+const WATCH: u64 = u64::MAX - 5;
 
 impl Events {
     pub(crate) fn new() -> Result<Events> {
@@ -60,6 +63,7 @@ impl Events {
             Source::Channel => CHANNEL,
             Source::Launcher => LAUNCHER,
             Source::Hosts => HOSTS,
+            Source::Watch => WATCH,
             Source::Worker(rank) => rank as u64,
         });
         epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
@@ -91,6 +95,7 @@ impl Source {
             CHANNEL => Source::Channel,
             LAUNCHER => Source::Launcher,
             HOSTS => Source::Hosts,
+            WATCH => Source::Watch,
             rank => Source::Worker(rank as usize),
         }
     }

@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Logs, Restarts,
+    Hangs, Logs, Restarts,
     supervisor::{Policy, Signal},
 };
 
@@ -60,6 +60,8 @@ pub struct Job {
     pub security: Option<Level>,
     /// How long workers may take to end.
     pub policy: Policy,
+    /// What counts as a rank that hangs.
+    pub hangs: Hangs,
     /// What the launcher does with the signals that it gets: `--signals-to-handle`. Those of job control
     /// (Ctrl-Z) stop and continue the workers, too. Signals that are not here have the kernel's meaning.
     pub signals: Vec<(Signal, OnSignal)>,
@@ -89,6 +91,7 @@ impl Job {
             disables_rseq: false,
             security: None,
             policy: Policy::default(),
+            hangs: Hangs::default(),
             signals: OnSignal::UNLESS_TOLD.to_vec(),
             relaunch: Vec::new(),
         }
@@ -117,7 +120,7 @@ pub enum TorchStore {
 }
 
 /// How many hosts a job needs, and how many it may have: `--nnodes MIN:MAX`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Hosts {
     /// With fewer hosts the job waits.
     pub min: NonZeroUsize,

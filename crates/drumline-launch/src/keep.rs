@@ -169,7 +169,7 @@ impl Keeper {
                         Ok(None) | Err(_) => false,
                     },
                     Source::Launcher => false,
-                    Source::Output | Source::Hosts => true,
+                    Source::Output | Source::Hosts | Source::Watch => true,
                 };
                 if !is_heard {
                     return Ok(false);

@@ -33,7 +33,7 @@ use crate::{
 /// ports and need not guess.
 #[derive(Debug)]
 pub(crate) struct Stores {
-    own: TcpStore,
+    pub(crate) own: TcpStore,
     _ranks: Option<TcpStoreServer>,
     _torch: Option<TorchDoor>,
     pub(crate) rendezvous: Rendezvous,

@@ -13,6 +13,9 @@
 //! No rank waits in the meantime for a rank that is held: all work of the steps before was begun, and a step that
 //! was begun goes on. A thread of the process answers the launcher, so a call of [`step`] takes one lock and no
 //! system call.
+//!
+//! A launcher that looks for ranks that hang also wants to know the steps of a rank that is not held. Before it
+//! starts the ranks, it says how often. That thread then tells it the last step, if there was a new one.
 
 use std::{
     env,
@@ -80,6 +83,11 @@ pub const STEPS_VARIABLE: &str = "DRUMLINE_STEPS";
 pub mod keys {
     /// The first step that a rank has begun.
     pub const FIRST: &str = "drumline/steps/first/";
+    /// How often a rank tells its last step, in milliseconds. The launcher sets it before it starts the ranks; without
+    /// it they tell none.
+    pub const EVERY: &str = "drumline/steps/every";
+    /// The last step that a rank has begun, as the rank tells it every so often.
+    pub const LAST: &str = "drumline/steps/last/";
     /// The launcher holds the ranks.
     pub const ASK: &str = "drumline/steps/ask";
     /// The last step that a rank has begun, as the answer: a number, or nothing.
@@ -131,6 +139,10 @@ impl Progress {
         self.changed.notify_all();
     }
 
+    fn begun(&self) -> Option<u64> {
+        self.lock().begun
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,7 +169,7 @@ impl Launcher {
             // One for the process, whose end it outlives.
             let telling: &'static Telling = Box::leak(Box::new(telling));
             let answer = move || {
-                if let Err(error) = telling.answer() {
+                if let Err(error) = telling.answer(first) {
                     tracing::warn!("cannot tell the launcher about steps: {error}");
                     telling.progress.release(None);
                 }
@@ -208,15 +220,41 @@ impl Telling {
         Ok(self.store.set(&format!("{key}{}", self.rank), value.as_bytes())?)
     }
 
-    fn answer(&self) -> Result<()> {
-        self.store.wait(&[keys::ASK], FOR_EVER)?;
+    fn answer(&self, first: u64) -> Result<()> {
+        self.tell_until_asked(first)?;
         let begun = self.progress.hold().map_or_else(String::new, |step| step.to_string());
         self.tell(keys::BEGUN, &begun)?;
         self.store.wait(&[keys::STOP], FOR_EVER)?;
-        let stop_at = String::from_utf8_lossy(&self.store.get(keys::STOP)?).parse().ok();
-        self.progress.release(stop_at);
+        self.progress.release(number(&self.store.get(keys::STOP)?));
         Ok(())
     }
+
+    /// Waits until the launcher holds the ranks, and tells it the last step meanwhile if it wants to know.
+    fn tell_until_asked(&self, first: u64) -> Result<()> {
+        let every = match self.store.check(&[keys::EVERY])? {
+            true => Some(Duration::from_millis(
+                number(&self.store.get(keys::EVERY)?).unwrap_or(1000),
+            )),
+            false => None,
+        };
+        let mut told = None;
+        loop {
+            // The thread may be here before the first step has begun.
+            let begun = self.progress.begun().unwrap_or(first);
+            if every.is_some() && told != Some(begun) {
+                self.tell(keys::LAST, &begun.to_string())?;
+                told = Some(begun);
+            }
+            match self.store.wait(&[keys::ASK], every.unwrap_or(FOR_EVER)) {
+                Err(drumline_group::store::Error::StoreTimeout { .. }) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// The launcher serves its store before it starts the first rank.

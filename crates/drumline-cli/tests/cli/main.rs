@@ -7,6 +7,7 @@ mod check;
 mod closed;
 mod ending;
 mod first;
+mod hangs;
 mod hosts;
 mod launch;
 mod left;

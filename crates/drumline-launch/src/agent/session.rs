@@ -127,6 +127,11 @@ impl Session<'_, '_, '_> {
             {
                 running.attempt.hear_exit()?;
             }
+            if ready.contains(&Source::Watch)
+                && let Stage::Runs(running) = &mut self.stage
+            {
+                running.attempt.hear_watch();
+            }
             while let Some(message) = self.background.told() {
                 self.hear(message)?;
             }
