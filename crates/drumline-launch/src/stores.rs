@@ -67,8 +67,8 @@ enum Torch {
 
 const LOOPBACK: &str = "127.0.0.1";
 
-/// How long the store of the first host may take to answer another launcher.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// How long the store of the first host may take to answer another launcher, which meanwhile says nothing to the others.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 impl Launch<'_> {
     /// The stores of the only host.

@@ -2,7 +2,7 @@
 //! signals and exits meanwhile.
 
 use std::{
-    io::{self, PipeReader, PipeWriter, Write as _},
+    io::{self, PipeReader, Write as _},
     os::fd::{AsFd, BorrowedFd},
     sync::mpsc::{Receiver, Sender, channel},
     thread,

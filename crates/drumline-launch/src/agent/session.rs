@@ -6,7 +6,6 @@ use std::{
 };
 
 use drumline::store::Error as StoreError;
-use rustix::process::Signal;
 
 use super::{
     background::{Arrival, Background, Heard, Message, Request, Round},
@@ -60,6 +59,7 @@ pub(crate) fn run<'l>(
         told: None,
         unreached: None,
         stage: Stage::Idle,
+        kept: None,
         end: None,
     };
     session.run()
@@ -83,6 +83,8 @@ struct Session<'s, 'j, 'l> {
     /// Since when the store does not answer, and why.
     unreached: Option<(Instant, StoreError)>,
     stage: Stage,
+    /// The stores of the last world: ranks of other hosts may still use them.
+    kept: Option<Stores>,
     end: Option<End>,
 }
 
@@ -91,7 +93,7 @@ enum Stage {
     /// No workers.
     Idle,
     /// Waits until the first host has told where the ranks meet.
-    Awaits(Box<WorldPlan>),
+    Awaits(Box<WorldPlan>, Instant),
     /// Workers run.
     Runs(Box<Running>),
     /// Workers have ended, and their output is being printed.
@@ -111,6 +113,9 @@ struct Running {
 /// How long the store may be out of reach before a host whose store ends with another host gives up. A connection is
 /// tried again until then.
 const UNREACHED_MAX: Duration = Duration::from_secs(8);
+
+/// How long a host tries to reach the stores of a world.
+const MEET_MAX: Duration = Duration::from_secs(10);
 
 /// How often ranks are asked whether they are held.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -207,7 +212,7 @@ impl Session<'_, '_, '_> {
             hosts: poll.hosts,
             reports: poll.reports,
             announcement_of: match &self.stage {
-                Stage::Awaits(world) => Some(world.world),
+                Stage::Awaits(world, _) => Some(world.world),
                 _ => None,
             },
         }));
@@ -373,11 +378,9 @@ impl Session<'_, '_, '_> {
 
     /// Starts the workers of a world, if this host is the first, or waits for word from the first.
     fn start(&mut self, world: WorldPlan) {
-        let ranks = world.size;
-        let hosts = world.members.len();
-        tracing::info!("world {}: {ranks} ranks on {hosts} hosts", world.world);
+        self.kept = None;
         if world.place > 0 {
-            self.stage = Stage::Awaits(Box::new(world));
+            self.stage = Stage::Awaits(Box::new(world), Instant::now());
             return;
         }
         let Some(arrival) = &self.arrival else { return };
@@ -392,8 +395,8 @@ impl Session<'_, '_, '_> {
 
     /// The first host has told where the ranks meet.
     fn meet_at(&mut self, text: &[u8]) {
-        let Stage::Awaits(world) = &self.stage else { return };
-        let world = WorldPlan::clone(world);
+        let Stage::Awaits(world, since) = &self.stage else { return };
+        let (world, since) = (WorldPlan::clone(world), *since);
         let announcement = str::from_utf8(text).ok().and_then(Announcement::from_text);
         let Some(announcement) = announcement else {
             let error = Error::meeting("the first host does not say where the ranks meet");
@@ -401,6 +404,10 @@ impl Session<'_, '_, '_> {
         };
         match self.launch.stores_at(&announcement) {
             Ok(stores) => self.start_workers(&world, stores),
+            // The next round tries again.
+            Err(error) if since.elapsed() < MEET_MAX => {
+                tracing::info!("cannot reach the stores of the first host yet: {error}");
+            }
             Err(error) => self.cannot_start(&world, &error),
         }
     }
@@ -506,7 +513,7 @@ impl Session<'_, '_, '_> {
                 running.attempt.note(&format!("{text}: the ranks of this host end"));
                 running.attempt.handle(supervisor::Event::Abandon { within });
             }
-            Stage::Awaits(_) => self.have_ended(Outcome::NEVER_RAN),
+            Stage::Awaits(..) => self.have_ended(Outcome::NEVER_RAN),
             Stage::Idle | Stage::Prints(..) => {}
         }
     }
@@ -569,7 +576,8 @@ impl Session<'_, '_, '_> {
         };
         self.listener.events.remove(ended.console.finished())?;
         report(self.launch, &ended);
-        let Ended { lived, stepped, .. } = *ended;
+        let Ended { lived, stepped, stores, .. } = *ended;
+        self.kept = Some(stores);
         self.have_ended(Outcome { how, lived, stepped });
         Ok(())
     }

@@ -25,11 +25,6 @@ impl Signed {
         Signed { store, secret, prefix }
     }
 
-    /// The same store, with keys behind another prefix.
-    pub(super) fn behind(self, prefix: String) -> Signed {
-        Signed { prefix, ..self }
-    }
-
     pub(super) fn add(&self, key: &str, amount: i64) -> Result<i64> {
         self.store.add(&self.full(key), amount)
     }
