@@ -232,9 +232,9 @@ impl Telling {
     /// Waits until the launcher holds the ranks, and tells it the last step meanwhile if it wants to know.
     fn tell_until_asked(&self, first: u64) -> Result<()> {
         let every = match self.store.check(&[keys::EVERY])? {
-            true => Some(Duration::from_millis(
-                number(&self.store.get(keys::EVERY)?).unwrap_or(1000),
-            )),
+            true => {
+                Some(Duration::from_millis(number(&self.store.get(keys::EVERY)?).unwrap_or(1000)))
+            }
             false => None,
         };
         let mut told = None;

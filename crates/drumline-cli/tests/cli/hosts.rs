@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{ReduceOp, Step, init_process_group, step};
+use drumline::{Config, ReduceOp, Step, init_process_group, step};
 use rustix::process::Signal;
 
 use crate::launch::{Ended, HANG, Launch, Started};
@@ -73,10 +73,10 @@ fn two_hosts_of_different_sizes_run_one_world() {
 /// The program of a rank that sums. Outside of a job, as a test, it does nothing.
 #[test]
 fn rank_that_sums() {
-    if env::var_os("DRUMLINE_TEST_SUM").is_none() {
+    if env::var_os("HOSTS_TEST_SUM").is_none() {
         return;
     }
-    let group = init_process_group("env://").unwrap();
+    let group = init_process_group("env://", &Config::from_env().unwrap()).unwrap();
     let mut sum = [group.rank() as f32 + 1.0];
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     println!("sum {}", sum[0]);
@@ -97,7 +97,7 @@ fn ranks_of_all_hosts_sum_with_every_way_to_meet() {
         let options = ["--nproc-per-node", "2"];
         let options: Vec<&str> =
             options.into_iter().chain(program.iter().map(String::as_str)).collect();
-        let start = || meeting.host(&options).variable("DRUMLINE_TEST_SUM", "1").start();
+        let start = || meeting.host(&options).variable("HOSTS_TEST_SUM", "1").start();
         let hosts = [start(), start(), start()].map(Started::end);
         for host in hosts {
             assert_eq!(host.code, 0, "{}", host.stderr);
@@ -183,7 +183,7 @@ fn without_the_first_host_there_is_no_store_and_the_job_ends_saying_so() {
 /// The program of a rank that makes steps until all stop.
 #[test]
 fn rank_that_steps() {
-    if env::var_os("DRUMLINE_TEST_STEP").is_none() {
+    if env::var_os("HOSTS_TEST_STEP").is_none() {
         return;
     }
     let (size, rank) = (env::var("WORLD_SIZE").unwrap(), env::var("RANK").unwrap());
@@ -209,7 +209,7 @@ fn a_host_that_comes_later_is_taken_in_at_one_step_of_all_ranks() {
     let options = ["--nproc-per-node", "2"];
     let options: Vec<&str> =
         options.into_iter().chain(program.iter().map(String::as_str)).collect();
-    let start = || meeting.host(&options).variable("DRUMLINE_TEST_STEP", "1").start();
+    let start = || meeting.host(&options).variable("HOSTS_TEST_STEP", "1").start();
     let mut first = start();
     first.wait_for("size 2", 2);
     let second = start().end();

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline::store::Error as StoreError;
 use rustix::io::ioctl_fionbio;
 
 use super::meeting::{self, Own, Place};
@@ -56,7 +57,9 @@ pub(super) struct Arrival {
 
 #[derive(Debug)]
 pub(super) enum Message {
-    Arrived(Result<Arrival>),
+    /// The store is open, or cannot be opened.
+    Opened(Result<()>),
+    Arrived(drumline::store::Result<Arrival>),
     Heard(drumline::store::Result<Heard>),
     /// The plan that is in the store now.
     Planned(drumline::store::Result<Option<Vec<u8>>>),
@@ -103,8 +106,11 @@ impl Background {
                 let _ = wake.write(&[0]);
             };
             match meeting::open(&own, &meeting, deadline) {
-                Ok(place) => serve(&place, &requested, &mut tell),
-                Err(error) => tell(Message::Arrived(Err(error))),
+                Ok(place) => {
+                    tell(Message::Opened(Ok(())));
+                    serve(&place, &requested, &mut tell);
+                }
+                Err(error) => tell(Message::Opened(Err(error))),
             }
         };
         thread::Builder::new()
@@ -173,14 +179,13 @@ fn key(kind: &str, number: u64) -> String {
     format!("{kind}{number}")
 }
 
-fn arrive(place: &Place) -> Result<Arrival> {
-    let number = place.store.add(COUNT, 1)?;
-    let number = u64::try_from(number).ok().filter(|&number| number > 0);
-    let number = number.ok_or_else(|| {
-        Error::meeting(format!(
-            "{} counts hosts below one: start with another --rdzv-id",
-            place.name
-        ))
+fn arrive(place: &Place) -> drumline::store::Result<Arrival> {
+    let count = place.store.add(COUNT, 1)?;
+    let number = u64::try_from(count).ok().filter(|&number| number > 0);
+    let number = number.ok_or_else(|| StoreError::Store {
+        store: place.name.clone(),
+        operation: "count hosts".into(),
+        problem: format!("somebody has set the number to {count}: start with another --rdzv-id"),
     })?;
     Ok(Arrival {
         number,

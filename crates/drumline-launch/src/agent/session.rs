@@ -45,13 +45,13 @@ pub(crate) fn run<'l>(
     let deadline = Instant::now() + launch.job.joining.join_timeout;
     let background = Background::start(launch, meeting, deadline)?;
     listener.events.add(&background, Source::Hosts)?;
-    background.ask(Request::Arrive);
     let session = Session {
         launch,
         meeting,
         listener,
         background,
         began: BootTime::now(),
+        arrive_at: None,
         arrival: None,
         membership: None,
         is_out: false,
@@ -72,6 +72,8 @@ struct Session<'s, 'j, 'l> {
     background: Background,
     /// The membership counts its time from here.
     began: BootTime,
+    /// When to ask for a number.
+    arrive_at: Option<Duration>,
     arrival: Option<Arrival>,
     membership: Option<Membership>,
     /// Whether a round is under way.
@@ -112,7 +114,10 @@ struct Running {
 
 /// How long the store may be out of reach before a host whose store ends with another host gives up. A connection is
 /// tried again until then.
-const UNREACHED_MAX: Duration = Duration::from_secs(8);
+const UNREACHED_MAX: Duration = Duration::from_secs(5);
+
+/// The pause before another attempt to get a number.
+const ARRIVE_EVERY: Duration = Duration::from_millis(200);
 
 /// How long a host tries to reach the stores of a world.
 const MEET_MAX: Duration = Duration::from_secs(10);
@@ -167,7 +172,8 @@ impl Session<'_, '_, '_> {
             Stage::Runs(running) => running.attempt.timeout(),
             _ => None,
         };
-        due.chain(workers).min().unwrap_or(Duration::from_secs(3600))
+        let arrive = self.arrive_at.map(|at| at.saturating_sub(now));
+        due.chain(workers).chain(arrive).min().unwrap_or(Duration::from_secs(3600))
     }
 
     fn hear_signals(&mut self) {
@@ -197,6 +203,10 @@ impl Session<'_, '_, '_> {
     /// Begins a round when one is due.
     fn ask(&mut self) {
         let now = self.now();
+        if self.arrive_at.is_some_and(|at| at <= now) {
+            self.arrive_at = None;
+            self.background.ask(Request::Arrive);
+        }
         let Some(membership) = &mut self.membership else { return };
         if self.is_out || membership.poll_at() > now {
             return;
@@ -222,7 +232,15 @@ impl Session<'_, '_, '_> {
 
     fn hear(&mut self, message: Message) -> Result<()> {
         match message {
-            Message::Arrived(arrival) => self.arrive(arrival?),
+            Message::Opened(opened) => {
+                opened?;
+                self.arrive_at = Some(Duration::ZERO);
+            }
+            Message::Arrived(Ok(arrival)) => self.arrive(arrival),
+            Message::Arrived(Err(error)) => {
+                self.miss(error)?;
+                self.arrive_at = Some(self.now() + ARRIVE_EVERY);
+            }
             Message::Heard(Ok(heard)) => {
                 self.is_out = false;
                 if let Some((since, _)) = self.unreached.take() {
@@ -370,7 +388,7 @@ impl Session<'_, '_, '_> {
             Action::Rejoin => {
                 self.say("this host was cut off from the others, and joins anew");
                 (self.membership, self.announcement) = (None, None);
-                self.background.ask(Request::Arrive);
+                self.arrive_at = Some(self.now());
             }
             Action::End(end) => self.end = Some(end),
         }
