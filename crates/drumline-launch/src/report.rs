@@ -1,12 +1,20 @@
 //! The report on a job that did not end well. It begins with the first failure.
 
-use std::{collections::BTreeSet, fmt::Write, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt::Write,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
+use drumline::error_file::ErrorFile;
 use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending,
+    clock::utc,
     ending::signal_name,
+    quote::quoted,
     restarts::{Next, NoRestart},
     supervisor::{Exit, Verdict},
 };
@@ -21,59 +29,133 @@ pub(crate) struct Fate {
     pub(crate) waits: Vec<String>,
 }
 
-/// The text for stderr. Empty if all ranks succeeded and left nothing behind. `tail` has the last lines of
-/// stderr of the rank that failed first, `left` the processes that the ranks left behind.
-pub(crate) fn render(
-    verdict: Verdict,
-    ranks: &[Fate],
-    tail: &[Vec<u8>],
-    left: &[String],
-) -> Vec<u8> {
-    let mut text = String::new();
-    let mut failed = None;
-    match verdict {
-        Verdict::Success => return leftovers(left).into_bytes(),
-        Verdict::Stopped(signal) => {
-            let name = signal_name(signal.as_raw());
-            let _ = writeln!(text, "drumline: stopped by {name}");
+/// What the rank that failed first has told of its failure.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastWords {
+    /// The last lines of its stderr.
+    pub(crate) tail: Vec<Vec<u8>>,
+    /// Its error file, if it has written one.
+    pub(crate) error: Option<ErrorFile>,
+}
+
+/// What is to tell of a world that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report<'a> {
+    pub(crate) verdict: Verdict,
+    /// When the ranks started, by the clock of this host.
+    pub(crate) started_at: SystemTime,
+    /// The name of this host.
+    pub(crate) host: &'a str,
+    pub(crate) ranks: &'a [Fate],
+    pub(crate) words: &'a LastWords,
+    /// The processes that the ranks left behind.
+    pub(crate) left: &'a [String],
+    /// The files in which output is missing, and why.
+    pub(crate) incomplete: &'a [String],
+    /// The directory of the logs, if that is news.
+    pub(crate) logs: Option<&'a Path>,
+}
+
+impl Report<'_> {
+    /// The text for stderr. Empty if all ranks succeeded and there is nothing else to tell.
+    pub(crate) fn render(self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let failed = match self.verdict {
+            Verdict::Success => None,
+            Verdict::Stopped(signal) => {
+                let name = signal_name(signal.as_raw());
+                bytes.extend(format!("drumline: stopped by {name}\n").into_bytes());
+                None
+            }
+            Verdict::Failed { worker } => {
+                bytes.extend(self.failure(worker).into_bytes());
+                bytes.extend(self.words.render());
+                Some(worker)
+            }
+        };
+        let is_success = matches!(self.verdict, Verdict::Success);
+        if !is_success {
+            bytes.extend(waits(self.ranks).into_bytes());
         }
-        Verdict::Failed { worker } => {
-            failed = Some(worker);
-            if let Some(&Fate { pid, exit: Some(exit), .. }) = ranks.get(worker) {
-                let what = match exit.ending {
-                    Ending::Code(code) => format!("exited with code {code}"),
-                    Ending::Signal { number, .. } => {
-                        format!("was killed by signal {number} ({})", exit.ending)
-                    }
+        bytes.extend(leftovers(self.left).into_bytes());
+        if !is_success {
+            let others = self.ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
+            let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
+            bytes.extend(fates(others, ended).into_bytes());
+        }
+        for file in self.incomplete {
+            bytes.extend(format!("drumline: {file}\n").into_bytes());
+        }
+        if let Some(logs) = self.logs {
+            bytes.extend(format!("drumline: logs are in {}\n", logs.display()).into_bytes());
+        }
+        bytes
+    }
+
+    /// How the rank ended that failed first, and why perhaps.
+    fn failure(self, worker: usize) -> String {
+        let Some(&Fate { pid, exit: Some(exit), .. }) = self.ranks.get(worker) else {
+            return String::new();
+        };
+        let what = match exit.ending {
+            Ending::Code(code) => format!("exited with code {code}"),
+            Ending::Signal { number, .. } => {
+                format!("was killed by signal {number} ({})", exit.ending)
+            }
+        };
+        let (after, at) = (lifetime(exit.at), utc(self.started_at + exit.at));
+        let host = self.host;
+        let mut text = format!(
+            "drumline: rank {worker} (pid {pid}) {what} after {after}, at {at} on {host} [errors.md#the-launcher]\n"
+        );
+        if let Some(hint) = hint(exit.ending).or_else(|| refusal(&self.words.tail)) {
+            let _ = writeln!(text, "drumline: hint: {hint}");
+        }
+        text
+    }
+}
+
+impl LastWords {
+    /// The traceback, or else the last lines of stderr, which mostly have it, too.
+    fn render(&self) -> Vec<u8> {
+        let mut text = String::new();
+        match &self.error {
+            Some(ErrorFile::Failure(failure)) => {
+                text.push_str("drumline: it wrote to its error file:\n");
+                let said = match &failure.callstack {
+                    // A traceback ends with the message.
+                    Some(stack) if stack.contains(&failure.message) => stack.clone(),
+                    Some(stack) => format!("{}\n{stack}", failure.message),
+                    None => failure.message.clone(),
                 };
-                let after = lifetime(exit.at);
-                let _ = writeln!(
-                    text,
-                    "drumline: rank {worker} (pid {pid}) {what} after {after} [errors.md#the-launcher]"
-                );
-                if let Some(hint) = hint(exit.ending).or_else(|| refusal(tail)) {
-                    let _ = writeln!(text, "drumline: hint: {hint}");
-                }
+                quote(&mut text, &said);
+                return text.into_bytes();
             }
-            if tail.is_empty() {
-                let _ = writeln!(text, "drumline: it wrote nothing to its stderr");
-            } else {
-                let _ = writeln!(text, "drumline: last lines of its stderr:");
+            Some(ErrorFile::Damaged { why, beginning }) => {
+                let _ = write!(text, "drumline: its error file is damaged: {why}");
+                text.push_str(if beginning.is_empty() { "\n" } else { "; it begins with:\n" });
+                quote(&mut text, &String::from_utf8_lossy(beginning));
             }
+            None => {}
         }
+        text.push_str(match self.tail.is_empty() {
+            true => "drumline: it wrote nothing to its stderr\n",
+            false => "drumline: last lines of its stderr:\n",
+        });
+        let mut bytes = text.into_bytes();
+        for line in &self.tail {
+            bytes.extend_from_slice(b"    ");
+            bytes.extend_from_slice(line);
+            bytes.push(b'\n');
+        }
+        bytes
     }
-    let mut bytes = text.into_bytes();
-    for line in tail.iter().filter(|_| failed.is_some()) {
-        bytes.extend_from_slice(b"    ");
-        bytes.extend_from_slice(line);
-        bytes.push(b'\n');
+}
+
+fn quote(text: &mut String, said: &str) {
+    for line in quoted(said) {
+        let _ = writeln!(text, "    {line}");
     }
-    bytes.extend_from_slice(waits(ranks).as_bytes());
-    bytes.extend_from_slice(leftovers(left).as_bytes());
-    let others = ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
-    let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
-    bytes.extend_from_slice(fates(others, ended).as_bytes());
-    bytes
 }
 
 /// The line before a restart.
@@ -247,7 +329,7 @@ fn refusal(tail: &[Vec<u8>]) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use drumline::error_file::Failure;
 
     use super::*;
 
@@ -265,9 +347,28 @@ mod tests {
         exits.iter().enumerate().map(rank).collect()
     }
 
+    fn report(verdict: Verdict, ranks: &[Fate]) -> Report<'_> {
+        const NOTHING: &LastWords = &LastWords { tail: Vec::new(), error: None };
+        Report {
+            verdict,
+            started_at: SystemTime::UNIX_EPOCH,
+            host: "node7",
+            ranks,
+            words: NOTHING,
+            left: &[],
+            incomplete: &[],
+            logs: None,
+        }
+    }
+
+    fn rendered(report: Report<'_>) -> String {
+        String::from_utf8(report.render()).unwrap()
+    }
+
     fn text(verdict: Verdict, ranks: &[Fate], tail: &[&str]) -> String {
-        let tail: Vec<Vec<u8>> = tail.iter().map(|line| line.as_bytes().to_vec()).collect();
-        String::from_utf8(render(verdict, ranks, &tail, &[])).unwrap()
+        let tail = tail.iter().map(|line| line.as_bytes().to_vec()).collect();
+        let words = LastWords { tail, error: None };
+        rendered(Report { words: &words, ..report(verdict, ranks) })
     }
 
     #[test]
@@ -286,13 +387,53 @@ mod tests {
         ]);
         assert_eq!(
             text(Verdict::Failed { worker: 1 }, &ranks, &["Traceback", "  boom"]),
-            "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s [errors.md#the-launcher]\n\
+            "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s, at 1970-01-01T00:00:12.340Z on node7 \
+             [errors.md#the-launcher]\n\
              drumline: last lines of its stderr:\n    Traceback\n      boom\n\
              drumline: failed as well: 6 (SIGABRT)\n\
              drumline: ended the other ranks: 0, 2-3 (SIGTERM); 4 (exit code 1); \
              7 (SIGKILL, not from drumline); 8 (SIGKILL)\n\
              drumline: had finished before: 5 (exit code 0)\n"
         );
+    }
+
+    #[test]
+    fn the_error_file_says_more_than_stderr() {
+        let ranks = ranks(&[Some((Ending::Code(1), None))]);
+        let said = |error: ErrorFile| {
+            let words = LastWords { tail: vec![b"tail".to_vec()], error: Some(error) };
+            let text =
+                rendered(Report { words: &words, ..report(Verdict::Failed { worker: 0 }, &ranks) });
+            text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let of = |message: &str, stack: &str| ErrorFile::Failure(Failure::now(message, stack));
+        let told = "drumline: it wrote to its error file:";
+        assert_eq!(
+            said(of("ValueError: x", "Traceback:\n  y\nValueError: x\n")),
+            [told, "    Traceback:", "      y", "    ValueError: x"]
+        );
+        assert_eq!(said(of("x\x1b[2J", "at y")), [told, "    x\\u{1b}[2J", "    at y"]);
+        let damaged = |beginning: &[u8]| ErrorFile::Damaged {
+            why: "it is empty".into(),
+            beginning: beginning.to_vec(),
+        };
+        let why = "drumline: its error file is damaged: it is empty";
+        let tail = ["drumline: last lines of its stderr:", "    tail"];
+        assert_eq!(said(damaged(b"")), [&[why][..], &tail].concat());
+        let begins = format!("{why}; it begins with:");
+        assert_eq!(
+            said(damaged(b"{\xff\0")),
+            [&[&*begins, "    {\u{fffd}\\u{0}"][..], &tail].concat()
+        );
+    }
+
+    #[test]
+    fn logs_and_what_they_lack_are_told() {
+        let incomplete = ["a/stdout.log is not complete: it is full".to_owned()];
+        let report = report(Verdict::Success, &[]);
+        let report = Report { incomplete: &incomplete, logs: Some(Path::new("a")), ..report };
+        let lines = "drumline: a/stdout.log is not complete: it is full\ndrumline: logs are in a\n";
+        assert_eq!(rendered(report), lines);
     }
 
     #[test]
@@ -346,7 +487,7 @@ mod tests {
     fn processes_that_are_left_behind_are_named_also_after_a_success() {
         let told = |left: &[&str]| {
             let left: Vec<String> = left.iter().map(|it| (*it).to_owned()).collect();
-            String::from_utf8(render(Verdict::Success, &[], &[], &left)).unwrap()
+            rendered(Report { left: &left, ..report(Verdict::Success, &[]) })
         };
         assert_eq!(told(&[]), "");
         let one = "drumline: ended a process that the ranks had left behind: sleep (pid 7)\n";
