@@ -41,7 +41,7 @@ pub(crate) struct Launch<'a> {
 /// The stores of a world. The workers meet there.
 #[derive(Debug)]
 pub(crate) struct Stores {
-    own: TcpStore,
+    pub(crate) own: TcpStore,
     _torch: Option<TcpStoreServer>,
     pub(crate) rendezvous: Rendezvous,
 }

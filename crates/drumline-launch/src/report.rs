@@ -1,22 +1,22 @@
 //! The report on a job that did not end well. It begins with the first failure.
 
 use std::{
-    collections::BTreeSet,
     fmt::Write,
     path::Path,
     time::{Duration, SystemTime},
 };
 
-use drumline::error_file::ErrorFile;
 use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending,
     clock::utc,
     ending::signal_name,
-    quote::quoted,
+    groups::Groups,
+    last_words::LastWords,
     restarts::{Next, NoRestart},
     supervisor::{Exit, Verdict},
+    watch::finding::Finding,
 };
 
 /// How one rank ended.
@@ -27,15 +27,8 @@ pub(crate) struct Fate {
     pub(crate) exit: Option<Exit>,
     /// Where its threads waited before it was killed, as lines.
     pub(crate) waits: Vec<String>,
-}
-
-/// What the rank that failed first has told of its failure.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LastWords {
-    /// The last lines of its stderr.
-    pub(crate) tail: Vec<Vec<u8>>,
-    /// Its error file, if it has written one.
-    pub(crate) error: Option<ErrorFile>,
+    /// How it hung, if it was ended because of that.
+    pub(crate) hung: Option<Finding>,
 }
 
 /// What is to tell of a world that has ended.
@@ -94,8 +87,19 @@ impl Report<'_> {
 
     /// How the rank ended that failed first, and why perhaps.
     fn failure(self, worker: usize) -> String {
-        let Some(&Fate { pid, exit: Some(exit), .. }) = self.ranks.get(worker) else {
-            return String::new();
+        let (pid, exit) = match self.ranks.get(worker) {
+            Some(Fate { pid, hung: Some(hung), .. }) => {
+                let how = &hung.how;
+                let mut text = format!(
+                    "drumline: rank {worker} (pid {pid}) hung: {how} [errors.md#the-launcher]\n"
+                );
+                hung.details.iter().for_each(|line| {
+                    let _ = writeln!(text, "    {line}");
+                });
+                return text;
+            }
+            Some(Fate { pid, exit: Some(exit), .. }) => (pid, exit),
+            Some(Fate { exit: None, .. }) | None => return String::new(),
         };
         let what = match exit.ending {
             Ending::Code(code) => format!("exited with code {code}"),
@@ -112,49 +116,6 @@ impl Report<'_> {
             let _ = writeln!(text, "drumline: hint: {hint}");
         }
         text
-    }
-}
-
-impl LastWords {
-    /// The traceback, or else the last lines of stderr, which mostly have it, too.
-    fn render(&self) -> Vec<u8> {
-        let mut text = String::new();
-        match &self.error {
-            Some(ErrorFile::Failure(failure)) => {
-                text.push_str("drumline: it wrote to its error file:\n");
-                let said = match &failure.callstack {
-                    // A traceback ends with the message.
-                    Some(stack) if stack.contains(&failure.message) => stack.clone(),
-                    Some(stack) => format!("{}\n{stack}", failure.message),
-                    None => failure.message.clone(),
-                };
-                quote(&mut text, &said);
-                return text.into_bytes();
-            }
-            Some(ErrorFile::Damaged { why, beginning }) => {
-                let _ = write!(text, "drumline: its error file is damaged: {why}");
-                text.push_str(if beginning.is_empty() { "\n" } else { "; it begins with:\n" });
-                quote(&mut text, &String::from_utf8_lossy(beginning));
-            }
-            None => {}
-        }
-        text.push_str(match self.tail.is_empty() {
-            true => "drumline: it wrote nothing to its stderr\n",
-            false => "drumline: last lines of its stderr:\n",
-        });
-        let mut bytes = text.into_bytes();
-        for line in &self.tail {
-            bytes.extend_from_slice(b"    ");
-            bytes.extend_from_slice(line);
-            bytes.push(b'\n');
-        }
-        bytes
-    }
-}
-
-fn quote(text: &mut String, said: &str) {
-    for line in quoted(said) {
-        let _ = writeln!(text, "    {line}");
     }
 }
 
@@ -208,9 +169,9 @@ fn leftovers(left: &[String]) -> String {
 /// Where the killed ranks waited. Leaves out ranks that ended just before they were killed.
 fn waits(ranks: &[Fate]) -> String {
     let mut text = String::new();
-    for (rank, Fate { pid, exit, waits }) in ranks.iter().enumerate() {
+    for (rank, Fate { pid, exit, waits, hung }) in ranks.iter().enumerate() {
         let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
-        if waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
+        if hung.is_some() || waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
             continue;
         }
         let _ = writeln!(text, "drumline: rank {rank} (pid {pid}) did not end; before SIGKILL:");
@@ -274,42 +235,11 @@ fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Fate)>, title_of_ended: &st
     let groups =
         [("failed as well", failed), (title_of_ended, ended), ("had finished before", done)];
     groups.iter().fold(stuck, |mut text, (title, groups)| {
-        if !groups.0.is_empty() {
+        if !groups.is_empty() {
             let _ = writeln!(text, "drumline: {title}: {groups}");
         }
         text
     })
-}
-
-/// Ranks grouped by how they ended, each group in the order of its first rank.
-#[derive(Default)]
-struct Groups(Vec<(String, BTreeSet<usize>)>);
-
-impl Groups {
-    fn add(&mut self, rank: usize, fate: String) {
-        match self.0.iter_mut().find(|(known, _)| *known == fate) {
-            Some((_, ranks)) => {
-                ranks.insert(rank);
-            }
-            None => self.0.push((fate, BTreeSet::from([rank]))),
-        }
-    }
-}
-
-/// `0, 2-7 (SIGTERM); 8 (exit code 1)`
-impl std::fmt::Display for Groups {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (i, (fate, ranks)) in self.0.iter().enumerate() {
-            f.write_str(if i == 0 { "" } else { "; " })?;
-            let ranks: Vec<usize> = ranks.iter().copied().collect();
-            let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-                [first, .., last] => format!("{first}-{last}"),
-                run => run[0].to_string(),
-            });
-            write!(f, "{} ({fate})", runs.collect::<Vec<_>>().join(", "))?;
-        }
-        Ok(())
-    }
 }
 
 /// What to set if a Python library has refused drumline because of its name.
@@ -329,8 +259,6 @@ fn refusal(tail: &[Vec<u8>]) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use drumline::error_file::Failure;
-
     use super::*;
 
     const fn signal(number: i32) -> Ending {
@@ -343,6 +271,7 @@ mod tests {
             pid: Pid::from_raw(100 + i as i32).unwrap(),
             exit: exit.map(|(ending, told)| Exit { ending, at, told }),
             waits: Vec::new(),
+            hung: None,
         };
         exits.iter().enumerate().map(rank).collect()
     }
@@ -398,32 +327,22 @@ mod tests {
     }
 
     #[test]
-    fn the_error_file_says_more_than_stderr() {
-        let ranks = ranks(&[Some((Ending::Code(1), None))]);
-        let said = |error: ErrorFile| {
-            let words = LastWords { tail: vec![b"tail".to_vec()], error: Some(error) };
-            let text =
-                rendered(Report { words: &words, ..report(Verdict::Failed { worker: 0 }, &ranks) });
-            text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
-        };
-        let of = |message: &str, stack: &str| ErrorFile::Failure(Failure::now(message, stack));
-        let told = "drumline: it wrote to its error file:";
+    fn a_rank_that_hung_is_told_by_how_and_where() {
+        let killed = Some((signal(9), Some(Signal::KILL)));
+        let mut ranks = ranks(&[Some((signal(15), Some(Signal::TERM))), killed]);
+        ranks[1].hung = Some(Finding {
+            worker: 1,
+            signal: Signal::KILL,
+            how: "it sleeps".into(),
+            details: vec!["rank 1: train (101): waits in nanosleep".into()],
+        });
+        ranks[1].waits = vec!["train (101): waits in exit".into()];
         assert_eq!(
-            said(of("ValueError: x", "Traceback:\n  y\nValueError: x\n")),
-            [told, "    Traceback:", "      y", "    ValueError: x"]
-        );
-        assert_eq!(said(of("x\x1b[2J", "at y")), [told, "    x\\u{1b}[2J", "    at y"]);
-        let damaged = |beginning: &[u8]| ErrorFile::Damaged {
-            why: "it is empty".into(),
-            beginning: beginning.to_vec(),
-        };
-        let why = "drumline: its error file is damaged: it is empty";
-        let tail = ["drumline: last lines of its stderr:", "    tail"];
-        assert_eq!(said(damaged(b"")), [&[why][..], &tail].concat());
-        let begins = format!("{why}; it begins with:");
-        assert_eq!(
-            said(damaged(b"{\xff\0")),
-            [&[&*begins, "    {\u{fffd}\\u{0}"][..], &tail].concat()
+            text(Verdict::Failed { worker: 1 }, &ranks, &[]),
+            "drumline: rank 1 (pid 101) hung: it sleeps [errors.md#the-launcher]\n    \
+             rank 1: train (101): waits in nanosleep\n\
+             drumline: it wrote nothing to its stderr\n\
+             drumline: ended the other ranks: 0 (SIGTERM)\n"
         );
     }
 
