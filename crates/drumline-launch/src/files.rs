@@ -9,7 +9,9 @@
 //! That is how torchrun lays them out. A directory in which nothing was written is removed at the end.
 
 use std::{
-    fs, io,
+    fs::{self, Permissions},
+    io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -55,7 +57,7 @@ impl JobFiles {
         // The directory of a worker may not be that of the launcher.
         let made = std::path::absolute(&base).and_then(|base| {
             fs::create_dir_all(&base)?;
-            Ok(tempfile::Builder::new().prefix(&prefix).tempdir_in(base)?.keep())
+            Ok(new_directory(&prefix, &base)?.keep())
         });
         let what = format!("make a directory for logs in {} (--log-dir)", base.display());
         let kept = made.map_err(Error::system(what))?;
@@ -75,7 +77,7 @@ impl JobFiles {
                 let path = root.join(format!("attempt_{restart}"));
                 fs::create_dir(&path).map(|()| Place::Kept(path))
             }
-            None => tempfile::Builder::new().prefix("drumline_").tempdir().map(Place::Private),
+            None => new_directory("drumline_", &std::env::temp_dir()).map(Place::Private),
         };
         let files = place.and_then(|place| {
             let files = WorldFiles { place, local_size };
@@ -97,6 +99,12 @@ impl JobFiles {
     pub(crate) fn news(&self, is_failed: bool) -> Option<&Path> {
         self.kept.as_deref().filter(|_| self.has_logs && (is_failed || self.is_chosen))
     }
+}
+
+/// A directory for this user alone, with a name that no other one has.
+fn new_directory(prefix: &str, base: &Path) -> io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir_in(base)
 }
 
 /// Nothing is left of a job that wrote nothing.
