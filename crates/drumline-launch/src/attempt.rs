@@ -1,19 +1,27 @@
 //! The workers of one world on this host, from their start to their end: the shell around the
 //! [`supervisor`](crate::supervisor).
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    ffi::OsString,
+    path::Path,
+    time::{Duration, Instant, SystemTime},
+};
 
+use drumline::error_file::ErrorFile;
 use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending, Result,
-    environment::{self, TERMINAL_COLUMNS},
+    environment::{self, ERROR_FILE, TERMINAL_COLUMNS},
     events::{Events, Source},
+    files::WorldFiles,
     keeper::Keeper,
+    last_words::LastWords,
     launch::Launch,
     lease::BootTime,
     output::Console,
-    report::{self, Fate},
+    prefix::host_name,
+    report::{Fate, Report},
     stores::Stores,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
     sweep, waits,
@@ -27,6 +35,7 @@ use crate::{
 pub(crate) struct Attempt {
     started: Instant,
     started_at: SystemTime,
+    first_rank: usize,
     supervisor: Supervisor,
     workers: Vec<Worker>,
     /// Where each killed rank waited, as lines.
@@ -36,6 +45,7 @@ pub(crate) struct Attempt {
     hung: Option<Finding>,
     keeper: Keeper,
     console: Console,
+    files: WorldFiles,
     stores: Stores,
 }
 
@@ -45,6 +55,7 @@ pub(crate) struct Ended {
     pub(crate) verdict: Verdict,
     /// When the workers started.
     pub(crate) started_at: SystemTime,
+    pub(crate) first_rank: usize,
     pub(crate) lived: Duration,
     /// Whether a worker has said that it began a step.
     pub(crate) stepped: bool,
@@ -54,6 +65,7 @@ pub(crate) struct Ended {
     pub(crate) left: Vec<String>,
     pub(crate) console: Console,
     pub(crate) stores: Stores,
+    files: WorldFiles,
 }
 
 impl Attempt {
@@ -71,19 +83,25 @@ impl Attempt {
         if let Some(lease) = lease {
             keeper.lease_until(lease);
         }
+        let files = launch.files.of_world(world.attempt, world.local_size);
+        if let Some(private) = files.private() {
+            keeper.remove_at_the_end(private)?;
+        }
         let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own)?;
         events.add(&keeper, Source::Channel)?;
         events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {
             started: Instant::now(),
             started_at: SystemTime::now(),
+            first_rank: world.first_rank,
             supervisor: Supervisor::new(world.local_size, job.policy),
             workers: Vec::with_capacity(world.local_size),
             waits: vec![Vec::new(); world.local_size],
             watch,
             hung: None,
             keeper,
-            console: Console::open(world.local_size, job.labels_stdout)?,
+            console: Console::open(job, world, &files)?,
+            files,
             stores,
         };
         attempt.start_workers(launch, world).inspect_err(|_| attempt.abandon())?;
@@ -93,13 +111,16 @@ impl Attempt {
     fn start_workers(&mut self, launch: &Launch<'_>, world: &World) -> Result<()> {
         let Launch { job, program, inherited, .. } = launch;
         let rendezvous = &self.stores.rendezvous;
-        let columns = self.console.columns().map(|n| (TERMINAL_COLUMNS, n.to_string()));
+        let columns = self.console.columns().map(|n| (TERMINAL_COLUMNS, n.to_string().into()));
         for local_rank in 0..world.local_size {
             let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
-            let variables = variables.into_iter().chain(columns.clone());
+            let variables =
+                variables.into_iter().map(|(name, value)| (name, OsString::from(value)));
+            let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
+            let variables = variables.chain(columns.clone()).chain(error_file);
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
             self.workers.push(worker);
-            self.console.attach(streams)?;
+            self.console.attach(streams, &self.files)?;
         }
         self.watch.begin(&self.workers, world.first_rank)?;
         let early = self.keeper.early_exits();
@@ -169,10 +190,30 @@ impl Attempt {
             waits: Vec::new(),
             hung: self.hung.clone().filter(|it| it.worker == worker),
         };
-        let text = report::failure(worker, &fate, &self.console.tail(worker));
         // A worker that hangs has no ending yet.
         let ending = fate.exit.map_or(Ending::Code(1), |exit| exit.ending);
-        Some((fate.pid, ending, text))
+        let (pid, words) = (fate.pid, self.last_words(worker));
+        let report = Report {
+            verdict: Verdict::Failed { worker },
+            started_at: self.started_at,
+            host: &host_name(),
+            first_rank: self.first_rank + worker,
+            ranks: &[fate],
+            words: &words,
+            left: &[],
+            incomplete: &[],
+            logs: None,
+        };
+        Some((pid, ending, report.failure(0)))
+    }
+
+    /// What this worker has told of its failure.
+    fn last_words(&self, worker: usize) -> LastWords {
+        let error_file = self.files.error_file(worker);
+        LastWords {
+            tail: self.console.tail(worker),
+            error: error_file.and_then(|path| ErrorFile::read(&path)),
+        }
     }
 
     pub(crate) fn stores(&self) -> &Stores {
@@ -217,17 +258,43 @@ impl Attempt {
         Ok(Ended {
             verdict: self.supervisor.verdict().unwrap_or(Verdict::Success),
             started_at: self.started_at,
+            first_rank: self.first_rank,
             lived,
             stepped,
             fates: fates.collect(),
             left,
             console: self.console,
             stores: self.stores,
+            files: self.files,
         })
     }
 }
 
 impl Ended {
+    /// What the worker that failed first has told of its failure.
+    pub(crate) fn last_words(&self) -> LastWords {
+        let Verdict::Failed { worker } = self.verdict else { return LastWords::default() };
+        let error_file = self.files.error_file(worker);
+        LastWords {
+            tail: self.console.tail(worker),
+            error: error_file.and_then(|path| ErrorFile::read(&path)),
+        }
+    }
+
+    /// Tells the launcher of this launcher why the job failed, in the file `to`: in the words of the worker that
+    /// failed first, if that one has written a file.
+    pub(crate) fn pass_on_error(&self, to: &Path) {
+        let Some(ErrorFile::Failure(failure)) = self.last_words().error else { return };
+        let exit_code = match self.first_failure() {
+            Some(Ending::Signal { number, .. }) => -number,
+            Some(Ending::Code(code)) => code,
+            None => 1,
+        };
+        if let Err(error) = failure.pass_on(to, exit_code) {
+            tracing::warn!("cannot write the error file {}: {error}", to.display());
+        }
+    }
+
     /// How the worker ended that failed first.
     pub(crate) fn first_failure(&self) -> Option<Ending> {
         let Verdict::Failed { worker } = self.verdict else { return None };

@@ -16,12 +16,17 @@
 //! and exec.
 
 use std::{
-    ffi::OsString,
-    io,
+    ffi::{OsStr, OsString},
+    fs, io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{ffi::OsStringExt, net::UnixStream, process::CommandExt},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            net::UnixStream,
+            process::CommandExt,
+        },
     },
+    path::PathBuf,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -51,6 +56,7 @@ pub const KEEP_SUBCOMMAND: &str = "keep-ranks";
 
 /// The first fields of messages from the launcher.
 pub(crate) const START: &str = "start";
+pub(crate) const REMOVE: &str = "remove";
 pub(crate) const FINISH: &str = "finish";
 pub(crate) const LEASE: &str = "lease";
 
@@ -87,15 +93,13 @@ pub fn keep() -> Result<()> {
     let launcher = getppid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     set_child_subreaper(Some(getpid())).map_err(Error::system("become a subreaper"))?;
     let kept = Keeper::new(channel, launcher).and_then(|mut keeper| {
-        let lives = keeper.watch()?;
-        if lives {
-            keeper.finish();
+        let lives = keeper.watch();
+        match lives {
+            Ok(true) => keeper.finish(),
+            Ok(false) | Err(_) => keeper.clean_up(),
         }
-        Ok(lives)
+        lives
     });
-    if !matches!(kept, Ok(true)) {
-        sweep::end_all_below(Duration::ZERO);
-    }
     kept.map(|_| ())
 }
 
@@ -113,6 +117,8 @@ struct Keeper {
     lease: Option<BootTime>,
     /// Whether that time has come and no worker has started since.
     has_run_out: bool,
+    /// The directory that nobody removes if the launcher is killed.
+    private: Option<PathBuf>,
 }
 
 impl Keeper {
@@ -135,6 +141,7 @@ impl Keeper {
             workers: Vec::new(),
             lease: None,
             has_run_out: false,
+            private: None,
         })
     }
 
@@ -163,6 +170,11 @@ impl Keeper {
                             self.lease =
                                 fields.get(1).and_then(|it| BootTime::from_nanoseconds(it));
                             self.has_run_out = false;
+                            true
+                        }
+                        Ok(Some((fields, _))) if fields[0] == REMOVE.as_bytes() => {
+                            self.private =
+                                fields.into_iter().nth(1).map(OsString::from_vec).map(Into::into);
                             true
                         }
                         Ok(Some((fields, streams))) => self.start(fields, streams)?,
@@ -243,6 +255,14 @@ impl Keeper {
         self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
     }
 
+    /// Ends all that workers have started: there is no launcher that could.
+    fn clean_up(&self) {
+        sweep::end_all_below(Duration::ZERO);
+        if let Some(private) = &self.private {
+            let _ = fs::remove_dir_all(private);
+        }
+    }
+
     /// Sends a message to the launcher. Returns whether the launcher is there.
     fn tell(&self, fields: &[String]) -> bool {
         self.channel.send(fields, &[]).is_ok()
@@ -257,10 +277,11 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
     let count = fields.next().and_then(|count| count.to_str()?.parse().ok()).ok_or_else(invalid)?;
     let arguments: Vec<OsString> = fields.by_ref().take(count).collect();
     let variable = |field: OsString| {
-        let (name, value) = field.to_str()?.split_once('=')?;
-        Some((name.to_owned(), value.to_owned()))
+        let (name, value) =
+            field.as_bytes().split_at(field.as_bytes().iter().position(|&it| it == b'=')?);
+        Some((str::from_utf8(name).ok()?.to_owned(), OsStr::from_bytes(&value[1..]).to_owned()))
     };
-    let variables: Vec<(String, String)> =
+    let variables: Vec<(String, OsString)> =
         fields.map(variable).collect::<Option<_>>().ok_or_else(invalid)?;
     let [stdout, stderr] = <[OwnedFd; 2]>::try_from(streams).map_err(|_| invalid())?;
 
@@ -284,10 +305,9 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
         }
         other => other,
     };
-    let number =
-        |name: &str| variables.iter().find(|(known, _)| known == name)?.1.parse::<usize>().ok();
-    let binding = variables.iter().find(|(name, _)| name == NUMA_BINDING);
-    let binding = binding.and_then(|(_, binding)| binding.parse::<NumaBinding>().ok());
+    let value = |name: &str| variables.iter().find(|(known, _)| known == name)?.1.to_str();
+    let number = |name: &str| value(name)?.parse::<usize>().ok();
+    let binding = value(NUMA_BINDING).and_then(|binding| binding.parse::<NumaBinding>().ok());
     match number(LOCAL_PLACE).zip(number("LOCAL_WORLD_SIZE")).zip(binding) {
         None => start_as_a_shell_would(),
         // A worker starts on the cores of the thread that starts it.

@@ -7,7 +7,9 @@ use std::{
 
 use drumline::Config;
 
-use crate::{Result, environment::Inherited, job::Job, limits, program, secret::JobSecret};
+use crate::{
+    Result, environment::Inherited, files::JobFiles, job::Job, limits, program, secret::JobSecret,
+};
 
 /// A job that can start on this host: its program exists, and its secret is there.
 #[derive(Debug)]
@@ -19,6 +21,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) secret: JobSecret,
     pub(crate) config: Config,
     pub(crate) inherited: Inherited,
+    pub(crate) files: JobFiles,
     pub(crate) run_id: String,
 }
 
@@ -26,13 +29,15 @@ impl<'a> Launch<'a> {
     pub(crate) fn of(job: &'a Job) -> Result<Launch<'a>> {
         let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
         limits::raise();
+        let run_id = job.run_id.clone().unwrap_or_else(new_run_id);
         let launch = Launch {
             job,
             program,
             secret: JobSecret::for_workers()?,
             config: Config::from_env()?,
             inherited: Inherited::here(),
-            run_id: job.run_id.clone().unwrap_or_else(new_run_id),
+            files: JobFiles::of(job, &run_id)?,
+            run_id,
         };
         if launch.inherited.limits_omp(job) {
             let ranks = job.nproc_per_node;

@@ -1,20 +1,19 @@
 //! A job from its start to its end: one world after another, until one ends well or none may follow.
 
-use std::time::{Duration, SystemTime};
-
 use crate::{
     Result, agent,
-    attempt::{Attempt, Ended},
+    attempt::Attempt,
     ending::{signal_exit_code, signal_name},
+    environment::ERROR_FILE,
     job::Job,
     launch::Launch,
     listener::Listener,
     report,
     restarts::{EndedWorld, Next, RestartBudget},
     supervisor::Verdict,
+    tell::tell,
     world::World,
 };
-use drumline::trace::Trace;
 
 /// Runs `job`, prints what its workers print, reports what went wrong, and returns the exit code:
 /// 0 if all workers exited with 0, the code of the worker that failed first, or 128 + the number of
@@ -45,7 +44,7 @@ pub fn run(job: &Job) -> Result<u8> {
         let mut ended = attempt.end()?;
         let is_printed = listener.finish_output(&mut ended)?;
         if is_printed {
-            report(&launch, &ended);
+            tell(&launch, &ended);
         }
         let ending = match (ended.verdict, ended.first_failure()) {
             // Nobody abandons the only host.
@@ -62,6 +61,9 @@ pub fn run(job: &Job) -> Result<u8> {
                 if is_printed && let Some(line) = report::no_restart(next) {
                     ended.console.report(line.as_bytes());
                 }
+                if let Some(path) = std::env::var_os(ERROR_FILE) {
+                    ended.pass_on_error(path.as_ref());
+                }
                 return Ok(ending.exit_code());
             }
         };
@@ -74,26 +76,4 @@ pub fn run(job: &Job) -> Result<u8> {
             return Ok(signal_exit_code(signal.as_raw()));
         }
     }
-}
-
-/// Prints what went wrong in a world, and where its traces are.
-pub(crate) fn report(launch: &Launch<'_>, ended: &Ended) {
-    let tail = match ended.verdict {
-        Verdict::Failed { worker } => ended.console.tail(worker),
-        Verdict::Success | Verdict::Stopped(_) | Verdict::Abandoned => Vec::new(),
-    };
-    ended.console.report(&report::render(ended.verdict, &ended.fates, &tail, &ended.left));
-    let trace = launch.config.trace.as_ref();
-    if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.started_at)) {
-        let line = format!("drumline: traces are in {0}: drumline trace page {0}\n", dir.display());
-        ended.console.report(line.as_bytes());
-    }
-}
-
-/// Whether rank 0 has written a trace since then: its program may not use this library at all.
-fn has_written(trace: &Trace, since: SystemTime) -> bool {
-    let file = trace.dir.join("rank-0.json");
-    // File systems may round times down, to a second at most.
-    let since = since - Duration::from_secs(1);
-    file.metadata().and_then(|file| file.modified()).is_ok_and(|modified| modified >= since)
 }

@@ -24,9 +24,10 @@ use crate::{
         Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan, Report,
         Terms, Timing, Value as _, View, Why, WorldPlan,
     },
-    run::report,
+    prefix::host_name,
     stores::{Announcement, Stores},
     supervisor,
+    tell::tell,
     world::World,
 };
 
@@ -59,6 +60,7 @@ pub(crate) fn run<'l>(
         told: None,
         unreached: None,
         stage: Stage::Idle,
+        attempts: 0,
         kept: None,
         end: None,
     };
@@ -85,6 +87,8 @@ struct Session<'s, 'j, 'l> {
     /// Since when the store does not answer, and why.
     unreached: Option<(Instant, StoreError)>,
     stage: Stage,
+    /// How many worlds have run on this host.
+    attempts: u32,
     /// The stores of the last world: ranks of other hosts may still use them.
     kept: Option<Stores>,
     end: Option<End>,
@@ -437,6 +441,7 @@ impl Session<'_, '_, '_> {
             return self.have_ended(Outcome::NEVER_RAN);
         };
         let world = World {
+            attempt: self.attempts,
             restart: plan.restart,
             first_rank: member.first_rank,
             local_size: member.ranks,
@@ -447,6 +452,7 @@ impl Session<'_, '_, '_> {
         let events = &self.listener.events;
         match Attempt::start(self.launch, &world, stores, Some(lease), events) {
             Ok(attempt) => {
+                self.attempts += 1;
                 self.stage = Stage::Runs(Box::new(Running {
                     attempt,
                     local_ranks: member.ranks,
@@ -593,7 +599,7 @@ impl Session<'_, '_, '_> {
             return Ok(());
         };
         self.listener.events.remove(ended.console.finished())?;
-        report(self.launch, &ended);
+        tell(self.launch, &ended);
         let Ended { lived, stepped, stores, .. } = *ended;
         self.kept = Some(stores);
         self.have_ended(Outcome { how, lived, stepped });
@@ -661,10 +667,6 @@ fn backend(meeting: &Meeting) -> &'static str {
         Meeting::File(_) => "file",
         Meeting::Etcd(_) => "etcd",
     }
-}
-
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 fn shown(host: &Named) -> String {

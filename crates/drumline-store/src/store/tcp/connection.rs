@@ -22,12 +22,14 @@ use super::{
 };
 use crate::{
     auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
+    error_text::spent,
     net::Endpoint,
     net::{
         call::{self, Address, CallError, resolve, shake_hands, time_left},
         sleep_until,
         stream::Stream,
     },
+    store::interface::deadline_after,
 };
 
 /// The time limit for one attempt to connect. The kernel retransmits a lost first packet after 1 s and 3 s. A
@@ -391,6 +393,38 @@ impl Connection {
             _ => Err(error),
         }
     }
+}
+
+/// Connects to `endpoint` as [`Connection::establish`] does. The error says what to look at.
+pub(super) fn reach(
+    endpoint: &Endpoint,
+    proof: (Option<&Secret>, Level),
+    timeout: Duration,
+) -> crate::Result<(Connection, Server)> {
+    let name = endpoint.to_string();
+    let tried = spent(timeout);
+    let established = Connection::establish(endpoint, proof, deadline_after(timeout));
+    established.map_err(|error| crate::Error::Store {
+        store: name.clone(),
+        operation: "connect".into(),
+        problem: match error.kind() {
+            ErrorKind::PermissionDenied => error.to_string(),
+            _ if is_hang_up(&error) => format!(
+                "it closes the connection at once ({error}): has one of the two a secret \
+                 (DRUMLINE_SECRET, DRUMLINE_SECRET_FILE) and the other none, or listens \
+                 something else there?"
+            ),
+            ErrorKind::ConnectionRefused => format!(
+                "tried for {tried}, and nobody listens there ({error}); is rank 0 or the \
+                 launcher, which hosts the store, running, or does it say why not, and are \
+                 MASTER_ADDR and MASTER_PORT the same everywhere?"
+            ),
+            _ => format!(
+                "tried for {tried}: {error}; is rank 0 or the launcher, which hosts the \
+                 store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
+            ),
+        },
+    })
 }
 
 /// Whether the other end has ended the connection before it said anything.

@@ -12,7 +12,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    connection::{Connection, Server},
+    connection::{Connection, Server, reach},
     door::Door,
     protocol::OPENING,
 };
@@ -81,7 +81,7 @@ impl Relay {
             let problem = "a relay is for clients without a secret".to_owned();
             return Err(Error::InvalidArgument { operation: "Relay::open", problem });
         }
-        let server = super::TcpStore::reach(endpoint, (Some(secret), level), timeout)?.target;
+        let server = reach(endpoint, (Some(secret), level), timeout)?.1;
         let (gate, _) = super::host::open_door(door)?;
         let address = gate.address();
         let failed = |error| Error::io(format!("carry clients to {endpoint}"), error);
