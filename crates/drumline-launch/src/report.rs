@@ -290,6 +290,7 @@ mod tests {
     fn report(verdict: Verdict, ranks: &[Fate]) -> Report<'_> {
         const NOTHING: &LastWords = &LastWords { tail: Vec::new(), error: None };
         Report {
+            first_rank: 0,
             verdict,
             started_at: SystemTime::UNIX_EPOCH,
             host: "node7",

@@ -11,7 +11,10 @@ use std::{
 use drumline::{Config, ReduceOp, Step, init_process_group, step};
 use rustix::process::Signal;
 
-use crate::launch::{Ended, HANG, Launch, Started};
+use crate::{
+    etcd,
+    launch::{Ended, HANG, Launch, Started, eventually},
+};
 
 const SECRET: &str = "what only the hosts of this test know";
 
@@ -83,6 +86,10 @@ fn rank_that_sums() {
     group.destroy().unwrap();
 }
 
+fn address(server: &etcd::Server) -> String {
+    format!("127.0.0.1:{}", server.port)
+}
+
 fn this_test(name: &str) -> Vec<String> {
     let this = env::current_exe().unwrap().to_str().unwrap().to_owned();
     vec!["--".into(), this, "--exact".into(), name.into(), "--nocapture".into()]
@@ -92,7 +99,10 @@ fn this_test(name: &str) -> Vec<String> {
 fn ranks_of_all_hosts_sum_with_every_way_to_meet() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("job");
-    for meeting in [Meeting::at_first_host("3"), Meeting::of("3", "file", file.to_str().unwrap())] {
+    let etcd = etcd::is_installed().then(|| etcd::Server::start(&[]));
+    let in_etcd = |server: &etcd::Server| Meeting::of("3", "etcd", &address(server));
+    let meetings = [Meeting::at_first_host("3"), Meeting::of("3", "file", file.to_str().unwrap())];
+    for meeting in meetings.into_iter().chain(etcd.as_ref().map(in_etcd)) {
         let program = this_test("hosts::rank_that_sums");
         let options = ["--nproc-per-node", "2"];
         let options: Vec<&str> =
@@ -161,6 +171,47 @@ fn a_lost_host_is_named_and_the_others_go_on() {
         assert_eq!(other.code, 143, "{}", other.stderr);
         assert!(other.stderr.contains("is lost"), "{}", other.stderr);
         assert_eq!(first.end().code, 137);
+    }
+}
+
+#[test]
+fn a_job_survives_the_loss_of_its_first_host_and_a_pause_of_etcd() {
+    if !etcd::is_installed() {
+        return;
+    }
+    let server = etcd::Server::start(&[]);
+    let meeting = Meeting::of("1:2", "etcd", &address(&server));
+    let conf = ["--rdzv-conf", "last_call_timeout=15,join_timeout=15"];
+    let script = "echo size $WORLD_SIZE; exec sleep 100";
+    let start = || meeting.shell(&conf, script).start();
+    let (mut first, mut second) = (start(), start());
+    [&mut first, &mut second].map(|host| host.wait_for("size 2", 1));
+    first.signal(Signal::KILL);
+    second.wait_for("size 1", 1);
+    assert_eq!(first.end().code, 137);
+
+    // Longer than the lease: the workers end, and start again when etcd answers.
+    server.signal(Signal::STOP);
+    eventually("the workers end", || sleepers(&second) == 0);
+    server.signal(Signal::CONT);
+    second.wait_for("size 1", 2);
+    second.signal(Signal::TERM);
+    let second = second.end();
+    assert_eq!(second.code, 143, "{}", second.stderr);
+    assert!(second.stderr.contains("is lost"), "{}", second.stderr);
+}
+
+#[test]
+fn one_name_serves_one_job_after_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("job");
+    let meeting = Meeting::of("2", "file", file.to_str().unwrap());
+    for _ in 0..3 {
+        let hosts = [(); 2].map(|()| meeting.shell(&[], "echo up").start()).map(Started::end);
+        for host in hosts {
+            assert_eq!(host.code, 0, "{}", host.stderr);
+            assert!(String::from_utf8_lossy(&host.stdout).contains("up"), "{}", host.stderr);
+        }
     }
 }
 

@@ -12,7 +12,11 @@ use std::{
 use drumline::store::Error as StoreError;
 use rustix::io::ioctl_fionbio;
 
-use super::meeting::{self, Own, Place};
+use super::keys::{BEAT, COUNT, HOST, PLAN, REPORT, WORLD, key};
+use super::{
+    generation,
+    meeting::{self, Own, Place},
+};
 use crate::{Error, Result, job::Meeting, launch::Launch, lease::BootTime};
 
 /// What to write to the store and what to read from it, in this order.
@@ -108,7 +112,7 @@ impl Background {
             match meeting::open(&own, &meeting, deadline) {
                 Ok(place) => {
                     tell(Message::Opened(Ok(())));
-                    serve(&place, &requested, &mut tell);
+                    serve(place, &requested, &mut tell);
                 }
                 Err(error) => tell(Message::Opened(Err(error))),
             }
@@ -141,12 +145,20 @@ impl AsFd for Background {
 }
 
 /// Carries out what the launcher asks for, until it asks for nothing more.
-fn serve(place: &Place, requested: &Receiver<Request>, tell: &mut impl FnMut(Message)) {
-    let mut number = 0;
+fn serve(mut place: Place, requested: &Receiver<Request>, tell: &mut impl FnMut(Message)) {
+    let (mut number, mut generation) = (0, None);
     for request in requested {
         match request {
             Request::Arrive => {
-                let arrived = arrive(place);
+                let found = match generation {
+                    Some(generation) => Ok(generation),
+                    None => generation::current(&mut place.store),
+                };
+                let arrived = found.and_then(|found| {
+                    generation = Some(found);
+                    generation::enter(&mut place.store, found);
+                    arrive(&place)
+                });
                 number = arrived.as_ref().map_or(0, |arrival| arrival.number);
                 tell(Message::Arrived(arrived));
             }
@@ -155,7 +167,7 @@ fn serve(place: &Place, requested: &Receiver<Request>, tell: &mut impl FnMut(Mes
                     tell(Message::Heard(Err(error)));
                 }
             }
-            Request::Round(round) => tell(Message::Heard(hear(place, number, round))),
+            Request::Round(round) => tell(Message::Heard(hear(&place, number, round))),
             Request::WritePlan { expected, plan } => {
                 let written = place.store.replace(PLAN, expected.as_deref(), &plan);
                 let planned = written.and_then(|is_ours| match is_ours {
@@ -166,17 +178,6 @@ fn serve(place: &Place, requested: &Receiver<Request>, tell: &mut impl FnMut(Mes
             }
         }
     }
-}
-
-const COUNT: &str = "count";
-const PLAN: &str = "plan";
-const HOST: &str = "host/";
-const REPORT: &str = "report/";
-const BEAT: &str = "beat/";
-const WORLD: &str = "world/";
-
-fn key(kind: &str, number: u64) -> String {
-    format!("{kind}{number}")
 }
 
 fn arrive(place: &Place) -> drumline::store::Result<Arrival> {

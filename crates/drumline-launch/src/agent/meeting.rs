@@ -13,6 +13,7 @@ use drumline::{
     own_addresses,
     store::{
         FileStore, Store,
+        etcd::{Cluster, EtcdStore, User},
         tcp::{Door, TcpStore, TcpStoreServer},
     },
 };
@@ -20,7 +21,7 @@ use drumline::{
 use super::signed::Signed;
 use crate::{
     Error, Result,
-    job::{Joining, Meeting},
+    job::{Etcd, Joining, Meeting},
     launch::Launch,
 };
 
@@ -70,13 +71,13 @@ pub(super) fn open(own: &Own, meeting: &Meeting, deadline: Instant) -> Result<Pl
             at_first_host(own, (host, *port), own.joining.is_first, deadline)
         }
         Meeting::File(path) => in_file(own, path),
-        Meeting::Etcd(etcd) => super::etcd::open(own, etcd, deadline),
+        Meeting::Etcd(etcd) => in_etcd(own, etcd, deadline),
     }
 }
 
 /// A file keeps all that was ever written to it, and etcd writes every beat to its disk. Our own store has no such
 /// limit.
-pub(super) const SLOW_BEAT: Duration = Duration::from_millis(500);
+const SLOW_BEAT: Duration = Duration::from_millis(500);
 
 fn at_first_host(
     own: &Own,
@@ -146,8 +147,28 @@ fn in_file(own: &Own, path: &Path) -> Result<Place> {
     })
 }
 
+fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
+    let cluster = Cluster {
+        servers: etcd.servers.clone(),
+        prefix: etcd.prefix.clone(),
+        ca: etcd.ca.clone(),
+        certificate: etcd.certificate.clone(),
+        user: User::from_env()?,
+    };
+    let left = deadline.saturating_duration_since(Instant::now());
+    let store = EtcdStore::open(&cluster, &own.run_id, left)
+        .map_err(|error| Error::meeting(error.to_string()))?;
+    Ok(Place {
+        address: own_address(own, store.address())?,
+        name: store.name().to_owned(),
+        store: signed(own, Box::new(store)),
+        is_hosted: false,
+        beat_every: SLOW_BEAT,
+    })
+}
+
 /// The store behind the keys of this job.
-pub(super) fn signed(own: &Own, store: Box<dyn Store>) -> Signed {
+fn signed(own: &Own, store: Box<dyn Store>) -> Signed {
     Signed::over(store, own.secret.clone(), format!("drumline/{}/", own.run_id))
 }
 
@@ -189,7 +210,7 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 }
 
 /// The address that the other hosts get of this one.
-pub(super) fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
+fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
     if let Some(name) = &own.joining.local_addr {
         let address = resolve(name, 0)?.first().map(SocketAddr::ip);
         return address

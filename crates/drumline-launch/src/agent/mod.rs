@@ -13,11 +13,14 @@
 //! | [`session`] | waits for everything at once, and does what the membership says |
 //! | [`background`] | writes to the store and reads from it, on a thread of its own |
 //! | [`meeting`] | opens the store |
+//! | [`generation`] | tells the jobs apart that have run with one name in one store |
+//! | [`keys`] | what the values in the store are called |
 //! | [`signed`] | values that only hosts of the job can have written |
 //! | [`steps`] | stops the ranks of all hosts before the same step |
 
 mod background;
-mod etcd;
+mod generation;
+mod keys;
 mod meeting;
 mod session;
 mod signed;

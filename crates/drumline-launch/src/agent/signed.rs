@@ -16,13 +16,25 @@ pub(super) struct Signed {
     store: Box<dyn Store>,
     secret: Secret,
     prefix: String,
+    /// What stands between the prefix and a key.
+    part: String,
 }
 
 impl Signed {
     /// All keys get `prefix` in front.
     pub(super) fn over(store: Box<dyn Store>, secret: Secret, prefix: String) -> Signed {
         store.set_timeout(CALL_MAX);
-        Signed { store, secret, prefix }
+        Signed { store, secret, prefix, part: String::new() }
+    }
+
+    /// From now on all keys get `part` between the prefix and themselves.
+    pub(super) fn enter(&mut self, part: String) {
+        self.part = part;
+    }
+
+    /// Removes a key if it is there.
+    pub(super) fn remove(&self, key: &str) -> Result<()> {
+        self.store.delete_key(&self.full(key)).map(drop)
     }
 
     pub(super) fn add(&self, key: &str, amount: i64) -> Result<i64> {
@@ -66,7 +78,7 @@ impl Signed {
     }
 
     fn full(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
+        format!("{}{}{key}", self.prefix, self.part)
     }
 
     fn seal(&self, key: &str, text: &[u8]) -> Vec<u8> {
