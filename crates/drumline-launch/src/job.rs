@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Error, Logs, Restarts, Result,
+    Error, Hangs, Logs, Restarts, Result,
     supervisor::{Policy, Signal},
 };
 
@@ -63,6 +63,8 @@ pub struct Job {
     pub security: Option<Level>,
     /// How long workers may take to end.
     pub policy: Policy,
+    /// What counts as a rank that hangs.
+    pub hangs: Hangs,
     /// What the launcher does with the signals that it gets: `--signals-to-handle`. Those of job control
     /// (Ctrl-Z) stop and continue the workers, too. Signals that are not here have the kernel's meaning.
     pub signals: Vec<(Signal, OnSignal)>,
@@ -93,6 +95,7 @@ impl Job {
             disables_rseq: false,
             security: None,
             policy: Policy::default(),
+            hangs: Hangs::default(),
             signals: OnSignal::UNLESS_TOLD.to_vec(),
             relaunch: Vec::new(),
         }
@@ -121,7 +124,7 @@ impl Job {
 }
 
 /// How many hosts a job needs, and how many it may have: `--nnodes MIN:MAX`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Hosts {
     /// With fewer hosts the job waits.
     pub min: NonZeroUsize,
