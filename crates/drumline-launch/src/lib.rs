@@ -80,6 +80,7 @@ mod launch;
 mod limits;
 mod lines;
 mod logs;
+pub mod membership;
 mod output;
 mod processes;
 pub mod program;
