@@ -9,10 +9,12 @@ use crate::{
     Result,
     attempt::{Attempt, Ended},
     ending::{signal_exit_code, signal_name},
+    environment::ERROR_FILE,
     events::{Events, Source},
     job::{Job, OnSignal},
     launch::Launch,
-    report,
+    prefix::host_name,
+    report::{self, Report},
     restarts::{EndedWorld, Next, RestartBudget},
     signals::Signals,
     supervisor::{Event, Verdict},
@@ -63,6 +65,9 @@ pub fn run(job: &Job) -> Result<u8> {
                 if is_printed && let Some(line) = report::no_restart(next) {
                     ended.console.report(line.as_bytes());
                 }
+                if let Some(path) = std::env::var_os(ERROR_FILE) {
+                    ended.pass_on_error(path.as_ref());
+                }
                 return Ok(ending.exit_code());
             }
         };
@@ -79,11 +84,18 @@ pub fn run(job: &Job) -> Result<u8> {
 
 /// Prints what went wrong in a world, and where its traces are.
 fn report(launch: &Launch<'_>, ended: &Ended) {
-    let tail = match ended.verdict {
-        Verdict::Failed { worker } => ended.console.tail(worker),
-        Verdict::Success | Verdict::Stopped(_) => Vec::new(),
+    let words = ended.last_words();
+    let report = Report {
+        verdict: ended.verdict,
+        started_at: ended.started_at,
+        host: &host_name(),
+        ranks: &ended.fates,
+        words: &words,
+        left: &ended.left,
+        incomplete: &ended.console.problems(),
+        logs: launch.files.news(matches!(ended.verdict, Verdict::Failed { .. })),
     };
-    ended.console.report(&report::render(ended.verdict, &ended.fates, &tail, &ended.left));
+    ended.console.report(&report.render());
     let trace = launch.config.trace.as_ref();
     if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.started_at)) {
         let line = format!("drumline: traces are in {0}: drumline trace page {0}\n", dir.display());

@@ -65,8 +65,7 @@ mod machine;
 mod notes;
 mod order;
 mod sightings;
-#[cfg(test)]
-mod tests;
+
 mod timing;
 mod values;
 
@@ -77,7 +76,7 @@ pub use self::{
     machine::Membership,
     timing::Timing,
     values::{
-        Failure, Held, Host, How, Member, Named, Origin, Outcome, Phase, Plan, Refused, Report,
-        State, Terms, Verdict, Why,
+        Failure, Host, How, Member, Named, Origin, Outcome, Phase, Plan, Refused, Report, State,
+        Terms, Verdict, Why,
     },
 };
