@@ -111,13 +111,14 @@ impl Attempt {
     fn start_workers(&mut self, launch: &Launch<'_>, world: &World) -> Result<()> {
         let Launch { job, program, inherited, .. } = launch;
         let rendezvous = &self.stores.rendezvous;
-        let columns = self.console.columns().map(|n| (TERMINAL_COLUMNS, n.to_string().into()));
+        let columns = self.console.columns().map(|n| (TERMINAL_COLUMNS, n.to_string()));
         for local_rank in 0..world.local_size {
             let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
             let variables =
-                variables.into_iter().map(|(name, value)| (name, OsString::from(value)));
+                variables.into_iter().chain(columns.clone()).chain(self.watch.variables());
+            let variables = variables.map(|(name, value)| (name, OsString::from(value)));
             let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
-            let variables = variables.chain(columns.clone()).chain(error_file);
+            let variables = variables.chain(error_file);
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
             self.workers.push(worker);
             self.console.attach(streams, &self.files)?;
@@ -180,6 +181,11 @@ impl Attempt {
     /// The worker that has failed first, once no likelier origin can come up.
     pub(crate) fn failed(&self) -> Option<usize> {
         self.supervisor.failed()
+    }
+
+    /// Whether all is read that this worker has written to its stderr.
+    pub(crate) fn has_read_all(&self, worker: usize) -> bool {
+        self.console.has_read_all(worker)
     }
 
     /// The process of a worker that has failed, how it ended, and what the report says about it.
@@ -293,6 +299,11 @@ impl Ended {
         if let Err(error) = failure.pass_on(to, exit_code) {
             tracing::warn!("cannot write the error file {}: {error}", to.display());
         }
+    }
+
+    /// Whether a worker hung in a way in which it would hang again.
+    pub(crate) fn would_hang_again(&self) -> bool {
+        self.fates.iter().filter_map(|fate| fate.hung.as_ref()).any(|hung| hung.is_final)
     }
 
     /// How the worker ended that failed first.

@@ -185,7 +185,9 @@ fn a_job_survives_the_loss_of_its_first_host_and_a_pause_of_etcd() {
     let script = "echo size $WORLD_SIZE; exec sleep 100";
     let start = || meeting.shell(&conf, script).start();
     let (mut first, mut second) = (start(), start());
-    [&mut first, &mut second].map(|host| host.wait_for("size 2", 1));
+    for host in [&mut first, &mut second] {
+        host.wait_for("size 2", 1);
+    }
     first.signal(Signal::KILL);
     second.wait_for("size 1", 1);
     assert_eq!(first.end().code, 137);

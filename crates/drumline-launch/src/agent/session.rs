@@ -22,7 +22,7 @@ use crate::{
     listener::Listener,
     membership::{
         Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan, Report,
-        Terms, Timing, Value as _, View, Why, WorldPlan,
+        TEXT_BYTES_MAX, Terms, Timing, Value as _, View, Why, WorldPlan,
     },
     prefix::host_name,
     stores::{Announcement, Stores},
@@ -110,8 +110,10 @@ struct Running {
     attempt: Attempt,
     local_ranks: usize,
     first_rank: usize,
-    /// The worker that the membership knows as failed.
-    failed: Option<usize>,
+    /// Since when it is known that a worker has failed.
+    failed: Option<Instant>,
+    /// Whether the membership knows.
+    has_told: bool,
     /// Ranks that are held, or are about to be.
     holding: Option<Holding>,
 }
@@ -125,6 +127,10 @@ const ARRIVE_EVERY: Duration = Duration::from_millis(200);
 
 /// How long a host tries to reach the stores of a world.
 const MEET_MAX: Duration = Duration::from_secs(10);
+
+/// How long the other hosts wait for the last words of a worker that has failed. A process that it has started may keep
+/// its stderr open.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
 
 /// How often ranks are asked whether they are held.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -172,7 +178,7 @@ impl Session<'_, '_, '_> {
             [poll, membership.deadline()].into_iter().flatten().map(|at| at.saturating_sub(now))
         });
         let workers = match &self.stage {
-            Stage::Runs(running) if running.holding.is_some() => Some(LOOK_EVERY),
+            Stage::Runs(running) if running.waits() => Some(LOOK_EVERY),
             Stage::Runs(running) => running.attempt.timeout(),
             _ => None,
         };
@@ -458,6 +464,7 @@ impl Session<'_, '_, '_> {
                     local_ranks: member.ranks,
                     first_rank: member.first_rank,
                     failed: None,
+                    has_told: false,
                     holding: None,
                 }));
                 self.handle(Event::Local(Local::Started));
@@ -550,11 +557,7 @@ impl Session<'_, '_, '_> {
         if held.is_some() {
             running.holding = None;
         }
-        let failed = running.attempt.failed().filter(|worker| running.failed != Some(*worker));
-        let failure = failed.and_then(|worker| {
-            running.failed = Some(worker);
-            failure(running, worker)
-        });
+        let failure = running.failure();
         let is_over = running.attempt.verdict().is_some();
         if let Some(step) = held {
             self.handle(Event::Local(Local::Held(step)));
@@ -562,10 +565,15 @@ impl Session<'_, '_, '_> {
         if let Some(failure) = failure {
             self.handle(Event::Local(Local::Failed(failure)));
         }
-        if is_over {
+        // A failure is told before the end.
+        if is_over && !self.waits() {
             self.print_rest()?;
         }
         Ok(())
+    }
+
+    fn waits(&self) -> bool {
+        matches!(&self.stage, Stage::Runs(running) if running.waits())
     }
 
     /// All workers have ended: prints the rest of their output.
@@ -640,19 +648,32 @@ impl Session<'_, '_, '_> {
     }
 }
 
-fn failure(running: &Running, worker: usize) -> Option<Failure> {
-    let (pid, ending, text) = running.attempt.about_failed(worker)?;
-    let mut text = String::from_utf8_lossy(&text).into_owned();
-    let end = text.floor_char_boundary(crate::membership::TEXT_BYTES_MAX);
-    text.truncate(end);
-    Some(Failure {
-        rank: running.first_rank + worker,
-        local_rank: worker,
-        pid: pid.as_raw_pid().unsigned_abs(),
-        ending,
-        time: milliseconds_since_1970(),
-        text,
-    })
+impl Running {
+    /// Whether something is looked for that no event tells.
+    fn waits(&self) -> bool {
+        self.holding.is_some() || (self.failed.is_some() && !self.has_told)
+    }
+
+    /// The failure of a worker, once. Its last words may still be on their way.
+    fn failure(&mut self) -> Option<Failure> {
+        let worker = self.attempt.failed().filter(|_| !self.has_told)?;
+        let since = *self.failed.get_or_insert_with(Instant::now);
+        if !self.attempt.has_read_all(worker) && since.elapsed() < LAST_WORDS_MAX {
+            return None;
+        }
+        self.has_told = true;
+        let (pid, ending, text) = self.attempt.about_failed(worker)?;
+        let mut text = String::from_utf8_lossy(&text).into_owned();
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+        Some(Failure {
+            rank: self.first_rank + worker,
+            local_rank: worker,
+            pid: pid.as_raw_pid().unsigned_abs(),
+            ending,
+            time: milliseconds_since_1970(),
+            text,
+        })
+    }
 }
 
 fn milliseconds_since_1970() -> u64 {
