@@ -339,12 +339,14 @@ fn strangers_at_the_door_leave_the_job_unharmed() {
 
 #[test]
 fn a_launcher_that_is_stopped_loses_its_workers_before_the_others_go_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("job");
-    let meeting = Meeting::of("1:2", "file", file.to_str().unwrap());
-    let conf = ["--rdzv-conf", "last_call_timeout=15,join_timeout=15"];
+    let meeting = Meeting::at_first_host("1:2");
     let script = "echo size $WORLD_SIZE; exec sleep 100";
-    let mut hosts = [(); 2].map(|()| meeting.shell(&conf, script).start());
+    let start = |is_first: &str| {
+        let conf = format!("last_call_timeout=15,join_timeout=15,is_host={is_first}");
+        meeting.shell(&["--rdzv-conf", &conf], script).start()
+    };
+    // A stopped process might keep a file locked.
+    let mut hosts = [start("0"), start("1")];
     hosts.iter_mut().for_each(|host| host.wait_for("size 2", 1));
     let [stopped, mut other] = hosts;
     stopped.signal(Signal::STOP);
