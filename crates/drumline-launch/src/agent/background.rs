@@ -43,10 +43,12 @@ pub(super) struct Heard {
     pub(super) plan: Option<Vec<u8>>,
     pub(super) count: Option<u64>,
     pub(super) hosts: Vec<(u64, Vec<u8>)>,
-    /// What hosts report, and their beats.
-    pub(super) reports: Vec<(u64, Option<(Vec<u8>, u64)>)>,
+    pub(super) reports: Vec<(u64, Option<Told>)>,
     pub(super) announcement: Option<Vec<u8>>,
 }
+
+/// What a host reports, without its beat, and its beat.
+pub(super) type Told = (Vec<u8>, u64);
 
 /// How this host has come to the others.
 #[derive(Debug)]

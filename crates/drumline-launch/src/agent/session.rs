@@ -8,7 +8,7 @@ use std::{
 use drumline::store::Error as StoreError;
 
 use super::{
-    background::{Arrival, Background, Heard, Message, Request, Round},
+    background::{Arrival, Background, Heard, Message, Request, Round, Told},
     steps::{self, Holding},
 };
 use crate::{
@@ -315,7 +315,7 @@ impl Session<'_, '_, '_> {
             let key = format!("host/{host}");
             (host, Host::decode(&key, bytes).map_err(|error| error.to_string()))
         };
-        let report = |(host, told): (u64, Option<(Vec<u8>, u64)>)| {
+        let report = |(host, told): (u64, Option<Told>)| {
             let report = told.and_then(|(bytes, beat)| {
                 let report = Report::decode(&format!("report/{host}"), &bytes);
                 let report = report.inspect_err(|error| tracing::warn!("{error}")).ok()?;
