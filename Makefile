@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv deny semver package systems \
+        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -38,6 +38,7 @@ help:
 	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
+	@echo 'make command-lines  every command line of the comparison with torchrun: ten minutes'
 	@echo 'make ecosystem  accelerate, Lightning, transformers and others of PyPI on drumline beside gloo'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
@@ -255,11 +256,11 @@ CONFORMANCE := python/tests/conformance
 INSTALL := $(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index \
            --no-deps --force-reinstall
 
-EXTENSION ?= --workspace --lib
+EXTENSION ?= --workspace --lib --bin drumline
 
 python-package: $(PYTHON_VENV)/installed
 	cargo build --locked $(EXTENSION) $(FEATURES)
-	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/wheels/dev
+	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/debug/drumline target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
 python: python-package $(PYTHON_VENV)/matplotlib
@@ -280,6 +281,10 @@ python-suite: python
 	    --exclude test_ddp_logging_data_cpu || exit 1; done
 	$(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline \
 	    --world-size 3 --like mpi --only all_to_all
+
+# `make python` runs some of these.
+command-lines: torch-venv python-package
+	DRUMLINE_SLOW_TESTS=1 $(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS) python/tests/test_command_lines.py
 
 # Libraries on top of torch, in a second environment that takes torch from the same place: 1.3 GB more.
 # Without some of them (Spark also wants Java) their tests are skipped, and say so.
@@ -313,18 +318,25 @@ bench-step: torch python-release $(PYTHON_VENV)/matplotlib
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/python bench/ddp_step.py $(ARGS)
 	$(PYTHON_VENV)/bin/python bench/step.py
 
+# The wheel has two parts, the command `drumline` and the extension.
+COMMAND := $(PYTHON_VENV)/bin/python python/build/drumline_build.py
+
 wheel: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.whl
+	$(COMMAND) cargo rustc --locked
 	$(PYTHON_VENV)/bin/maturin build --locked --release --out target/wheels
 
 # For PyPI: with zig of PyPI as linker, for glibc 2.17 and newer. Another processor needs its standard library: by
 # `rustup target add aarch64-unknown-linux-gnu`, or made anew by a nightly compiler that has rust-src: BUILD_STD=1.
-comma := ,
 wheel-x86_64 wheel-aarch64: export PATH := $(CURDIR)/$(PYTHON_VENV)/bin:$(PATH)
+ifdef BUILD_STD
+wheel-x86_64 wheel-aarch64: export RUSTUP_TOOLCHAIN := nightly
+wheel-x86_64 wheel-aarch64: export CARGO_UNSTABLE_BUILD_STD := std,panic_abort
+endif
 wheel-x86_64 wheel-aarch64: wheel-%: $(PYTHON_VENV)/installed
 	rm -f target/wheels/manylinux/*$*.whl
-	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) ziglang
-	$(if $(BUILD_STD),RUSTUP_TOOLCHAIN=nightly CARGO_UNSTABLE_BUILD_STD=std$(comma)panic_abort) \
+	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) ziglang cargo-zigbuild
+	$(COMMAND) cargo-zigbuild rustc --locked --target $*-unknown-linux-gnu.2.17
 	maturin build --locked --release --target $*-unknown-linux-gnu --zig --compatibility manylinux2014 \
 	    --out target/wheels/manylinux
 
@@ -344,6 +356,7 @@ python-release: wheel
 
 sdist: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.tar.gz
+	mkdir -p target/drumline.data
 	$(PYTHON_VENV)/bin/maturin sdist --out target/wheels
 
 $(PYTHON_VENV)/installed:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import needs_backends
+from torch_versions import needs_backends, needs_torchrun
 
 PROGRAM = str(Path(__file__).with_name("launched.py"))
 DRUMLINE = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--", sys.executable]
@@ -53,6 +53,20 @@ def test_the_direct_api_needs_no_torch():
     assert errors == ""
 
 
+@needs_torchrun
+def test_programs_that_know_no_torch_run_under_torchrun():
+    out, _ = launch("torchrun", "own_api")
+    assert out.count("sum [3] False") == 2, out
+    # A program in Rust: its ranks meet in torch's store, and print nothing if they are alone.
+    command = str(Path(sys.executable).with_name("drumline"))
+    measure = ["bench", "all_reduce", "--sizes", "8", "--iters", "1", "--rounds", "1"]
+    done = subprocess.run(
+        [*TORCHRUN, "--no-python", command, *measure], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks on 1 host" in done.stdout and "wrong elements: 0 OK" in done.stdout, done.stdout
+
+
 def test_a_rank_that_raises_is_named_and_its_exit_code_is_the_jobs():
     out, errors = launch("drumline run", "one_raises", expected=1)
     assert "out of patience" in errors
@@ -71,6 +85,18 @@ def test_control_c_ends_the_job():
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGINT, errors
     assert "KeyboardInterrupt" in errors and "panic" not in errors, errors
+
+
+def test_the_command_is_no_python_script_and_starts_the_python_beside_it(tmp_path: Path):
+    command = Path(sys.executable).with_name("drumline")
+    assert command.read_bytes().startswith(b"\x7fELF")
+    script = tmp_path / "which.py"
+    script.write_text("import sys, drumline; print(sys.prefix, sys.argv[1:])")
+    for name, arguments in (("run", []), ("launch", ["--local-rank=0"])):
+        done = subprocess.run(
+            [command, name, script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == f"[0] {sys.prefix} {arguments}\n", done.stdout + done.stderr
 
 
 def test_help_is_no_error():

@@ -5,12 +5,15 @@
 //! | a worker failed, and restarts are left | a pause, then all workers start again |
 //! | exit code 2, 126 or 127 | no restart: the command line or the program is wrong, and stays so |
 //! | three worlds in a row ended before their first step | no restart: the next one would end there, too |
+//! | a worker hung in the kernel | no restart: what it waits for is as broken then |
 //! | a world ran for [`Restarts::calm`] | all restarts are there again, and the pause is the shortest |
 //!
 //! The first step is the first call of `drumline::step`. A program that never calls it counts as past its first
 //! step after 10 s.
 
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::Ending;
 
@@ -24,7 +27,7 @@ use crate::Ending;
 /// let restarts = Restarts { max: 3, ..Restarts::default() };
 /// assert_eq!(restarts.delay_min, Duration::from_secs(1));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarts {
     /// How many restarts are left at the beginning, for the whole job.
     pub max: u32,
@@ -68,7 +71,7 @@ pub enum Next {
 }
 
 /// Why a job ends instead of starting again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NoRestart {
     /// No restarts are left. The job had this many.
     UsedUp(u32),
@@ -76,6 +79,8 @@ pub enum NoRestart {
     Code(i32),
     /// This many worlds in a row ended before their first step.
     NoStep(u32),
+    /// A worker hung in the kernel, and would again.
+    HungInKernel,
 }
 
 /// The restarts that are left.
@@ -90,7 +95,7 @@ pub enum NoRestart {
 /// assert_eq!(budget.after(failure), Next::Restart(Duration::from_secs(1)));
 /// assert_eq!(budget.after(failure), Next::End(NoRestart::UsedUp(1)));
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartBudget {
     restarts: Restarts,
     used: u32,
@@ -116,6 +121,14 @@ impl RestartBudget {
     /// How many restarts are used. After calm this is 0 again.
     pub fn used(&self) -> u32 {
         self.used
+    }
+
+    /// What follows when a worker has hung in the kernel: the job ends.
+    pub fn end(&self) -> Next {
+        Next::End(match self.restarts.max {
+            0 => NoRestart::UsedUp(0),
+            _ => NoRestart::HungInKernel,
+        })
     }
 
     /// Decides what follows this failure.

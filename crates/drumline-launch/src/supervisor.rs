@@ -3,7 +3,7 @@
 //! ```text
 //!          first failure           100 ms: SIGTERM         kill_after
 //!  Running ─────────────► Failing ─────────────────► Ending ─────────► Killed ─────► given up
-//!     │                                                ▲    or Ctrl-C          10 s
+//!     │   or a worker hangs                            ▲    or Ctrl-C          10 s
 //!     └────────────────────────────────────────────────┘
 //!       SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed on;
 //!       shutdown_timeout or another Ctrl-C kills
@@ -85,10 +85,23 @@ impl Default for Policy {
 pub enum Event<'a> {
     /// These workers exited since the last event, in this order.
     Exited(&'a [(usize, Ending)]),
+    /// The launcher has found out that this worker hangs, and ends it with this signal. The job has failed, even if
+    /// the worker outlives the signal.
+    Hung {
+        /// The worker's index.
+        worker: usize,
+        /// The signal.
+        signal: Signal,
+    },
     /// The launcher got this signal, which means that the job ends.
     End(Signal),
     /// The launcher got this signal, which only the workers understand.
     PassOn(Signal),
+    /// The workers of other hosts have ended or are about to: these must end within this time, too.
+    Abandon {
+        /// The time from SIGTERM to SIGKILL.
+        within: Duration,
+    },
     /// Only time has passed. Due at [`Supervisor::deadline`].
     Tick,
 }
@@ -138,6 +151,8 @@ pub enum Verdict {
     },
     /// The launcher got this signal and ended the workers.
     Stopped(Signal),
+    /// The workers were ended because of another host.
+    Abandoned,
 }
 
 /// The end of one worker.
@@ -184,6 +199,8 @@ pub struct Supervisor {
     phase: Phase,
     /// Why the job ends; `None` while it runs.
     cause: Option<Verdict>,
+    /// Whether the cause is a worker that hung. No other worker can be the origin then.
+    hung: bool,
     /// When the latest signal arrived that asks the job to end.
     asked_at: Option<Duration>,
 }
@@ -223,6 +240,7 @@ impl Supervisor {
             workers: vec![Watched::default(); workers],
             phase: Phase::Running,
             cause: None,
+            hung: false,
             asked_at: None,
         }
     }
@@ -239,8 +257,10 @@ impl Supervisor {
                 self.exited(now, batch);
                 Vec::new()
             }
+            Event::Hung { worker, signal } => self.hangs(now, worker, signal),
             Event::End(signal) => self.asked_to_end(now, signal),
             Event::PassOn(signal) => self.order(signal),
+            Event::Abandon { within } => self.abandon(now.saturating_add(within)),
             Event::Tick => match self.phase {
                 Phase::Failing { tell_at, kill_at } if now >= tell_at => {
                     self.end(Signal::TERM, kill_at)
@@ -271,6 +291,15 @@ impl Supervisor {
         over.then_some(self.cause.unwrap_or(Verdict::Success))
     }
 
+    /// The worker that has failed first, once no likelier origin can come up.
+    pub fn failed(&self) -> Option<usize> {
+        match (self.cause, self.phase) {
+            (_, Phase::Failing { .. }) if self.verdict().is_none() => None,
+            (Some(Verdict::Failed { worker }), _) => Some(worker),
+            _ => None,
+        }
+    }
+
     /// The end of each worker, `None` for those that have not exited.
     pub fn exits(&self) -> impl ExactSizeIterator<Item = Option<Exit>> {
         self.workers.iter().map(|worker| worker.exit)
@@ -282,7 +311,7 @@ impl Supervisor {
                 worker.exit.get_or_insert(Exit { ending, at: now, told: worker.told });
             }
         }
-        if !matches!(self.phase, Phase::Running | Phase::Failing { .. }) {
+        if self.hung || !matches!(self.phase, Phase::Running | Phase::Failing { .. }) {
             return;
         }
         let known = match self.cause {
@@ -298,10 +327,26 @@ impl Supervisor {
         let Some((worker, _)) = origin else { return };
         self.cause = Some(Verdict::Failed { worker });
         if self.phase == Phase::Running {
-            let kill_at = now.saturating_add(self.policy.kill_after);
-            self.phase =
-                Phase::Failing { tell_at: kill_at.min(now.saturating_add(SETTLE)), kill_at };
+            self.fail(now);
         }
+    }
+
+    fn hangs(&mut self, now: Duration, index: usize, signal: Signal) -> Vec<Order> {
+        match self.workers.get_mut(index) {
+            Some(worker) if self.phase == Phase::Running && worker.exit.is_none() => {
+                worker.told = Some(signal);
+            }
+            _ => return Vec::new(),
+        }
+        self.cause = Some(Verdict::Failed { worker: index });
+        self.hung = true;
+        self.fail(now);
+        vec![Order { worker: index, signal }]
+    }
+
+    fn fail(&mut self, now: Duration) {
+        let kill_at = now.saturating_add(self.policy.kill_after);
+        self.phase = Phase::Failing { tell_at: kill_at.min(now.saturating_add(SETTLE)), kill_at };
     }
 
     fn asked_to_end(&mut self, now: Duration, signal: Signal) -> Vec<Order> {
@@ -319,6 +364,22 @@ impl Supervisor {
             Phase::Failing { .. } | Phase::Ending { .. } if signal == Signal::INT => self.kill(now),
             Phase::Failing { kill_at: deadline, .. } | Phase::Ending { deadline } => {
                 self.end(signal, deadline)
+            }
+            Phase::Killed { .. } | Phase::GivenUp => Vec::new(),
+        }
+    }
+
+    /// A failure or a signal of this host that came before stays the cause.
+    fn abandon(&mut self, deadline: Duration) -> Vec<Order> {
+        match self.phase {
+            Phase::Running => {
+                self.cause = Some(Verdict::Abandoned);
+                self.end(Signal::TERM, deadline)
+            }
+            Phase::Failing { kill_at: at, .. } => self.end(Signal::TERM, at.min(deadline)),
+            Phase::Ending { deadline: at } => {
+                self.phase = Phase::Ending { deadline: at.min(deadline) };
+                Vec::new()
             }
             Phase::Killed { .. } | Phase::GivenUp => Vec::new(),
         }
@@ -368,6 +429,37 @@ mod tests {
         assert_eq!((supervisor.verdict(), supervisor.deadline()), (None, None));
         assert_eq!(supervisor.handle(at(2), Event::Exited(&[(0, OK)])), []);
         assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_the_origin_whatever_the_others_do() {
+        let mut supervisor = Supervisor::new(3, Policy::default());
+        let hung = Event::Hung { worker: 1, signal: Signal::TERM };
+        assert_eq!(supervisor.handle(at(1_000), hung), orders(&[1], Signal::TERM));
+        assert_eq!(supervisor.handle(at(1_001), hung), [], "it is told once");
+        supervisor.handle(at(1_050), Event::Exited(&[(0, SEGV)]));
+        assert_eq!(supervisor.handle(at(1_100), Event::Tick), orders(&[1, 2], Signal::TERM));
+        supervisor.handle(at(1_101), Event::Exited(&[(2, Ending::Code(1))]));
+        assert_eq!(supervisor.handle(at(1_500), Event::Tick), orders(&[1], Signal::KILL));
+        // It waits in the kernel, and does not end.
+        supervisor.handle(at(11_500), Event::Tick);
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
+    }
+
+    #[test]
+    fn who_has_ended_or_is_being_ended_does_not_hang() {
+        let hung = Event::Hung { worker: 0, signal: Signal::KILL };
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(1), Event::Exited(&[(0, OK)]));
+        assert_eq!(supervisor.handle(at(2), hung), []);
+        assert_eq!(supervisor.handle(at(2), Event::Hung { worker: 7, signal: Signal::KILL }), []);
+        supervisor.handle(at(3), Event::Exited(&[(1, OK)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(1), Event::End(Signal::TERM));
+        assert_eq!(supervisor.handle(at(2), hung), []);
+        supervisor.handle(at(3), Event::Exited(&[(0, OK), (1, OK)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::TERM)));
     }
 
     #[test]
@@ -458,6 +550,27 @@ mod tests {
         assert_eq!(killed, orders(&[1], Signal::KILL));
         supervisor.handle(at(2), Event::Exited(&[(1, SEGV)]));
         assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 0 }));
+    }
+
+    #[test]
+    fn workers_end_because_of_another_host_unless_they_have_a_reason_of_their_own() {
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        let abandon = |ms| Event::Abandon { within: at(ms) };
+        assert_eq!(supervisor.handle(at(10), abandon(500)), orders(&[0, 1], Signal::TERM));
+        assert_eq!(supervisor.deadline(), Some(at(510)));
+        assert_eq!(supervisor.handle(at(20), abandon(0)), []);
+        assert_eq!(supervisor.handle(at(20), Event::Tick), orders(&[0, 1], Signal::KILL));
+        supervisor.handle(at(21), Event::Exited(&[(0, SEGV), (1, OK)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Abandoned));
+
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(0), Event::Exited(&[(1, SEGV)]));
+        assert_eq!(supervisor.failed(), None, "another one may be the origin");
+        assert_eq!(supervisor.handle(at(1), abandon(9_000)), orders(&[0], Signal::TERM));
+        assert_eq!(supervisor.deadline(), Some(at(500)));
+        assert_eq!(supervisor.failed(), Some(1));
+        supervisor.handle(at(2), Event::Exited(&[(0, Ending::Code(1))]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
     }
 
     #[test]

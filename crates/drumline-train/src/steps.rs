@@ -13,6 +13,9 @@
 //! No rank waits in the meantime for a rank that is held: all work of the steps before was begun, and a step that
 //! was begun goes on. A thread of the process answers the launcher, so a call of [`step`] takes one lock and no
 //! system call.
+//!
+//! A launcher that looks for ranks that hang also wants to know the steps of a rank that is not held. Before it
+//! starts the ranks, it says how often. That thread then tells it the last step, if there was a new one.
 
 use std::{
     env,
@@ -58,16 +61,19 @@ pub enum Step {
 /// }
 /// ```
 pub fn step(number: u64) -> Step {
-    static OF_THIS_PROCESS: PerProcess<Option<&'static Progress>> = PerProcess::new();
+    static OF_THIS_PROCESS: PerProcess<Option<&'static Telling>> = PerProcess::new();
     let join = || match OF_THIS_PROCESS.inherited().next() {
         Some(_) => None, // in a fork: its parent answers
         None => Launcher::from_env().and_then(|launcher| launcher.listen(number)),
     };
     match OF_THIS_PROCESS.get(join) {
-        Some(progress) => progress.begin(number),
+        Some(telling) => telling.begin(number),
         None => Step::Continue,
     }
 }
+
+/// The variable with the address of the launcher's own store on this host.
+pub const LAUNCHER_VARIABLE: &str = "DRUMLINE_LAUNCHER";
 
 /// The variable with which a launcher says that it wants to know steps. Its value is this rank's number among
 /// the ranks of its host.
@@ -77,12 +83,19 @@ pub const STEPS_VARIABLE: &str = "DRUMLINE_STEPS";
 pub mod keys {
     /// The first step that a rank has begun.
     pub const FIRST: &str = "drumline/steps/first/";
+    /// How often a rank tells its last step, in milliseconds. The launcher sets it before it starts the ranks; without
+    /// it they tell none.
+    pub const EVERY: &str = "drumline/steps/every";
+    /// The last step that a rank has begun, as the rank tells it every so often.
+    pub const LAST: &str = "drumline/steps/last/";
     /// The launcher holds the ranks.
     pub const ASK: &str = "drumline/steps/ask";
     /// The last step that a rank has begun, as the answer: a number, or nothing.
     pub const BEGUN: &str = "drumline/steps/begun/";
     /// The step before which all ranks stop.
     pub const STOP: &str = "drumline/steps/stop";
+    /// A rank has heard that it stops.
+    pub const STOPPED: &str = "drumline/steps/stopped/";
 }
 
 /// How far this rank is.
@@ -126,12 +139,16 @@ impl Progress {
         self.changed.notify_all();
     }
 
+    fn begun(&self) -> Option<u64> {
+        self.lock().begun
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The launcher's store, and the number under which this rank answers.
+/// Where a launcher hears of steps, and the number under which this rank answers.
 struct Launcher {
     store: Endpoint,
     rank: String,
@@ -141,52 +158,103 @@ impl Launcher {
     /// `None` if no launcher asks for steps.
     fn from_env() -> Option<Launcher> {
         let rank = env::var(STEPS_VARIABLE).ok()?;
-        let store = env::var("DRUMLINE_STORE").ok()?.parse().ok()?;
+        let store = env::var(LAUNCHER_VARIABLE).ok()?.parse().ok()?;
         Some(Launcher { store, rank })
     }
 
     /// Tells the launcher the first step, and starts the thread that answers it. `None` if that cannot be.
-    fn listen(self, first: u64) -> Option<&'static Progress> {
-        // One for the process, whose end it outlives.
-        let progress: &'static Progress = Box::leak(Box::default());
-        let listening = self.tell_first(first).and_then(|store| {
+    fn listen(self, first: u64) -> Option<&'static Telling> {
+        let listening = self.connect().and_then(|telling| {
+            telling.tell(keys::FIRST, &first.to_string())?;
+            // One for the process, whose end it outlives.
+            let telling: &'static Telling = Box::leak(Box::new(telling));
             let answer = move || {
-                if let Err(error) = self.answer(&store, progress) {
+                if let Err(error) = telling.answer(first) {
                     tracing::warn!("cannot tell the launcher about steps: {error}");
-                    progress.release(None);
+                    telling.progress.release(None);
                 }
             };
             let thread = thread::Builder::new().name("steps".into()).stack_size(256 * 1024);
-            thread
-                .spawn(answer)
-                .map_err(|error| Error::Io { what: "start a thread".into(), error: error.into() })
+            thread.spawn(answer).map_err(|error| Error::Io {
+                what: "start a thread".into(),
+                error: error.into(),
+            })?;
+            Ok(telling)
         });
         let failed = listening.inspect_err(|error| {
             tracing::warn!("cannot tell the launcher about steps: {error}");
         });
-        failed.is_ok().then_some(progress)
+        failed.ok()
     }
 
-    fn tell_first(&self, first: u64) -> Result<TcpStore> {
+    fn connect(self) -> Result<Telling> {
         let config = Config::from_env()?;
         let secret = Secret::from_env()?.ok_or_else(|| Error::InvalidSetting {
             setting: "DRUMLINE_SECRET_FILE".into(),
             problem: "not set, but the launcher's store asks for the job's secret".into(),
         })?;
         let store = TcpStore::connect_at(&self.store, &secret, config.security, CONNECT_WITHIN)?;
-        store.set(&format!("{}{}", keys::FIRST, self.rank), first.to_string().as_bytes())?;
-        Ok(store)
+        Ok(Telling { store, rank: self.rank, progress: Progress::default() })
+    }
+}
+
+/// What this rank tells its launcher.
+struct Telling {
+    store: TcpStore,
+    rank: String,
+    progress: Progress,
+}
+
+impl Telling {
+    fn begin(&self, number: u64) -> Step {
+        let next = self.progress.begin(number);
+        if next == Step::Stop
+            && let Err(error) = self.tell(keys::STOPPED, "")
+        {
+            tracing::warn!("cannot tell the launcher that this rank stops: {error}");
+        }
+        next
     }
 
-    fn answer(&self, store: &TcpStore, progress: &Progress) -> Result<()> {
-        store.wait(&[keys::ASK], FOR_EVER)?;
-        let begun = progress.hold().map_or_else(String::new, |step| step.to_string());
-        store.set(&format!("{}{}", keys::BEGUN, self.rank), begun.as_bytes())?;
-        store.wait(&[keys::STOP], FOR_EVER)?;
-        let stop_at = String::from_utf8_lossy(&store.get(keys::STOP)?).parse().ok();
-        progress.release(stop_at);
+    fn tell(&self, key: &str, value: &str) -> Result<()> {
+        Ok(self.store.set(&format!("{key}{}", self.rank), value.as_bytes())?)
+    }
+
+    fn answer(&self, first: u64) -> Result<()> {
+        self.tell_until_asked(first)?;
+        let begun = self.progress.hold().map_or_else(String::new, |step| step.to_string());
+        self.tell(keys::BEGUN, &begun)?;
+        self.store.wait(&[keys::STOP], FOR_EVER)?;
+        self.progress.release(number(&self.store.get(keys::STOP)?));
         Ok(())
     }
+
+    /// Waits until the launcher holds the ranks, and tells it the last step meanwhile if it wants to know.
+    fn tell_until_asked(&self, first: u64) -> Result<()> {
+        let every = match self.store.check(&[keys::EVERY])? {
+            true => {
+                Some(Duration::from_millis(number(&self.store.get(keys::EVERY)?).unwrap_or(1000)))
+            }
+            false => None,
+        };
+        let mut told = None;
+        loop {
+            // The thread may be here before the first step has begun.
+            let begun = self.progress.begun().unwrap_or(first);
+            if every.is_some() && told != Some(begun) {
+                self.tell(keys::LAST, &begun.to_string())?;
+                told = Some(begun);
+            }
+            match self.store.wait(&[keys::ASK], every.unwrap_or(FOR_EVER)) {
+                Err(drumline_group::store::Error::StoreTimeout { .. }) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// The launcher serves its store before it starts the first rank.

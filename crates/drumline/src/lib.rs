@@ -74,16 +74,16 @@ pub use drumline_group::{
     TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16, connect_members,
     default_group, describe_addresses, f16, init_process_group, init_with_store, interruptible,
     is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
-    is_nccl_available, is_torchelastic_launched, metrics_text, register_backend,
+    is_nccl_available, is_torchelastic_launched, metrics_text, own_addresses, register_backend,
     register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline};
 pub use drumline_shm::{NumaBinding, bind_to_cores};
 pub use drumline_train as train;
-#[doc(hidden)]
-pub use drumline_train::steps;
 pub use drumline_train::{Step, async_reduce, checkpoint, ddp, sampler, step};
+#[doc(hidden)]
+pub use drumline_train::{error_file, steps};
 
 #[cfg(doctest)]
 mod book;

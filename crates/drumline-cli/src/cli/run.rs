@@ -7,8 +7,9 @@ use clap_complete::Shell;
 use drumline_launch::{Job, program::ProgramKind};
 
 use super::{
-    compatibility::CompatibilityArgs, ending::EndingArgs, host::Host, hosts::HostArgs,
-    names::Names, output::OutputArgs, ranks::RankArgs, restarts::RestartArgs, store::StoreArgs,
+    compatibility::CompatibilityArgs, ending::EndingArgs, hangs::HangArgs, host::Host,
+    hosts::HostArgs, names::Names, output::OutputArgs, ranks::RankArgs, restarts::RestartArgs,
+    store::StoreArgs,
 };
 
 // No doc comment: clap would make it the description of the command.
@@ -40,6 +41,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten, next_help_heading = "Ending")]
     ending: EndingArgs,
+
+    #[command(flatten, next_help_heading = "Hangs")]
+    hangs: HangArgs,
 
     #[command(flatten, next_help_heading = "Store and security")]
     store: StoreArgs,
@@ -110,8 +114,7 @@ impl RunArgs {
             meeting: place.meeting,
             joining: place.joining,
             run_id: place.run_id,
-            torch_store: self.store.port(place.master_port, place.store_port, names)?,
-            torch_store_takes_anyone: self.store.takes_anyone(),
+            torch_store: self.store.of(place.master_port, place.store_port, names)?,
             security: self.store.security,
             virtual_local_rank: self.ranks.virtual_local_rank,
             numa_binding,
@@ -120,6 +123,7 @@ impl RunArgs {
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,
             signals: self.ending.signals(),
+            hangs: self.hangs.hangs(names, host)?,
             role: self.ranks.role,
             ..Job::new(program, ranks)
         };
