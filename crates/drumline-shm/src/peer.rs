@@ -66,8 +66,14 @@ impl PeerSegment {
         let doorbell = EventFd::from_peer(doorbell)?;
         let layout = check(memory.as_fd())?;
         let mapping = Mapping::new(memory.as_fd(), layout)?;
-        mapping.populate(layout.slot(0).start..layout.slot(1).end);
         Ok(PeerSegment { mapping, doorbell, one_thread_at_a_time: PhantomData })
+    }
+
+    /// Has the kernel map all pages of the peer's slots now. Without this it maps each when it is first used. That
+    /// delays the first calls, but costs nothing for peers and pages that are never used.
+    pub fn populate(&self) {
+        let layout = self.mapping.layout();
+        self.mapping.populate_made(layout.slot(0).start..layout.slot(1).end);
     }
 
     /// The peer's count of posts at its last post in its line of a parity. The caller may then read

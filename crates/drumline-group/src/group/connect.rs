@@ -463,6 +463,10 @@ fn segment_size(config: &Config) -> SegmentSize {
     }
 }
 
+/// With more neighbours than this, their slots are mapped when they are first used. The kernel needs 0.2 ms for the
+/// slots of one: with 256 ranks on a host, that would be 13 s of its processors.
+const POPULATED_MAX: usize = 8;
+
 /// Gives every neighbour this rank's segment, and maps theirs. After a failure it continues with the next
 /// neighbour: every neighbour waits for a message, and what a neighbour has sent must not stay in the stream.
 fn exchange(
@@ -476,8 +480,15 @@ fn exchange(
         Err(_) => handover::decline(stream, deadline),
     };
     let sent: Vec<_> = near.iter().map(|(_, stream)| send(stream)).collect();
-    let receive = |stream| PeerSegment::map(handover::receive(stream, deadline)?);
-    let mapped: Vec<_> = near.iter().map(|(rank, stream)| Ok((*rank, receive(stream)?))).collect();
+    let receive = |stream| {
+        let peer = PeerSegment::map(handover::receive(stream, deadline)?)?;
+        if near.len() <= POPULATED_MAX {
+            peer.populate();
+        }
+        Ok(peer)
+    };
+    let mapped: Vec<drumline_shm::Result<_>> =
+        near.iter().map(|(rank, stream)| Ok((*rank, receive(stream)?))).collect();
     handles?;
     sent.into_iter().collect::<drumline_shm::Result<()>>()?;
     mapped.into_iter().collect()

@@ -498,6 +498,26 @@ fn ranks_share_memory_all_together_or_not_at_all() {
     }
 }
 
+/// With so many neighbours, a rank maps their slots only when it uses them.
+#[test]
+fn many_ranks_of_a_host_share_memory_and_send_messages() {
+    const RANKS: usize = 12;
+    let shared = world(RANKS, |group| {
+        let (before, after) = ((group.rank() + RANKS - 1) % RANKS, (group.rank() + 1) % RANKS);
+        // More than both slots hold.
+        let mut data = vec![1_i64 << group.rank(); 300_000];
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert!(data.iter().all(|sum| *sum == (1 << RANKS) - 1));
+        let sent = group.send_async(vec![group.rank() as u64], after, 7).unwrap();
+        let mut received = [0_u64];
+        group.recv(&mut received, before, 7).unwrap();
+        sent.wait().unwrap();
+        assert_eq!(received, [before as u64]);
+        group.shares_memory()
+    });
+    assert_eq!(shared, [true; RANKS]);
+}
+
 #[test]
 fn strangers_at_the_door_hold_up_nobody() {
     // Over TCP, where strangers can come; ranks of other hosts are connected when they first need
