@@ -2,7 +2,7 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _},
     path::Path,
     time::{Duration, Instant},
 };
@@ -119,7 +119,7 @@ fn at_first_host(
             tracing::info!("waits for the first host at {endpoint}");
             let left = deadline.saturating_duration_since(Instant::now());
             let store = TcpStore::connect_at(&endpoint, secret, level, left)
-                .map_err(|error| Error::meeting(unreached(&endpoint, &error)))?;
+                .map_err(|error| Error::meeting(unreached(&endpoint, (host, port), &error)))?;
             let address = resolve(host, port)?.into_iter().next();
             let address =
                 address.ok_or_else(|| Error::meeting(format!("{host} has no address")))?;
@@ -222,9 +222,23 @@ fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
     })
 }
 
-fn unreached(endpoint: &Endpoint, error: &drumline::store::Error) -> String {
-    format!(
-        "the first host is not reached at {endpoint}: {error}; is `drumline run` started there, with the same \
-         --rdzv-endpoint and secret, and does a firewall let this port through?"
-    )
+/// Why the first host is not reached. A stranger may listen there.
+fn unreached(endpoint: &Endpoint, address: (&str, u16), error: &drumline::store::Error) -> String {
+    let listens = resolve(address.0, address.1).is_ok_and(|addresses| {
+        addresses.iter().any(|it| TcpStream::connect_timeout(it, STRANGER_MAX).is_ok())
+    });
+    let hint = match listens {
+        true => {
+            "a process listens there, but it is no launcher of drumline with the same secret: a torchrun, perhaps? \
+             (ss -ltnp shows it on that host)."
+        }
+        false => {
+            "is `drumline run` started there, with the same --rdzv-endpoint, and does its firewall let this port \
+             through?"
+        }
+    };
+    format!("the first host is not reached at {endpoint}: {hint} The last error was: {error}")
 }
+
+/// How long a stranger may take to answer.
+const STRANGER_MAX: Duration = Duration::from_secs(1);
