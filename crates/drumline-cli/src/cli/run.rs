@@ -114,8 +114,7 @@ impl RunArgs {
             meeting: place.meeting,
             joining: place.joining,
             run_id: place.run_id,
-            torch_store: self.store.port(place.master_port, place.store_port, names)?,
-            torch_store_takes_anyone: self.store.takes_anyone(),
+            torch_store: self.store.of(place.master_port, place.store_port, names)?,
             security: self.store.security,
             virtual_local_rank: self.ranks.virtual_local_rank,
             numa_binding,
@@ -124,7 +123,7 @@ impl RunArgs {
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,
             signals: self.ending.signals(),
-            hangs: self.hangs.hangs(names)?,
+            hangs: self.hangs.hangs(names, host)?,
             role: self.ranks.role,
             ..Job::new(program, ranks)
         };

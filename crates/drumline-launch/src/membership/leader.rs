@@ -74,7 +74,10 @@ impl Leader {
 
     /// Watches a world until all its members have ended.
     fn world(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
-        take_out_lost(it, next);
+        if take_out_lost(it, next) {
+            // The plan names the lost host before anything follows from it.
+            return;
+        }
         let outcomes = outcomes(it, next);
         let is_over = outcomes.len() == next.members.len();
         self.failure(it, next, is_over);
@@ -103,7 +106,9 @@ impl Leader {
         });
         // Of equal ones this is the first.
         let origin = failures
-            .min_by_key(|(_, at, failure)| (!failure.ending.is_never_a_reaction(), *at))
+            .min_by_key(|(_, at, failure)| {
+                (!failure.ending.is_never_a_reaction(), *at, failure.time)
+            })
             .map(|(host, _, failure)| Origin {
                 host,
                 name: it.seen.named(host).name,
@@ -165,14 +170,14 @@ impl Leader {
 }
 
 /// Takes out members that are silent, and ends the world without them. What a member has said at its end stays true
-/// when it is silent.
-fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) {
+/// when it is silent. Returns whether there were any.
+fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) -> bool {
     let world = next.world;
     let is_lost = |member: &Member| {
         it.seen.is_silent(member.host, it.timing)
             && !matches!(it.seen.state_in(member.host, world), State::Ended(_))
     };
-    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return };
+    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return false };
     let lost = it.seen.named(first.host);
     next.members.retain(|member| !is_lost(member));
     // Workers fail when they lose their peers, long before the host is known to be lost.
@@ -180,10 +185,11 @@ fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) {
         next.failure.as_ref().is_some_and(|it| !it.failure.ending.is_never_a_reaction());
     match next.phase {
         Phase::Ending(Why::Failed) if is_reaction => next.failure = None,
-        Phase::Ending(_) => return,
+        Phase::Ending(_) => return true,
         _ => {}
     }
     next.phase = Phase::Ending(Why::Lost(lost));
+    true
 }
 
 /// Ends a world when the launcher of a member was told to end.
@@ -239,7 +245,7 @@ fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
 fn step_to_stop_at(it: Knowledge<'_>, next: &Plan) -> Option<u64> {
     let held = next.members.iter().map(|member| match it.seen.state_in(member.host, next.world) {
         State::Ended(_) => Some(None),
-        State::Waiting | State::Running => it.seen.report_of(member.host)?.held,
+        State::Waiting | State::Running => Some(it.seen.report_of(member.host)?.held?.begun),
     });
     let begun: Option<Vec<Option<u64>>> = held.collect();
     Some(begun?.into_iter().max().flatten().map_or(0, |step| step.saturating_add(1)))
