@@ -6,13 +6,21 @@ mod bench;
 mod check;
 mod closed;
 mod ending;
+mod error_files;
+#[allow(dead_code)]
+#[path = "../../../drumline-store/tests/store/etcd/server.rs"]
+mod etcd;
 mod first;
 mod hangs;
+mod hosts;
 mod launch;
 mod left;
+mod logs;
 mod nodes;
 mod options;
 mod predict;
 mod restarts;
 mod run;
 mod trace;
+
+use launch::HANG;

@@ -79,7 +79,10 @@ impl Leader {
 
     /// Watches a world until all its members have ended.
     fn world(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
-        take_out_lost(it, next);
+        if take_out_lost(it, next) {
+            // The plan names the lost host before anything follows from it.
+            return;
+        }
         let outcomes = outcomes(it, next);
         let is_over = outcomes.len() == next.members.len();
         self.failure(it, next, is_over);
@@ -178,14 +181,14 @@ impl Leader {
 }
 
 /// Takes out members that are silent, and ends the world without them. What a member has said at its end stays true
-/// when it is silent.
-fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) {
+/// when it is silent. Returns whether there were any.
+fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) -> bool {
     let world = next.world;
     let is_lost = |member: &Member| {
         it.seen.is_silent(member.host, it.timing)
             && !matches!(it.seen.state_in(member.host, world), State::Ended(_))
     };
-    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return };
+    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return false };
     let lost = it.seen.named(first.host);
     next.members.retain(|member| !is_lost(member));
     // Workers fail when they lose their peers, long before the host is known to be lost.
@@ -193,10 +196,11 @@ fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) {
         next.failure.as_ref().is_some_and(|it| !it.failure.ending.is_never_a_reaction());
     match next.phase {
         Phase::Ending(Why::Failed) if is_reaction => next.failure = None,
-        Phase::Ending(_) => return,
+        Phase::Ending(_) => return true,
         _ => {}
     }
     next.phase = Phase::Ending(Why::Lost(lost));
+    true
 }
 
 /// Ends a world when the launcher of a member was told to end.
