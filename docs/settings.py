@@ -39,6 +39,7 @@ OTHERS = {
     "PYTHON_EXEC": ("launcher", "The interpreter of scripts; else `python3` beside `drumline`, else that of `PATH`."),
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": ("launcher", "`--shutdown-timeout`, where that is not given, nor by `PET_`."),
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ("launcher", "`--log-line-prefix-template`, in the same way."),
+    "TORCHELASTIC_ERROR_FILE": ("`drumline.launch.record`", "The file for what a rank raises, in torch's format."),
     "CUDA_VISIBLE_DEVICES": ("launcher", "Which GPUs `--nproc-per-node gpu` and `auto` count."),
     "HIP_VISIBLE_DEVICES": ("launcher", "The same for GPUs of AMD; it beats `CUDA_VISIBLE_DEVICES`."),
     "ROCR_VISIBLE_DEVICES": ("launcher", "The same; `HIP_VISIBLE_DEVICES` counts among those that it shows."),

@@ -21,5 +21,5 @@ mod page;
 mod trace;
 
 pub use check::check;
-pub use command::main;
+pub use command::{main, refusal};
 pub use error::{Error, Result};

@@ -44,6 +44,8 @@ pub struct Job {
     pub virtual_local_rank: bool,
     /// What is written to files, and what is shown.
     pub logs: Logs,
+    /// The file that says, as JSON, how the job ended on this host: `--report`.
+    pub report: Option<PathBuf>,
     /// What happens after a failure.
     pub restarts: Restarts,
     /// The port on 127.0.0.1 of the store for programs that use torch; 0 means a free one. `None`: there is
@@ -85,6 +87,7 @@ impl Job {
             role: "default".into(),
             virtual_local_rank: false,
             logs: Logs::default(),
+            report: None,
             restarts: Restarts::default(),
             torch_store: Some(0),
             torch_store_takes_anyone: false,

@@ -78,6 +78,7 @@ mod launch;
 mod limits;
 mod lines;
 mod logs;
+mod outcome;
 mod output;
 mod processes;
 pub mod program;

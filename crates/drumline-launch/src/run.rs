@@ -12,7 +12,7 @@ use crate::{
     events::{Events, Source},
     job::{Job, OnSignal},
     launch::Launch,
-    report,
+    outcome, report,
     restarts::{EndedWorld, Next, RestartBudget},
     signals::Signals,
     supervisor::{Event, Verdict},
@@ -33,6 +33,10 @@ use crate::{
 /// The program cannot be run, the port is taken, or a system call failed. No worker is left in this case,
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
+    run_worlds(job).inspect_err(|error| outcome::write_error(job, error))
+}
+
+fn run_worlds(job: &Job) -> Result<u8> {
     let launch = Launch::of(job)?;
     let mut listener = Listener::new(job)?;
     let mut budget = RestartBudget::new(job.restarts);
@@ -43,9 +47,14 @@ pub fn run(job: &Job) -> Result<u8> {
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
         let is_printed = listener.finish_output(&mut ended)?;
+        let tail = match ended.verdict {
+            Verdict::Failed { worker } => ended.console.tail(worker),
+            Verdict::Success | Verdict::Stopped(_) => Vec::new(),
+        };
         if is_printed {
-            report(&launch, &ended);
+            report(&launch, &ended, &tail);
         }
+        outcome::write(job, &world, &ended, &tail)?;
         let ending = match (ended.verdict, ended.first_failure()) {
             (Verdict::Success, _) => return Ok(0),
             (Verdict::Stopped(signal), _) => return Ok(signal_exit_code(signal.as_raw())),
@@ -75,12 +84,8 @@ pub fn run(job: &Job) -> Result<u8> {
 }
 
 /// Prints what went wrong in a world, and where its traces are.
-fn report(launch: &Launch<'_>, ended: &Ended) {
-    let tail = match ended.verdict {
-        Verdict::Failed { worker } => ended.console.tail(worker),
-        Verdict::Success | Verdict::Stopped(_) => Vec::new(),
-    };
-    ended.console.report(&report::render(ended.verdict, &ended.fates, &tail, &ended.left));
+fn report(launch: &Launch<'_>, ended: &Ended, tail: &[Vec<u8>]) {
+    ended.console.report(&report::render(ended.verdict, &ended.fates, tail, &ended.left));
     let trace = launch.config.trace.as_ref();
     if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.started_at)) {
         let line = format!("drumline: traces are in {0}: drumline trace page {0}\n", dir.display());

@@ -12,6 +12,7 @@ mod left;
 mod nodes;
 mod options;
 mod predict;
+mod report;
 mod restarts;
 mod run;
 mod trace;

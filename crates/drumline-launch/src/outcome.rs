@@ -1,0 +1,111 @@
+//! The file of `--report`: how the job ended on this host, for programs.
+
+use std::{fs, io, path::Path, process, time::UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::{
+    Ending, Error, Job, Result,
+    attempt::Ended,
+    ending::{signal_exit_code, signal_name},
+    report::Fate,
+    supervisor::Verdict,
+    world::World,
+};
+
+/// How a job ended. After a restart the file is about the last world.
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    /// The exit code of the launcher.
+    exit_code: u8,
+    /// The signal to the launcher that ended the job.
+    stopped_by: Option<String>,
+    /// Why the launcher could not start or watch the job.
+    error: Option<String>,
+    /// How often the job started again.
+    restarts: u32,
+    /// The rank that failed first.
+    first_failure: Option<usize>,
+    /// The last lines of its stderr.
+    stderr: Vec<String>,
+    /// All ranks of this host.
+    ranks: Vec<Rank>,
+}
+
+/// How one rank ended.
+#[derive(Debug, Serialize)]
+struct Rank {
+    rank: usize,
+    local_rank: usize,
+    pid: i32,
+    /// The exit code, or -n after signal n. `None`: it outlived SIGKILL.
+    exit_code: Option<i32>,
+    /// When it ended, in seconds since 1970.
+    ended_at: Option<f64>,
+    /// The last signal that the launcher sent to end it. Without one it ended by itself.
+    told: Option<String>,
+}
+
+/// Writes the file about a world that has ended, if the job wants one. `tail` has the last lines of stderr of the
+/// rank that failed first.
+pub(crate) fn write(job: &Job, world: &World, ended: &Ended, tail: &[Vec<u8>]) -> Result<()> {
+    let Some(path) = &job.report else { return Ok(()) };
+    let rank_of = |worker: usize| world.first_rank + worker;
+    let (exit_code, stopped_by, first_failure) = match (ended.verdict, ended.first_failure()) {
+        (Verdict::Success, _) => (0, None, None),
+        (Verdict::Stopped(signal), _) => {
+            let number = signal.as_raw();
+            (signal_exit_code(number), Some(signal_name(number)), None)
+        }
+        (Verdict::Failed { worker }, ending) => {
+            (ending.map_or(1, Ending::exit_code), None, Some(rank_of(worker)))
+        }
+    };
+    let since_1970 = ended.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let rank = |(worker, fate): (usize, &Fate)| Rank {
+        rank: rank_of(worker),
+        local_rank: worker,
+        pid: fate.pid.as_raw_nonzero().get(),
+        exit_code: fate.exit.map(|exit| match exit.ending {
+            Ending::Code(code) => code,
+            Ending::Signal { number, .. } => -number,
+        }),
+        ended_at: fate.exit.map(|exit| (since_1970 + exit.at).as_secs_f64()),
+        told: fate.exit.and_then(|exit| Some(signal_name(exit.told?.as_raw()))),
+    };
+    let outcome = Outcome {
+        exit_code,
+        stopped_by,
+        error: None,
+        restarts: world.restart,
+        first_failure,
+        stderr: tail.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect(),
+        ranks: ended.fates.iter().enumerate().map(rank).collect(),
+    };
+    put(path, &outcome)
+}
+
+/// Writes the file about an error of the launcher itself, if the job wants one.
+pub(crate) fn write_error(job: &Job, error: &Error) {
+    if let Some(path) = &job.report {
+        let outcome = Outcome {
+            exit_code: error.exit_code(),
+            error: Some(error.to_string()),
+            ..Outcome::default()
+        };
+        if let Err(second) = put(path, &outcome) {
+            tracing::warn!("{second}");
+        }
+    }
+}
+
+/// A reader never sees half a file.
+fn put(path: &Path, outcome: &Outcome) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", process::id()));
+    let write = || -> io::Result<()> {
+        fs::write(&beside, serde_json::to_vec_pretty(outcome)?)?;
+        fs::rename(&beside, path)
+    };
+    write().map_err(Error::system(format!("write --report {}", path.display())))
+}
