@@ -229,11 +229,11 @@ CONFORMANCE := python/tests/conformance
 INSTALL := $(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index \
            --no-deps --force-reinstall
 
-EXTENSION ?= --workspace --lib
+EXTENSION ?= --workspace --lib --bin drumline
 
 python-package: $(PYTHON_VENV)/installed
 	cargo build --locked $(EXTENSION) $(FEATURES)
-	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/wheels/dev
+	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/debug/drumline target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
 python: python-package $(PYTHON_VENV)/matplotlib
@@ -287,18 +287,25 @@ bench-step: torch python-release $(PYTHON_VENV)/matplotlib
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/python bench/ddp_step.py $(ARGS)
 	$(PYTHON_VENV)/bin/python bench/step.py
 
+# The wheel has two parts, the command `drumline` and the extension.
+COMMAND := $(PYTHON_VENV)/bin/python python/build/drumline_build.py
+
 wheel: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.whl
+	$(COMMAND) cargo rustc --locked
 	$(PYTHON_VENV)/bin/maturin build --locked --release --out target/wheels
 
 # For PyPI: with zig of PyPI as linker, for glibc 2.17 and newer. Another processor needs its standard library: by
 # `rustup target add aarch64-unknown-linux-gnu`, or made anew by a nightly compiler that has rust-src: BUILD_STD=1.
-comma := ,
 wheel-x86_64 wheel-aarch64: export PATH := $(CURDIR)/$(PYTHON_VENV)/bin:$(PATH)
+ifdef BUILD_STD
+wheel-x86_64 wheel-aarch64: export RUSTUP_TOOLCHAIN := nightly
+wheel-x86_64 wheel-aarch64: export CARGO_UNSTABLE_BUILD_STD := std,panic_abort
+endif
 wheel-x86_64 wheel-aarch64: wheel-%: $(PYTHON_VENV)/installed
 	rm -f target/wheels/manylinux/*$*.whl
-	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) ziglang
-	$(if $(BUILD_STD),RUSTUP_TOOLCHAIN=nightly CARGO_UNSTABLE_BUILD_STD=std$(comma)panic_abort) \
+	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) ziglang cargo-zigbuild
+	$(COMMAND) cargo-zigbuild rustc --locked --target $*-unknown-linux-gnu.2.17
 	maturin build --locked --release --target $*-unknown-linux-gnu --zig --compatibility manylinux2014 \
 	    --out target/wheels/manylinux
 
@@ -318,6 +325,7 @@ python-release: wheel
 
 sdist: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.tar.gz
+	mkdir -p target/drumline.data
 	$(PYTHON_VENV)/bin/maturin sdist --out target/wheels
 
 $(PYTHON_VENV)/installed:

@@ -39,7 +39,10 @@ def main(wheel: str) -> None:
             (site,) = TORCH_VENV.glob("lib/python3*/site-packages")
             (own,) = venv.glob("lib/python3*/site-packages")
             (own / "torch.pth").write_text(f"{site}\n")
+        if not (venv / "bin/drumline").read_bytes().startswith(b"\x7fELF"):
+            raise SystemExit("the command drumline is a script: each job would wait for an interpreter first")
         run("drumline", "--version")
+        run("python", "-m", "drumline", "--version")
         run("drumline", "check")
         run("python", "-c", "import drumline; print(drumline.__file__)")
 

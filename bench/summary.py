@@ -42,6 +42,8 @@ LINES = [
     Line("all_reduce 64 MiB over TCP", "loopback", "64 MiB", ours="tcp", registered=None, others=()),
     Line("all_reduce 64 MiB, 2 hosts, 10 Gb/s", "links", "10 Gb/s", ours="drumline", registered=None,
          others=("iperf3",), gloo=False),
+    *(Line(what, "launcher", what, ours="drumline run", registered=None, others=("torchrun",), gloo=False)
+      for what in ("an empty job, 2 ranks", "an empty job, 8 ranks", "a job with a restart, 2 ranks")),
 ]
 
 # What the picture shows of `all_reduce`: the bytes of its rows, and its columns with their names there.
@@ -171,7 +173,7 @@ def summary(tables: Tables, picture_name: str, tables_name: str) -> str:
 *drumline*: a buffer of any kind; *times as fast* compares this column. *registered*: a buffer of
 `alloc_registered`. Two ranks on one host unless the row says otherwise. Ranks rewrite their buffers before
 each call. Where ranks outnumber the cores, times are means. The fastest peer is the fastest of Intel MPI,
-MPICH and Open MPI; between hosts it is iperf3, with as many bytes both ways.
+MPICH and Open MPI; between hosts it is iperf3, with as many bytes both ways; of jobs it is torchrun.
 
 {goals(tables)}
 

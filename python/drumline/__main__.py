@@ -1,4 +1,4 @@
-"""The command ``drumline``: the launcher, in this process."""
+"""``python -m drumline``: the command ``drumline``, in this process. The wheel also has it as a program of its own."""
 
 from __future__ import annotations
 

@@ -73,6 +73,18 @@ def test_control_c_ends_the_job():
     assert "KeyboardInterrupt" in errors and "panic" not in errors, errors
 
 
+def test_the_command_is_no_python_script_and_starts_the_python_beside_it(tmp_path: Path):
+    command = Path(sys.executable).with_name("drumline")
+    assert command.read_bytes().startswith(b"\x7fELF")
+    script = tmp_path / "which.py"
+    script.write_text("import sys, drumline; print(sys.prefix, sys.argv[1:])")
+    for name, arguments in (("run", []), ("launch", ["--local-rank=0"])):
+        done = subprocess.run(
+            [command, name, script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == f"[0] {sys.prefix} {arguments}\n", done.stdout + done.stderr
+
+
 def test_help_is_no_error():
     done = subprocess.run(
         [sys.executable, "-m", "drumline", "--help"], capture_output=True, text=True, timeout=60

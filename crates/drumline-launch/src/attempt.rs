@@ -15,6 +15,7 @@ use crate::{
     report::Fate,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
     sweep, waits,
+    watch::{Watch, finding::Finding},
     worker::Worker,
     world::World,
 };
@@ -28,6 +29,9 @@ pub(crate) struct Attempt {
     workers: Vec<Worker>,
     /// Where each killed rank waited, as lines.
     waits: Vec<Vec<String>>,
+    watch: Watch,
+    /// The worker that hung.
+    hung: Option<Finding>,
     keeper: Keeper,
     console: Console,
     stores: Stores,
@@ -55,13 +59,17 @@ impl Attempt {
         let job = launch.job;
         let keeper = Keeper::start(job)?;
         let stores = launch.stores(world)?;
+        let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own)?;
         events.add(&keeper, Source::Channel)?;
+        events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {
             started: Instant::now(),
             started_at: SystemTime::now(),
             supervisor: Supervisor::new(world.local_size, job.policy),
             workers: Vec::with_capacity(world.local_size),
             waits: vec![Vec::new(); world.local_size],
+            watch,
+            hung: None,
             keeper,
             console: Console::open(world.local_size, job.labels_stdout)?,
             stores,
@@ -81,6 +89,7 @@ impl Attempt {
             self.workers.push(worker);
             self.console.attach(streams)?;
         }
+        self.watch.begin(&self.workers, world.first_rank)?;
         let early = self.keeper.early_exits();
         self.handle(Event::Exited(&early));
         Ok(())
@@ -104,9 +113,11 @@ impl Attempt {
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
     pub(crate) fn handle(&mut self, event: Event<'_>) {
         let is_news = matches!(event, Event::PassOn(_));
+        let is_known = matches!(event, Event::Hung { .. });
         let orders = self.supervisor.handle(self.started.elapsed(), event);
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
-        let killed = orders.iter().filter(|order| order.signal == Signal::KILL).filter_map(pid);
+        let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
+        let killed = killed.filter_map(pid);
         for (rank, lines) in waits::of(killed.collect()) {
             self.waits[rank] = lines;
         }
@@ -128,6 +139,18 @@ impl Attempt {
         Ok(())
     }
 
+    /// Handles what the watch has found. Call it when the watch is readable.
+    pub(crate) fn hear_watch(&mut self) {
+        for finding in self.watch.found() {
+            let (worker, signal) = (finding.worker, finding.signal);
+            let was_running = !self.is_ending();
+            self.handle(Event::Hung { worker, signal });
+            if was_running && self.is_ending() {
+                self.hung = Some(finding);
+            }
+        }
+    }
+
     /// Prints a line of the launcher's own.
     pub(crate) fn note(&mut self, line: &str) {
         self.console.note(line);
@@ -144,7 +167,13 @@ impl Attempt {
         let left = self.keeper.finish()?;
         let stepped = self.stores.has_stepped(self.workers.len());
         let exits = self.workers.iter().zip(self.supervisor.exits()).zip(self.waits);
-        let fates = exits.map(|((worker, exit), waits)| Fate { pid: worker.pid(), exit, waits });
+        let hung = |local_rank| self.hung.clone().filter(|it| it.worker == local_rank);
+        let fates = exits.enumerate().map(|(local_rank, ((worker, exit), waits))| Fate {
+            pid: worker.pid(),
+            exit,
+            waits,
+            hung: hung(local_rank),
+        });
         Ok(Ended {
             verdict: self.supervisor.verdict().unwrap_or(Verdict::Success),
             started_at: self.started_at,

@@ -24,6 +24,8 @@ pub(crate) enum Source {
     Channel,
     /// The launcher has ended.
     Launcher,
+    /// A worker hangs.
+    Watch,
     /// The worker with this rank has exited.
     Worker(usize),
 }
@@ -41,6 +43,7 @@ const SIGNALS: u64 = u64::MAX;
 const OUTPUT: u64 = u64::MAX - 1;
 const CHANNEL: u64 = u64::MAX - 2;
 const LAUNCHER: u64 = u64::MAX - 3;
+const WATCH: u64 = u64::MAX - 4;
 
 impl Events {
     pub(crate) fn new() -> Result<Events> {
@@ -56,6 +59,7 @@ impl Events {
             Source::Output => OUTPUT,
             Source::Channel => CHANNEL,
             Source::Launcher => LAUNCHER,
+            Source::Watch => WATCH,
             Source::Worker(rank) => rank as u64,
         });
         epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
@@ -86,6 +90,7 @@ impl Source {
             OUTPUT => Source::Output,
             CHANNEL => Source::Channel,
             LAUNCHER => Source::Launcher,
+            WATCH => Source::Watch,
             rank => Source::Worker(rank as usize),
         }
     }

@@ -147,7 +147,7 @@ impl Keeper {
                         Ok(None) | Err(_) => false,
                     },
                     Source::Launcher => false,
-                    Source::Output => true,
+                    Source::Output | Source::Watch => true,
                 };
                 if !is_heard {
                     return Ok(false);

@@ -39,7 +39,7 @@ pub(crate) struct Launch<'a> {
 /// The stores of a world. The workers meet there.
 #[derive(Debug)]
 pub(crate) struct Stores {
-    own: TcpStore,
+    pub(crate) own: TcpStore,
     _torch: Option<TcpStoreServer>,
     pub(crate) rendezvous: Rendezvous,
 }

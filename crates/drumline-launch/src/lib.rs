@@ -41,6 +41,7 @@
 //! |---|---|---|
 //! | all ranks exit with 0 | nothing | 0 |
 //! | a rank fails | SIGTERM to the others after 100 ms, SIGKILL after `--kill-after` (500 ms), report | that of the first rank to fail; 128 + n for signal n |
+//! | a rank [hangs](Hangs) | SIGKILL to it; then as if it had failed | 137 |
 //! | SIGINT, SIGTERM, SIGHUP or SIGQUIT to the launcher | passes it on, SIGKILL after `--shutdown-timeout` (30 s) or a second Ctrl-C | 128 + n |
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
 //! | SIGKILL to the launcher | nothing: it is dead, and the keeper kills everything | 137 |
@@ -71,6 +72,7 @@ mod ending;
 mod environment;
 mod error;
 mod events;
+mod groups;
 mod job;
 mod keep;
 mod keeper;
@@ -90,6 +92,7 @@ mod signals;
 pub mod supervisor;
 mod sweep;
 mod waits;
+mod watch;
 mod worker;
 mod world;
 
@@ -101,3 +104,4 @@ pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};
 pub use run::run;
+pub use watch::hangs::Hangs;

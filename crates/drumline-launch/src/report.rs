@@ -1,14 +1,16 @@
 //! The report on a job that did not end well. It begins with the first failure.
 
-use std::{collections::BTreeSet, fmt::Write, time::Duration};
+use std::{fmt::Write, time::Duration};
 
 use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending,
     ending::signal_name,
+    groups::Groups,
     restarts::{Next, NoRestart},
     supervisor::{Exit, Verdict},
+    watch::finding::Finding,
 };
 
 /// How one rank ended.
@@ -19,6 +21,8 @@ pub(crate) struct Fate {
     pub(crate) exit: Option<Exit>,
     /// Where its threads waited before it was killed, as lines.
     pub(crate) waits: Vec<String>,
+    /// How it hung, if it was ended because of that.
+    pub(crate) hung: Option<Finding>,
 }
 
 /// The text for stderr. Empty if all ranks succeeded and left nothing behind. `tail` has the last lines of
@@ -39,7 +43,16 @@ pub(crate) fn render(
         }
         Verdict::Failed { worker } => {
             failed = Some(worker);
-            if let Some(&Fate { pid, exit: Some(exit), .. }) = ranks.get(worker) {
+            if let Some(Fate { pid, hung: Some(hung), .. }) = ranks.get(worker) {
+                let how = &hung.how;
+                let _ = writeln!(
+                    text,
+                    "drumline: rank {worker} (pid {pid}) hung: {how} [errors.md#the-launcher]"
+                );
+                hung.details.iter().for_each(|line| {
+                    let _ = writeln!(text, "    {line}");
+                });
+            } else if let Some(&Fate { pid, exit: Some(exit), .. }) = ranks.get(worker) {
                 let what = match exit.ending {
                     Ending::Code(code) => format!("exited with code {code}"),
                     Ending::Signal { number, .. } => {
@@ -126,9 +139,9 @@ fn leftovers(left: &[String]) -> String {
 /// Where the killed ranks waited. Leaves out ranks that ended just before they were killed.
 fn waits(ranks: &[Fate]) -> String {
     let mut text = String::new();
-    for (rank, Fate { pid, exit, waits }) in ranks.iter().enumerate() {
+    for (rank, Fate { pid, exit, waits, hung }) in ranks.iter().enumerate() {
         let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
-        if waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
+        if hung.is_some() || waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
             continue;
         }
         let _ = writeln!(text, "drumline: rank {rank} (pid {pid}) did not end; before SIGKILL:");
@@ -192,42 +205,11 @@ fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Fate)>, title_of_ended: &st
     let groups =
         [("failed as well", failed), (title_of_ended, ended), ("had finished before", done)];
     groups.iter().fold(stuck, |mut text, (title, groups)| {
-        if !groups.0.is_empty() {
+        if !groups.is_empty() {
             let _ = writeln!(text, "drumline: {title}: {groups}");
         }
         text
     })
-}
-
-/// Ranks grouped by how they ended, each group in the order of its first rank.
-#[derive(Default)]
-struct Groups(Vec<(String, BTreeSet<usize>)>);
-
-impl Groups {
-    fn add(&mut self, rank: usize, fate: String) {
-        match self.0.iter_mut().find(|(known, _)| *known == fate) {
-            Some((_, ranks)) => {
-                ranks.insert(rank);
-            }
-            None => self.0.push((fate, BTreeSet::from([rank]))),
-        }
-    }
-}
-
-/// `0, 2-7 (SIGTERM); 8 (exit code 1)`
-impl std::fmt::Display for Groups {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (i, (fate, ranks)) in self.0.iter().enumerate() {
-            f.write_str(if i == 0 { "" } else { "; " })?;
-            let ranks: Vec<usize> = ranks.iter().copied().collect();
-            let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-                [first, .., last] => format!("{first}-{last}"),
-                run => run[0].to_string(),
-            });
-            write!(f, "{} ({fate})", runs.collect::<Vec<_>>().join(", "))?;
-        }
-        Ok(())
-    }
 }
 
 /// What to set if a Python library has refused drumline because of its name.
@@ -261,6 +243,7 @@ mod tests {
             pid: Pid::from_raw(100 + i as i32).unwrap(),
             exit: exit.map(|(ending, told)| Exit { ending, at, told }),
             waits: Vec::new(),
+            hung: None,
         };
         exits.iter().enumerate().map(rank).collect()
     }
@@ -292,6 +275,26 @@ mod tests {
              drumline: ended the other ranks: 0, 2-3 (SIGTERM); 4 (exit code 1); \
              7 (SIGKILL, not from drumline); 8 (SIGKILL)\n\
              drumline: had finished before: 5 (exit code 0)\n"
+        );
+    }
+
+    #[test]
+    fn a_rank_that_hung_is_told_by_how_and_where() {
+        let killed = Some((signal(9), Some(Signal::KILL)));
+        let mut ranks = ranks(&[Some((signal(15), Some(Signal::TERM))), killed]);
+        ranks[1].hung = Some(Finding {
+            worker: 1,
+            signal: Signal::KILL,
+            how: "it sleeps".into(),
+            details: vec!["rank 1: train (101): waits in nanosleep".into()],
+        });
+        ranks[1].waits = vec!["train (101): waits in exit".into()];
+        assert_eq!(
+            text(Verdict::Failed { worker: 1 }, &ranks, &[]),
+            "drumline: rank 1 (pid 101) hung: it sleeps [errors.md#the-launcher]\n    \
+             rank 1: train (101): waits in nanosleep\n\
+             drumline: it wrote nothing to its stderr\n\
+             drumline: ended the other ranks: 0 (SIGTERM)\n"
         );
     }
 

@@ -145,6 +145,9 @@ impl Listener<'_> {
             if ready.contains(&Source::Channel) {
                 attempt.hear_exit()?;
             }
+            if ready.contains(&Source::Watch) {
+                attempt.hear_watch();
+            }
             attempt.handle(Event::Tick);
         }
         Ok(())

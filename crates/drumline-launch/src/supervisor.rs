@@ -3,7 +3,7 @@
 //! ```text
 //!          first failure           100 ms: SIGTERM         kill_after
 //!  Running ─────────────► Failing ─────────────────► Ending ─────────► Killed ─────► given up
-//!     │                                                ▲    or Ctrl-C          10 s
+//!     │   or a worker hangs                            ▲    or Ctrl-C          10 s
 //!     └────────────────────────────────────────────────┘
 //!       SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed on;
 //!       shutdown_timeout or another Ctrl-C kills
@@ -85,6 +85,14 @@ impl Default for Policy {
 pub enum Event<'a> {
     /// These workers exited since the last event, in this order.
     Exited(&'a [(usize, Ending)]),
+    /// The launcher has found out that this worker hangs, and ends it with this signal. The job has failed, even if
+    /// the worker outlives the signal.
+    Hung {
+        /// The worker's index.
+        worker: usize,
+        /// The signal.
+        signal: Signal,
+    },
     /// The launcher got this signal, which means that the job ends.
     End(Signal),
     /// The launcher got this signal, which only the workers understand.
@@ -184,6 +192,8 @@ pub struct Supervisor {
     phase: Phase,
     /// Why the job ends; `None` while it runs.
     cause: Option<Verdict>,
+    /// Whether the cause is a worker that hung. No other worker can be the origin then.
+    hung: bool,
     /// When the latest signal arrived that asks the job to end.
     asked_at: Option<Duration>,
 }
@@ -223,6 +233,7 @@ impl Supervisor {
             workers: vec![Watched::default(); workers],
             phase: Phase::Running,
             cause: None,
+            hung: false,
             asked_at: None,
         }
     }
@@ -239,6 +250,7 @@ impl Supervisor {
                 self.exited(now, batch);
                 Vec::new()
             }
+            Event::Hung { worker, signal } => self.hangs(now, worker, signal),
             Event::End(signal) => self.asked_to_end(now, signal),
             Event::PassOn(signal) => self.order(signal),
             Event::Tick => match self.phase {
@@ -282,7 +294,7 @@ impl Supervisor {
                 worker.exit.get_or_insert(Exit { ending, at: now, told: worker.told });
             }
         }
-        if !matches!(self.phase, Phase::Running | Phase::Failing { .. }) {
+        if self.hung || !matches!(self.phase, Phase::Running | Phase::Failing { .. }) {
             return;
         }
         let known = match self.cause {
@@ -298,10 +310,26 @@ impl Supervisor {
         let Some((worker, _)) = origin else { return };
         self.cause = Some(Verdict::Failed { worker });
         if self.phase == Phase::Running {
-            let kill_at = now.saturating_add(self.policy.kill_after);
-            self.phase =
-                Phase::Failing { tell_at: kill_at.min(now.saturating_add(SETTLE)), kill_at };
+            self.fail(now);
         }
+    }
+
+    fn hangs(&mut self, now: Duration, index: usize, signal: Signal) -> Vec<Order> {
+        match self.workers.get_mut(index) {
+            Some(worker) if self.phase == Phase::Running && worker.exit.is_none() => {
+                worker.told = Some(signal);
+            }
+            _ => return Vec::new(),
+        }
+        self.cause = Some(Verdict::Failed { worker: index });
+        self.hung = true;
+        self.fail(now);
+        vec![Order { worker: index, signal }]
+    }
+
+    fn fail(&mut self, now: Duration) {
+        let kill_at = now.saturating_add(self.policy.kill_after);
+        self.phase = Phase::Failing { tell_at: kill_at.min(now.saturating_add(SETTLE)), kill_at };
     }
 
     fn asked_to_end(&mut self, now: Duration, signal: Signal) -> Vec<Order> {
@@ -368,6 +396,37 @@ mod tests {
         assert_eq!((supervisor.verdict(), supervisor.deadline()), (None, None));
         assert_eq!(supervisor.handle(at(2), Event::Exited(&[(0, OK)])), []);
         assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_the_origin_whatever_the_others_do() {
+        let mut supervisor = Supervisor::new(3, Policy::default());
+        let hung = Event::Hung { worker: 1, signal: Signal::TERM };
+        assert_eq!(supervisor.handle(at(1_000), hung), orders(&[1], Signal::TERM));
+        assert_eq!(supervisor.handle(at(1_001), hung), [], "it is told once");
+        supervisor.handle(at(1_050), Event::Exited(&[(0, SEGV)]));
+        assert_eq!(supervisor.handle(at(1_100), Event::Tick), orders(&[1, 2], Signal::TERM));
+        supervisor.handle(at(1_101), Event::Exited(&[(2, Ending::Code(1))]));
+        assert_eq!(supervisor.handle(at(1_500), Event::Tick), orders(&[1], Signal::KILL));
+        // It waits in the kernel, and does not end.
+        supervisor.handle(at(11_500), Event::Tick);
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
+    }
+
+    #[test]
+    fn who_has_ended_or_is_being_ended_does_not_hang() {
+        let hung = Event::Hung { worker: 0, signal: Signal::KILL };
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(1), Event::Exited(&[(0, OK)]));
+        assert_eq!(supervisor.handle(at(2), hung), []);
+        assert_eq!(supervisor.handle(at(2), Event::Hung { worker: 7, signal: Signal::KILL }), []);
+        supervisor.handle(at(3), Event::Exited(&[(1, OK)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(1), Event::End(Signal::TERM));
+        assert_eq!(supervisor.handle(at(2), hung), []);
+        supervisor.handle(at(3), Event::Exited(&[(0, OK), (1, OK)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::TERM)));
     }
 
     #[test]

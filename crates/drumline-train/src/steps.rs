@@ -13,6 +13,9 @@
 //! No rank waits in the meantime for a rank that is held: all work of the steps before was begun, and a step that
 //! was begun goes on. A thread of the process answers the launcher, so a call of [`step`] takes one lock and no
 //! system call.
+//!
+//! A launcher that looks for ranks that hang also wants to know the steps of a rank that is not held. Before it
+//! starts the ranks, it says how often. That thread then tells it the last step, if there was a new one.
 
 use std::{
     env,
@@ -77,6 +80,11 @@ pub const STEPS_VARIABLE: &str = "DRUMLINE_STEPS";
 pub mod keys {
     /// The first step that a rank has begun.
     pub const FIRST: &str = "drumline/steps/first/";
+    /// How often a rank tells its last step, in milliseconds. The launcher sets it before it starts the ranks; without
+    /// it they tell none.
+    pub const EVERY: &str = "drumline/steps/every";
+    /// The last step that a rank has begun, as the rank tells it every so often.
+    pub const LAST: &str = "drumline/steps/last/";
     /// The launcher holds the ranks.
     pub const ASK: &str = "drumline/steps/ask";
     /// The last step that a rank has begun, as the answer: a number, or nothing.
@@ -126,6 +134,10 @@ impl Progress {
         self.changed.notify_all();
     }
 
+    fn begun(&self) -> Option<u64> {
+        self.lock().begun
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,7 +163,7 @@ impl Launcher {
         let progress: &'static Progress = Box::leak(Box::default());
         let listening = self.tell_first(first).and_then(|store| {
             let answer = move || {
-                if let Err(error) = self.answer(&store, progress) {
+                if let Err(error) = self.answer(&store, progress, first) {
                     tracing::warn!("cannot tell the launcher about steps: {error}");
                     progress.release(None);
                 }
@@ -178,15 +190,40 @@ impl Launcher {
         Ok(store)
     }
 
-    fn answer(&self, store: &TcpStore, progress: &Progress) -> Result<()> {
-        store.wait(&[keys::ASK], FOR_EVER)?;
+    fn answer(&self, store: &TcpStore, progress: &Progress, first: u64) -> Result<()> {
+        self.tell_until_asked(store, progress, first)?;
         let begun = progress.hold().map_or_else(String::new, |step| step.to_string());
         store.set(&format!("{}{}", keys::BEGUN, self.rank), begun.as_bytes())?;
         store.wait(&[keys::STOP], FOR_EVER)?;
-        let stop_at = String::from_utf8_lossy(&store.get(keys::STOP)?).parse().ok();
-        progress.release(stop_at);
+        progress.release(number(&store.get(keys::STOP)?));
         Ok(())
     }
+
+    /// Waits until the launcher holds the ranks, and tells it the last step meanwhile if it wants to know.
+    fn tell_until_asked(&self, store: &TcpStore, progress: &Progress, first: u64) -> Result<()> {
+        let every = match store.check(&[keys::EVERY])? {
+            true => Some(Duration::from_millis(number(&store.get(keys::EVERY)?).unwrap_or(1000))),
+            false => None,
+        };
+        let key = format!("{}{}", keys::LAST, self.rank);
+        let mut told = None;
+        loop {
+            // The thread may be here before the first step has begun.
+            let begun = progress.begun().unwrap_or(first);
+            if every.is_some() && told != Some(begun) {
+                store.set(&key, begun.to_string().as_bytes())?;
+                told = Some(begun);
+            }
+            match store.wait(&[keys::ASK], every.unwrap_or(FOR_EVER)) {
+                Err(drumline_group::store::Error::StoreTimeout { .. }) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// The launcher serves its store before it starts the first rank.

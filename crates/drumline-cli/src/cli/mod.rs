@@ -7,6 +7,7 @@
 
 mod compatibility;
 mod ending;
+mod hangs;
 mod host;
 mod hosts;
 mod names;

@@ -7,8 +7,9 @@ use clap_complete::Shell;
 use drumline_launch::{Job, program::ProgramKind};
 
 use super::{
-    compatibility::CompatibilityArgs, ending::EndingArgs, host::Host, hosts::HostArgs,
-    names::Names, output::OutputArgs, ranks::RankArgs, restarts::RestartArgs, store::StoreArgs,
+    compatibility::CompatibilityArgs, ending::EndingArgs, hangs::HangArgs, host::Host,
+    hosts::HostArgs, names::Names, output::OutputArgs, ranks::RankArgs, restarts::RestartArgs,
+    store::StoreArgs,
 };
 
 // No doc comment: clap would make it the description of the command.
@@ -40,6 +41,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten, next_help_heading = "Ending")]
     ending: EndingArgs,
+
+    #[command(flatten, next_help_heading = "Hangs")]
+    hangs: HangArgs,
 
     #[command(flatten, next_help_heading = "Store and security")]
     store: StoreArgs,
@@ -121,6 +125,7 @@ impl RunArgs {
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,
             signals: self.ending.signals(),
+            hangs: self.hangs.hangs(names)?,
             role: self.ranks.role,
             ..Job::new(program, ranks)
         };

@@ -7,6 +7,7 @@ mod check;
 mod closed;
 mod ending;
 mod first;
+mod hangs;
 mod launch;
 mod left;
 mod nodes;

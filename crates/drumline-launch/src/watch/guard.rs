@@ -1,0 +1,46 @@
+//! Who looks after the workers: a guard for each kind of hang.
+
+use std::{
+    fmt::Debug,
+    os::fd::{BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::Pid,
+};
+
+use super::finding::Finding;
+
+/// Looks for one kind of hang.
+pub(crate) trait Guard: Debug + Send {
+    /// A descriptor that is readable when it is time to look.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// When to look next, if the descriptor does not say so.
+    fn due(&self) -> Option<Duration>;
+
+    /// Looks after the workers. The first one that hangs ends the job.
+    ///
+    /// `now` is the time for which this process has run: while it is stopped, so are the workers.
+    fn look(&mut self, now: Duration, wards: &[Ward]) -> Option<Finding>;
+}
+
+/// A worker, as a guard sees it.
+#[derive(Debug)]
+pub(crate) struct Ward {
+    /// Its rank in the job.
+    pub(crate) rank: usize,
+    pub(crate) pid: Pid,
+    pub(crate) pidfd: OwnedFd,
+}
+
+impl Ward {
+    pub(crate) fn lives(&self) -> bool {
+        let mut exited = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        poll(&mut exited, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
+    }
+}
