@@ -47,6 +47,8 @@ OTHERS = {
     "SLURM_STEP_NUM_NODES": ("launcher", "How many hosts the step has."),
     "SLURM_STEP_NUM_TASKS": ("launcher", "How many tasks the step has."),
     "JOB_COMPLETION_INDEX": ("launcher", "`--node-rank` in an indexed job of Kubernetes."),
+    "DRUMLINE_ETCD_USER": ("stores in etcd", "The user, for an etcd that asks for one."),
+    "DRUMLINE_ETCD_PASSWORD": ("stores in etcd", "The password of that user."),
     "DRUMLINE_DISABLE_RSEQ": ("launcher", "As the flag `--disable-rseq`; 0 or 1."),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("set by the launcher", "1, as torchrun sets it, unless it is set already."),
     "DRUMLINE_TERMINAL_COLUMNS": ("set by the launcher", "How wide the launcher's terminal is: a rank may draw progress."),
@@ -62,6 +64,7 @@ OTHERS = {
 # Of tests and of the example programs alone.
 TESTS = {
     "DRUMLINE_TEST_HOSTS": "Tests of several hosts that cannot run fail; they say so and pass unless set.",
+    "DRUMLINE_TEST_ETCD": "Tests of stores in etcd fail without etcd; they say so and pass unless set.",
     "DRUMLINE_TEST_PYTHON": "The interpreter with torch for tests of stores.",
     "DRUMLINE_PROGRAM": "The number of one random program of the conformance suite.",
     "DRUMLINE_PART": "The part of the conformance suite to run: 3/24.",

@@ -11,7 +11,7 @@ use std::fmt;
 /// assert_eq!((Ending::Code(3).to_string(), killed.to_string()), ("exit code 3".into(), "SIGKILL".into()));
 /// assert_eq!((Ending::Code(3).exit_code(), killed.exit_code()), (3, 137));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Ending {
     /// It called `exit` with this code, 0 to 255.
     Code(i32),

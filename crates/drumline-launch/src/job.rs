@@ -127,7 +127,7 @@ impl Job {
 }
 
 /// How many hosts a job needs, and how many it may have: `--nnodes MIN:MAX`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Hosts {
     /// With fewer hosts the job waits.
     pub min: NonZeroUsize,

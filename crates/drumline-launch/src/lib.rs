@@ -80,6 +80,7 @@ mod launch;
 mod limits;
 mod lines;
 mod logs;
+pub mod membership;
 mod outcome;
 mod output;
 mod processes;

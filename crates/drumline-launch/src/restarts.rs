@@ -12,6 +12,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Ending;
 
 /// How often a job may start again, and how long it waits before.
@@ -24,7 +26,7 @@ use crate::Ending;
 /// let restarts = Restarts { max: 3, ..Restarts::default() };
 /// assert_eq!(restarts.delay_min, Duration::from_secs(1));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarts {
     /// How many restarts are left at the beginning, for the whole job.
     pub max: u32,
@@ -68,7 +70,7 @@ pub enum Next {
 }
 
 /// Why a job ends instead of starting again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NoRestart {
     /// No restarts are left. The job had this many.
     UsedUp(u32),
@@ -90,7 +92,7 @@ pub enum NoRestart {
 /// assert_eq!(budget.after(failure), Next::Restart(Duration::from_secs(1)));
 /// assert_eq!(budget.after(failure), Next::End(NoRestart::UsedUp(1)));
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartBudget {
     restarts: Restarts,
     used: u32,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`HashStore`] | threads of one process |
 //! | [`FileStore`] | processes that see one file; they may use torch |
+//! | `EtcdStore` | hosts any of which may go; with the feature `etcd` |
 //! | [`TcpStore`] | processes on any number of hosts; with a secret, or with torch |
 //! | [`PrefixStore`] | users of a part of another store |
 //!
@@ -22,10 +23,12 @@
 //! # Ok::<(), drumline::Error>(())
 //! ```
 //!
-//! Every store has limits: a key has at most 8,191 bytes, a value 8 MiB, and a call 131,072 keys and 32 MiB.
+//! Every store has limits: a key has at most 8,191 bytes, a value 8 MiB (in etcd 1 MiB), and a call 131,072 keys and 32 MiB.
 //! A store holds at most [`BYTES_MAX`] bytes, unless it was opened with another limit.
 //! What torch calls each method, and where ours differs: `docs/reference/stores.md`.
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 mod file;
 mod hash;
 mod interface;
@@ -34,6 +37,8 @@ mod prefix;
 pub mod tcp;
 mod values;
 
+#[cfg(feature = "etcd")]
+pub use self::etcd::{Cluster, EtcdStore};
 pub use self::{
     file::FileStore,
     hash::HashStore,

@@ -42,7 +42,8 @@ pub(super) fn stores() -> Vec<Subject> {
     let second = file("b");
     let cloned = tcp();
     let clone = cloned.try_clone().unwrap();
-    let all = vec![
+    #[cfg_attr(not(feature = "etcd"), expect(unused_mut))]
+    let mut all = vec![
         Subject::new("hash", HashStore::new()),
         Subject::new("prefix over hash", PrefixStore::new("a/b", Arc::new(HashStore::new()))),
         Subject::new("tcp", tcp()),
@@ -54,5 +55,7 @@ pub(super) fn stores() -> Vec<Subject> {
         Subject::new("prefix over file", PrefixStore::new("a/b", Arc::new(shared)))
             .kept_by((second, directory)),
     ];
+    #[cfg(feature = "etcd")]
+    all.extend(super::etcd::of_shared_server().map(|store| Subject::new("etcd", store)));
     all
 }

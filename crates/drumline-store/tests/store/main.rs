@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod doors;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod file;
 mod handshake;
 mod kinds;

@@ -1,0 +1,275 @@
+//! What the leader decides: the next plan follows from the last one and from what it knows of the hosts.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{EndedWorld, Next};
+
+use super::{
+    order::{self, Standing},
+    sightings::{Knowledge, Sightings},
+    values::{How, Member, Origin, Outcome, Phase, Plan, State, Verdict, Why},
+};
+
+/// The clocks of a leader. A new leader starts them anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leader {
+    since: BTreeMap<Clock, Duration>,
+}
+
+/// What the leader measures the time of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Clock {
+    /// There are too few hosts.
+    TooFew,
+    /// There are enough, and there may be more.
+    LastCall,
+    /// A failed job waits before it starts again.
+    Pause,
+    /// A host has come while a world runs.
+    Newcomers,
+    /// A worker has failed.
+    Failure,
+}
+
+impl Leader {
+    /// The plan that follows `plan`: the same one, if there is nothing to decide.
+    pub(super) fn next(&mut self, it: Knowledge<'_>, plan: &Plan) -> Plan {
+        let mut next = Plan { leader: it.me, ..plan.clone() };
+        if !matches!(plan.phase, Phase::Over(_)) {
+            let standing = order::standing(&it, plan);
+            next.refused = standing.refused.clone();
+            self.decide(it, &standing, &mut next);
+            hand_over(it, &standing, &mut next);
+        }
+        if next != *plan {
+            next.version += 1;
+        }
+        next
+    }
+
+    fn decide(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+        if next.runs() {
+            self.world(it, standing, next);
+        }
+        let pause = match next.phase {
+            Phase::Pausing(pause) => Some(pause),
+            _ => None,
+        };
+        let waited = self.elapsed(it.now, Clock::Pause, pause.is_some());
+        if pause.zip(waited).is_some_and(|(pause, waited)| waited >= pause) {
+            next.phase = Phase::Gathering;
+        }
+        self.gather(it, standing, next);
+    }
+
+    /// How long `holds` has been true.
+    fn elapsed(&mut self, now: Duration, clock: Clock, holds: bool) -> Option<Duration> {
+        if !holds {
+            self.since.remove(&clock);
+            return None;
+        }
+        let since = *self.since.entry(clock).or_insert(now);
+        Some(now.saturating_sub(since))
+    }
+
+    /// Watches a world until all its members have ended.
+    fn world(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+        take_out_lost(it, next);
+        let outcomes = outcomes(it, next);
+        let is_over = outcomes.len() == next.members.len();
+        self.failure(it, next, is_over);
+        leave(it, next);
+        if is_over {
+            self.since.clear();
+            conclude(next, &outcomes);
+            return;
+        }
+        self.newcomers(it, standing, next);
+        if next.phase == Phase::Holding
+            && let Some(step) = step_to_stop_at(it, next)
+        {
+            next.phase = Phase::StoppingAt(step);
+        }
+    }
+
+    /// Ends a world in which a worker has failed. Failures of one moment may have one origin, so it waits a little.
+    fn failure(&mut self, it: Knowledge<'_>, next: &mut Plan, is_over: bool) {
+        if matches!(next.phase, Phase::Ending(_)) {
+            return;
+        }
+        let failures = next.members.iter().filter_map(|member| {
+            let at = it.seen.failed_at(member.host, next.world)?;
+            Some((member.host, at, it.seen.report_of(member.host)?.failure.as_ref()?))
+        });
+        // Of equal ones this is the first.
+        let origin = failures
+            .min_by_key(|(_, at, failure)| (!failure.ending.is_never_a_reaction(), *at))
+            .map(|(host, _, failure)| Origin {
+                host,
+                name: it.seen.named(host).name,
+                failure: failure.clone(),
+            });
+        let waited = self.elapsed(it.now, Clock::Failure, origin.is_some());
+        if waited.is_some_and(|waited| waited >= it.timing.settle || is_over) {
+            next.failure = origin;
+            next.phase = Phase::Ending(Why::Failed);
+        }
+    }
+
+    /// Holds a world in which there is room for the hosts that have come. It waits a little, so that several that
+    /// come together are taken in together.
+    fn newcomers(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+        let running = |it: &Sightings, member: &Member| {
+            it.state_in(member.host, next.world) == State::Running
+        };
+        let has_come = next.phase == Phase::Running
+            && next.members.len() < it.host.terms.hosts.max.get()
+            && standing.ready.iter().any(|host| next.place(*host).is_none())
+            && next.members.iter().all(|member| running(it.seen, member));
+        let waited = self.elapsed(it.now, Clock::Newcomers, has_come);
+        if waited.is_some_and(|waited| waited >= it.timing.newcomers) {
+            next.phase = Phase::Holding;
+        }
+    }
+
+    /// Starts the next world once there are enough hosts.
+    fn gather(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+        if !matches!(next.phase, Phase::Gathering) {
+            self.elapsed(it.now, Clock::TooFew, false);
+            self.elapsed(it.now, Clock::LastCall, false);
+            return;
+        }
+        let hosts = it.host.terms.hosts;
+        let here = standing.ready.len();
+        let is_enough = here >= hosts.min.get();
+        let waited = self.elapsed(it.now, Clock::TooFew, !is_enough);
+        let called = self.elapsed(it.now, Clock::LastCall, is_enough);
+        if standing.is_unsure {
+            return;
+        }
+        if let Some((leaver, signal)) = &standing.leaver
+            && (!is_enough || it.seen.host_of(leaver.host).is_some_and(|it| it.keeps_store))
+        {
+            next.phase = Phase::Over(Verdict::Stopped(leaver.clone(), *signal));
+            return;
+        }
+        let has_called =
+            next.world > 0 || called.is_some_and(|called| called >= it.timing.last_call);
+        if here >= hosts.max.get() || (is_enough && has_called) {
+            start(it, standing, next);
+        } else if waited.is_some_and(|waited| waited >= it.timing.join_timeout) {
+            let came = standing.ready.iter().map(|host| it.seen.named(*host)).collect();
+            next.phase = Phase::Over(Verdict::NoQuorum { came, needed: hosts.min.get() });
+        }
+    }
+}
+
+/// Takes out members that are silent, and ends the world without them. What a member has said at its end stays true
+/// when it is silent.
+fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) {
+    let world = next.world;
+    let is_lost = |member: &Member| {
+        it.seen.is_silent(member.host, it.timing)
+            && !matches!(it.seen.state_in(member.host, world), State::Ended(_))
+    };
+    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return };
+    let lost = it.seen.named(first.host);
+    next.members.retain(|member| !is_lost(member));
+    // Workers fail when they lose their peers, long before the host is known to be lost.
+    let is_reaction =
+        next.failure.as_ref().is_some_and(|it| !it.failure.ending.is_never_a_reaction());
+    match next.phase {
+        Phase::Ending(Why::Failed) if is_reaction => next.failure = None,
+        Phase::Ending(_) => return,
+        _ => {}
+    }
+    next.phase = Phase::Ending(Why::Lost(lost));
+}
+
+/// Ends a world when the launcher of a member was told to end.
+fn leave(it: Knowledge<'_>, next: &mut Plan) {
+    if matches!(next.phase, Phase::Ending(_)) {
+        return;
+    }
+    let leaver = next.members.iter().find_map(|member| {
+        let signal = it.seen.report_of(member.host)?.leaves?;
+        Some((it.seen.named(member.host), signal))
+    });
+    if let Some((leaver, signal)) = leaver {
+        next.phase = Phase::Ending(Why::Left(leaver, signal));
+    }
+}
+
+/// How the members ended that have.
+fn outcomes(it: Knowledge<'_>, next: &Plan) -> Vec<Outcome> {
+    let outcome = |member: &Member| match it.seen.state_in(member.host, next.world) {
+        State::Ended(outcome) => Some(outcome),
+        State::Waiting | State::Running => None,
+    };
+    next.members.iter().filter_map(outcome).collect()
+}
+
+/// What follows a world, once all its members have ended.
+fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
+    let is_lossless = !matches!(next.phase, Phase::Ending(Why::Lost(_) | Why::Failed));
+    if is_lossless && outcomes.iter().all(|it| it.how == How::Success) {
+        next.phase = Phase::Over(Verdict::Finished);
+        return;
+    }
+    next.phase = match (&next.phase, &next.failure) {
+        (Phase::Ending(Why::Failed), Some(origin)) => {
+            let world = EndedWorld {
+                ending: origin.failure.ending,
+                lived: outcomes.iter().map(|it| it.lived).max().unwrap_or_default(),
+                stepped: outcomes.iter().any(|it| it.stepped),
+            };
+            match next.budget.after(world) {
+                Next::End(why) => Phase::Over(Verdict::Failed(why)),
+                Next::Restart(pause) => {
+                    next.restart += 1;
+                    Phase::Pausing(pause)
+                }
+            }
+        }
+        _ => Phase::Gathering,
+    };
+}
+
+/// The step before which all workers can stop, once all members hold theirs.
+fn step_to_stop_at(it: Knowledge<'_>, next: &Plan) -> Option<u64> {
+    let held = next.members.iter().map(|member| match it.seen.state_in(member.host, next.world) {
+        State::Ended(_) => Some(None),
+        State::Waiting | State::Running => it.seen.report_of(member.host)?.held,
+    });
+    let begun: Option<Vec<Option<u64>>> = held.collect();
+    Some(begun?.into_iter().max().flatten().map_or(0, |step| step.saturating_add(1)))
+}
+
+fn start(it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+    let hosts = order::of_ranks(&it, &standing.ready, next);
+    let mut first_rank = 0;
+    next.members = hosts
+        .into_iter()
+        .filter_map(|host| {
+            let ranks = it.seen.host_of(host)?.ranks;
+            let member = Member { host, first_rank, ranks };
+            first_rank += ranks;
+            Some(member)
+        })
+        .collect();
+    next.world += 1;
+    next.phase = Phase::Running;
+}
+
+/// A leader that leaves gives the plan to another host, once its workers have ended.
+fn hand_over(it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+    let leaves = it.seen.report_of(it.me).is_some_and(|report| report.leaves.is_some());
+    let is_needed = next.runs() && next.place(it.me).is_some();
+    if leaves
+        && !is_needed
+        && !matches!(next.phase, Phase::Over(_))
+        && let Some(host) = order::of_ranks(&it, &standing.ready, next).first()
+    {
+        next.leader = *host;
+    }
+}
