@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package systems \
+        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -37,6 +37,7 @@ help:
 	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
+	@echo 'make command-lines  every command line of the comparison with torchrun: ten minutes'
 	@echo 'make ecosystem  accelerate, Lightning, transformers and others of PyPI on drumline beside gloo'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
@@ -254,6 +255,10 @@ python-suite: python
 	    --exclude test_ddp_logging_data_cpu || exit 1; done
 	$(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline \
 	    --world-size 3 --like mpi --only all_to_all
+
+# `make python` runs some of these.
+command-lines: torch-venv python-package
+	DRUMLINE_SLOW_TESTS=1 $(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS) python/tests/test_command_lines.py
 
 # Libraries on top of torch, in a second environment that takes torch from the same place: 1.3 GB more.
 # Without some of them (Spark also wants Java) their tests are skipped, and say so.

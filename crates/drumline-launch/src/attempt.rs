@@ -84,7 +84,8 @@ impl Attempt {
         let columns = self.console.columns().map(|n| (TERMINAL_COLUMNS, n.to_string()));
         for local_rank in 0..world.local_size {
             let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
-            let variables = variables.into_iter().chain(columns.clone());
+            let variables =
+                variables.into_iter().chain(columns.clone()).chain(self.watch.variables());
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
             self.workers.push(worker);
             self.console.attach(streams)?;
@@ -187,6 +188,11 @@ impl Attempt {
 }
 
 impl Ended {
+    /// Whether a worker hung in a way in which it would hang again.
+    pub(crate) fn would_hang_again(&self) -> bool {
+        self.fates.iter().filter_map(|fate| fate.hung.as_ref()).any(|hung| hung.is_final)
+    }
+
     /// How the worker ended that failed first.
     pub(crate) fn first_failure(&self) -> Option<Ending> {
         let Verdict::Failed { worker } = self.verdict else { return None };

@@ -5,6 +5,7 @@
 //! | a worker failed, and restarts are left | a pause, then all workers start again |
 //! | exit code 2, 126 or 127 | no restart: the command line or the program is wrong, and stays so |
 //! | three worlds in a row ended before their first step | no restart: the next one would end there, too |
+//! | a worker hung in the kernel | no restart: what it waits for is as broken then |
 //! | a world ran for [`Restarts::calm`] | all restarts are there again, and the pause is the shortest |
 //!
 //! The first step is the first call of `drumline::step`. A program that never calls it counts as past its first
@@ -78,6 +79,8 @@ pub enum NoRestart {
     Code(i32),
     /// This many worlds in a row ended before their first step.
     NoStep(u32),
+    /// A worker hung in the kernel, and would again.
+    HungInKernel,
 }
 
 /// The restarts that are left.
@@ -118,6 +121,14 @@ impl RestartBudget {
     /// How many restarts are used. After calm this is 0 again.
     pub fn used(&self) -> u32 {
         self.used
+    }
+
+    /// What follows when a worker has hung in the kernel: the job ends.
+    pub fn end(&self) -> Next {
+        Next::End(match self.restarts.max {
+            0 => NoRestart::UsedUp(0),
+            _ => NoRestart::HungInKernel,
+        })
     }
 
     /// Decides what follows this failure.

@@ -62,7 +62,10 @@ fn run_worlds(job: &Job) -> Result<u8> {
             (Verdict::Failed { .. }, Some(ending)) => ending,
         };
         let world = EndedWorld { ending, lived: ended.lived, stepped: ended.stepped };
-        let next = budget.after(world);
+        let next = match ended.would_hang_again() {
+            true => budget.end(),
+            false => budget.after(world),
+        };
         let pause = match next {
             Next::Restart(pause) if is_printed => pause,
             _ => {

@@ -1,11 +1,16 @@
 //! What counts as a rank that hangs.
 
-use std::time::Duration;
+use std::{
+    env,
+    hash::{BuildHasher, Hasher, RandomState},
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::Args;
 use drumline_launch::Hangs;
 
-use super::{names::Names, time::time};
+use super::{host::Host, names::Names, time::time};
 
 // No doc comment: clap would make it the description of the command.
 #[derive(Args, Clone, Copy, Debug)]
@@ -16,13 +21,33 @@ pub(super) struct HangArgs {
 }
 
 impl HangArgs {
-    pub(super) fn hangs(self, names: &Names) -> Result<Hangs, String> {
+    pub(super) fn hangs(self, names: &Names, host: &Host<'_>) -> Result<Hangs, String> {
         if self.step_timeout == Some(Duration::ZERO) {
             let option = names.of("step-timeout");
             return Err(format!(
                 "{option}: every step takes longer than 0s; leave it out for no limit"
             ));
         }
-        Ok(Hangs { step_timeout: self.step_timeout })
+        // torch takes 0 and less as off.
+        let seconds = |text: &str| match text.parse::<f64>() {
+            Ok(seconds) if seconds <= 0.0 => Ok(Duration::ZERO),
+            _ => time(text),
+        };
+        let kernel_timeout = host.parsed("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)?;
+        Ok(Hangs {
+            step_timeout: self.step_timeout,
+            timer_file: timer_file(host),
+            kernel_timeout: kernel_timeout.filter(|time| !time.is_zero()),
+        })
     }
+}
+
+/// The pipe for timers of torch, if the user wants one. torchrun makes up such a name, too.
+fn timer_file(host: &Host<'_>) -> Option<PathBuf> {
+    host.variable("TORCHELASTIC_ENABLE_FILE_TIMER").filter(|value| value == "1")?;
+    let given = host.variable("TORCHELASTIC_TIMER_FILE").map(PathBuf::from);
+    Some(given.unwrap_or_else(|| {
+        let random = RandomState::new().build_hasher().finish();
+        env::temp_dir().join(format!("watchdog_timer_{random:016x}"))
+    }))
 }

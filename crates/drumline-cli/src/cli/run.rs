@@ -125,7 +125,7 @@ impl RunArgs {
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,
             signals: self.ending.signals(),
-            hangs: self.hangs.hangs(names)?,
+            hangs: self.hangs.hangs(names, host)?,
             role: self.ranks.role,
             ..Job::new(program, ranks)
         };

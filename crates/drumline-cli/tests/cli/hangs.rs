@@ -1,8 +1,16 @@
 //! Ranks that hang.
 
-use std::{env, thread, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
 
 use drumline::{Step, step};
+
+use tempfile::TempDir;
 
 use crate::launch::{Ended, Launch};
 
@@ -96,4 +104,190 @@ fn no_step_takes_no_time() {
     let ended = Launch::new(["--step-timeout", "0", "true"]).start().end();
     assert_eq!(ended.code, 2);
     assert!(ended.stderr.contains("--step-timeout: every step takes longer"), "{}", ended.stderr);
+}
+
+/// What the timers of torch write, without torch.
+const TIMER: &str = r#"
+import json, os, time
+
+def write(data):
+    with open(os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
+        file.write(data)
+
+def send(scope, when, signal=9):
+    line = {"version": 1, "pid": os.getpid(), "scope_id": scope, "expiration_time": when, "signal": signal}
+    write(json.dumps(line).encode() + b"\n")
+"#;
+
+/// Starts two ranks that run this program under this interpreter, with timers.
+fn with_timers(python: &Path, options: &[&str], program: &str) -> Launch {
+    let ranks = ["--nproc-per-node", "2", "--", python.to_str().unwrap(), "-c", program];
+    Launch::new(options.iter().chain(&ranks)).variable("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+}
+
+#[test]
+fn a_timer_of_torch_that_expires_ends_its_process() {
+    let program = format!(
+        r#"{TIMER}
+for n in range(20):
+    send("step", time.time() + 0.5)
+    time.sleep(0.005)
+    send("step", -1, 0)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    send("epoch 1", time.time() + 0.3)
+    time.sleep(1000)
+elif os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(1000)
+"#
+    );
+    let restarts = ["--max-restarts", "1", "--restart-delay", "0"];
+    let ended = with_timers(Path::new("python3"), &restarts, &program).start().end();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let first = line(&ended, "hung: ");
+    assert!(first.starts_with("drumline: rank 1 (pid "), "{first}");
+    let how = ") hung: the timer \"epoch 1\" has expired (SIGKILL, torch's expires) [errors.md#the-launcher]";
+    assert!(first.ends_with(how), "{first}");
+    assert!(line(&ended, "sleep").starts_with("    python3 ("), "{}", ended.stderr);
+    assert_eq!(ended.stderr.matches("hung").count(), 1, "{}", ended.stderr);
+}
+
+#[test]
+fn a_process_that_a_rank_has_started_may_have_a_timer_and_strangers_are_left_alone() {
+    let mut stranger = Command::new("sleep").arg("1000").spawn().unwrap();
+    let program = format!(
+        r#"{TIMER}
+if os.environ["RANK"] == "0":
+    write(json.dumps({{"version": 1, "pid": {}, "scope_id": "x", "expiration_time": 1, "signal": 9}}).encode() + b"\n")
+    if os.fork() == 0:
+        send("child", time.time() + 0.2, 15)
+time.sleep(1000)
+"#,
+        stranger.id()
+    );
+    let shared = TempDir::new().unwrap();
+    let pipe = shared.path().join("timers");
+    let launch = with_timers(Path::new("python3"), &[], &program);
+    let ended = launch.variable("TORCHELASTIC_TIMER_FILE", pipe.to_str().unwrap()).start().end();
+    assert_eq!(ended.code, 128 + 15, "{}", ended.stderr);
+    let first = line(&ended, "hung: ");
+    assert!(first.starts_with("drumline: rank 0 (pid "), "{first}");
+    assert!(first.contains("the timer \"child\" of its process "), "{first}");
+    assert!(stranger.try_wait().unwrap().is_none(), "the timer of a stranger was obeyed");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    assert!(!pipe.exists(), "the pipe is left");
+}
+
+#[test]
+fn damaged_timers_are_told_once() {
+    let program = format!(
+        r#"{TIMER}
+if os.environ["RANK"] == "0":
+    for data in [b"garbage\n", b"\xff\n", b"{{}}\n", b"x" * 10000, b"\n", b'{{"pid": "one"}}\n']:
+        write(data)
+    send("after all", time.time() + 0.1)
+time.sleep(1000)
+"#
+    );
+    let ended = with_timers(Path::new("python3"), &[], &program).start().end();
+    assert_eq!(ended.code, 128 + 9, "{}", ended.stderr);
+    assert!(line(&ended, "hung: ").contains("\"after all\""), "{}", ended.stderr);
+    assert_eq!(ended.stderr.matches("is no timer of torch's").count(), 1, "{}", ended.stderr);
+    assert!(line(&ended, "is no timer").contains("garbage"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_file_in_place_of_the_pipe_is_not_touched() {
+    let shared = TempDir::new().unwrap();
+    let file = shared.path().join("precious");
+    fs::write(&file, "data").unwrap();
+    let launch = with_timers(Path::new("python3"), &[], "print('started')");
+    let ended = launch.variable("TORCHELASTIC_TIMER_FILE", file.to_str().unwrap()).start().end();
+    assert_eq!((ended.code, &ended.stdout[..]), (1, &b""[..]), "{}", ended.stderr);
+    assert!(ended.stderr.contains("precious: there is something"), "{}", ended.stderr);
+    assert_eq!(fs::read(file).unwrap(), b"data");
+}
+
+#[test]
+fn unmodified_timers_of_torch_work() {
+    let Some(python) = python_with_torch() else { return };
+    let program = r#"
+import os, time
+import torch.distributed.elastic.timer as timer
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+with timer.expires(after=60, scope="in time"):
+    pass
+if os.environ["RANK"] == "1":
+    with timer.expires(after=0.5, scope="too late"):
+        time.sleep(1000)
+time.sleep(1000)
+"#;
+    let ended = with_timers(&python, &[], program).start().end();
+    assert_eq!(ended.code, 128 + 9, "{}", ended.stderr);
+    let first = line(&ended, "hung: ");
+    assert!(first.starts_with("drumline: rank 1 (pid "), "{first}");
+    assert!(first.contains("too late"), "{first}");
+}
+
+/// `DRUMLINE_TEST_PYTHON`, or what `make torch-venv` has installed.
+fn python_with_torch() -> Option<PathBuf> {
+    if let Some(python) = env::var_os("DRUMLINE_TEST_PYTHON") {
+        return Some(python.into());
+    }
+    let environment = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/torch-venv");
+    if !environment.join("installed").exists() {
+        println!("skipped: there is no torch; `make torch-venv` installs it");
+        return None;
+    }
+    Some(environment.join("bin/python"))
+}
+
+/// Runs this program, with a limit for waits in the kernel.
+fn in_kernel(seconds: &str, options: &[&str], program: &str) -> Ended {
+    let launch = Launch::new(options.iter().chain(&["--", "python3", "-c", program]));
+    launch.variable("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds).start().end()
+}
+
+/// Who starts a process with vfork waits in state D until the new process executes its program. This one first opens
+/// a pipe that nobody writes to.
+#[test]
+fn a_process_that_waits_in_the_kernel_for_long_ends_the_job_for_good() {
+    let shared = TempDir::new().unwrap();
+    let program = format!(
+        "import os\npipe = {:?}\nos.mkfifo(pipe)\n\
+         open_it = (os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)\n\
+         os.posix_spawn('/bin/true', ['true'], {{}}, file_actions=[open_it])",
+        shared.path().join("pipe")
+    );
+    let ended = in_kernel("0.5", &["--max-restarts", "3"], &program);
+    assert_eq!(ended.code, 128 + 9, "{}", ended.stderr);
+    let first = line(&ended, "hung: ");
+    assert!(first.contains("has waited in the kernel for 500ms"), "{first}");
+    assert!(
+        line(&ended, "cannot be interrupted in ").starts_with("    python3 ("),
+        "{}",
+        ended.stderr
+    );
+    let last = "drumline: the job does not start again: what a thread waits for in the kernel is as broken after \
+                another start";
+    assert_eq!(*ended.report().last().unwrap(), last);
+}
+
+#[test]
+fn many_short_waits_in_the_kernel_are_no_hang() {
+    let program = "import os, time
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)";
+    let ended = in_kernel("0.2", &[], program);
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+    let ended = in_kernel("-1", &[], "print('off')");
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+    let ended = in_kernel("soon", &[], "print('on')");
+    assert_eq!((ended.code, &ended.stdout[..]), (2, &b""[..]));
+    assert!(
+        ended.stderr.contains("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=soon"),
+        "{}",
+        ended.stderr
+    );
 }

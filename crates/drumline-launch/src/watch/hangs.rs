@@ -1,6 +1,6 @@
 //! What counts as a rank that hangs.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 /// What the launcher takes for a rank that hangs, and then ends as a failure. By default nothing.
 ///
@@ -17,4 +17,11 @@ pub struct Hangs {
     /// The longest time between the beginnings of two [steps](drumline::step) of a rank, and from the last one to its
     /// end: `--step-timeout`. A rank that has begun no step has no limit.
     pub step_timeout: Option<Duration>,
+    /// The named pipe into which programs of torch write their timers: `TORCHELASTIC_TIMER_FILE`. The launcher makes it
+    /// for each world, and removes it. A process whose timer expires is ended.
+    pub timer_file: Option<PathBuf>,
+    /// The longest time for which a thread may wait in the kernel without being interrupted (state D):
+    /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`. After it, as under torchrun, the job does not start again: what the
+    /// thread waits for is as broken then.
+    pub kernel_timeout: Option<Duration>,
 }

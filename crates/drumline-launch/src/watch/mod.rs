@@ -1,7 +1,7 @@
 //! Looks for workers that hang.
 //!
 //! ```text
-//!  Attempt ── prepare ─► guards: steps
+//!  Attempt ── prepare ─► guards: steps, torch's timers, waits in the kernel
 //!     ▲                     │  one thread lets each look when it is time
 //!     └────── Finding ◄─────┘
 //! ```
@@ -12,7 +12,9 @@
 pub(crate) mod finding;
 mod guard;
 pub(crate) mod hangs;
+mod kernel;
 mod steps;
+mod timers;
 
 use std::{
     io::{Read, Write},
@@ -32,7 +34,9 @@ use self::{
     finding::Finding,
     guard::{Guard, Ward},
     hangs::Hangs,
+    kernel::KernelGuard,
     steps::StepGuard,
+    timers::{TimerFile, TimerGuard},
 };
 use crate::{Error, Result, worker::Worker};
 
@@ -40,6 +44,9 @@ use crate::{Error, Result, worker::Worker};
 #[derive(Debug)]
 pub(crate) struct Watch {
     guards: Vec<Box<dyn Guard>>,
+    /// What the workers need to know.
+    variables: Vec<(&'static str, String)>,
+    _timer_file: Option<TimerFile>,
     findings: Receiver<Finding>,
     told: Option<Sender<Finding>>,
     /// The ends of a socket pair: the thread writes a byte when it has found something, and ends when the near end
@@ -47,6 +54,9 @@ pub(crate) struct Watch {
     near: UnixStream,
     far: Option<UnixStream>,
 }
+
+/// Tells the programs of torch where the pipe is.
+const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 
 /// A turn of the thread that takes this much longer than it should shows that the process was stopped.
 const STOPPED_AFTER: Duration = Duration::from_secs(1);
@@ -58,9 +68,32 @@ impl Watch {
         if let Some(limit) = hangs.step_timeout {
             guards.push(Box::new(StepGuard::before(workers, limit, store)?));
         }
+        let (mut timer_file, mut variables) = (None, Vec::new());
+        if let Some(path) = &hangs.timer_file {
+            let (guard, file) = TimerGuard::make(path)?;
+            guards.push(Box::new(guard));
+            timer_file = Some(file);
+            variables.push((TIMER_FILE, path.to_string_lossy().into_owned()));
+        }
+        if let Some(limit) = hangs.kernel_timeout {
+            guards.push(Box::new(KernelGuard::new(limit)));
+        }
         let (near, far) = UnixStream::pair().map_err(Error::system("make a socket pair"))?;
         let (told, findings) = channel();
-        Ok(Watch { guards, findings, told: Some(told), near, far: Some(far) })
+        Ok(Watch {
+            guards,
+            variables,
+            _timer_file: timer_file,
+            findings,
+            told: Some(told),
+            near,
+            far: Some(far),
+        })
+    }
+
+    /// The variables of every worker.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
+        self.variables.clone()
     }
 
     /// Lets the guards look after these workers, the first of which has this rank.
