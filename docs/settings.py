@@ -39,7 +39,7 @@ OTHERS = {
     "PYTHON_EXEC": ("launcher", "The interpreter of scripts; else `python3` beside `drumline`, else that of `PATH`."),
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": ("launcher", "`--shutdown-timeout`, where that is not given, nor by `PET_`."),
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ("launcher", "`--log-line-prefix-template`, in the same way."),
-    "TORCHELASTIC_ERROR_FILE": ("`drumline.launch.record`", "The file for what a rank raises, in torch's format."),
+    "TORCHELASTIC_ERROR_FILE": ("launcher, `drumline.launch.record`", "The file in which a process says why it failed. The launcher sets it for each rank."),
     "TORCHELASTIC_ENABLE_FILE_TIMER": ("launcher", "1: it ends processes whose timers of torch expire."),
     "TORCHELASTIC_TIMER_FILE": ("launcher, and set by it", "The named pipe for these timers."),
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": ("launcher", "The longest wait in the kernel that cannot be interrupted, in seconds."),

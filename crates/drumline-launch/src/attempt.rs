@@ -1,15 +1,22 @@
 //! The workers of one world on this host, from their start to their end: the shell around the
 //! [`supervisor`](crate::supervisor).
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
 
+use drumline::error_file::ErrorFile;
 use rustix::process::Signal;
 
 use crate::{
     Ending, Result,
-    environment::{self, TERMINAL_COLUMNS},
+    environment::{self, ERROR_FILE, TERMINAL_COLUMNS},
     events::{Events, Source},
+    files::WorldFiles,
     keeper::Keeper,
+    last_words::LastWords,
     launch::{Launch, Stores},
     output::Console,
     report::Fate,
@@ -34,6 +41,7 @@ pub(crate) struct Attempt {
     hung: Option<Finding>,
     keeper: Keeper,
     console: Console,
+    files: WorldFiles,
     stores: Stores,
 }
 
@@ -51,6 +59,7 @@ pub(crate) struct Ended {
     /// The processes that the workers left behind.
     pub(crate) left: Vec<String>,
     pub(crate) console: Console,
+    files: WorldFiles,
 }
 
 impl Attempt {
@@ -58,6 +67,10 @@ impl Attempt {
     pub(crate) fn start(launch: &Launch<'_>, world: &World, events: &Events) -> Result<Attempt> {
         let job = launch.job;
         let keeper = Keeper::start(job)?;
+        let files = launch.files.of_world(world.restart, world.local_size);
+        if let Some(private) = files.private() {
+            keeper.remove_at_the_end(private)?;
+        }
         let stores = launch.stores(world)?;
         let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own)?;
         events.add(&keeper, Source::Channel)?;
@@ -71,7 +84,8 @@ impl Attempt {
             watch,
             hung: None,
             keeper,
-            console: Console::open(world.local_size, job.labels_stdout)?,
+            console: Console::open(job, world, &files)?,
+            files,
             stores,
         };
         attempt.start_workers(launch, world).inspect_err(|_| attempt.abandon())?;
@@ -86,9 +100,12 @@ impl Attempt {
             let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
             let variables =
                 variables.into_iter().chain(columns.clone()).chain(self.watch.variables());
+            let variables = variables.map(|(name, value)| (name, OsString::from(value)));
+            let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
+            let variables = variables.chain(error_file);
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
             self.workers.push(worker);
-            self.console.attach(streams)?;
+            self.console.attach(streams, &self.files)?;
         }
         self.watch.begin(&self.workers, world.first_rank)?;
         let early = self.keeper.early_exits();
@@ -183,11 +200,43 @@ impl Attempt {
             fates: fates.collect(),
             left,
             console: self.console,
+            files: self.files,
         })
     }
 }
 
 impl Ended {
+    /// What the worker that failed first has told of its failure.
+    pub(crate) fn last_words(&self) -> LastWords {
+        let Verdict::Failed { worker } = self.verdict else { return LastWords::default() };
+        LastWords { tail: self.console.tail(worker), error: self.error(worker) }
+    }
+
+    /// What a worker has written to its error file.
+    pub(crate) fn error(&self, worker: usize) -> Option<ErrorFile> {
+        self.files.error_file(worker).and_then(|path| ErrorFile::read(&path))
+    }
+
+    /// The error file of a worker, if it is there and stays there.
+    pub(crate) fn kept_error_file(&self, worker: usize) -> Option<PathBuf> {
+        let is_kept = self.files.private().is_none();
+        self.files.error_file(worker).filter(|path| is_kept && path.exists())
+    }
+
+    /// Tells the launcher of this launcher why the job failed, in the file `to`: in the words of the worker that
+    /// failed first, if that one has written a file.
+    pub(crate) fn pass_on_error(&self, to: &Path) {
+        let Some(ErrorFile::Failure(failure)) = self.last_words().error else { return };
+        let exit_code = match self.first_failure() {
+            Some(Ending::Signal { number, .. }) => -number,
+            Some(Ending::Code(code)) => code,
+            None => 1,
+        };
+        if let Err(error) = failure.pass_on(to, exit_code) {
+            tracing::warn!("cannot write the error file {}: {error}", to.display());
+        }
+    }
+
     /// Whether a worker hung in a way in which it would hang again.
     pub(crate) fn would_hang_again(&self) -> bool {
         self.fates.iter().filter_map(|fate| fate.hung.as_ref()).any(|hung| hung.is_final)

@@ -1,7 +1,7 @@
 //! The variables that tell a worker which rank it is and where the ranks meet. Those of torchrun are
 //! among them, so that a program for one launcher runs under the other.
 
-use drumline::{Endpoint, steps};
+use drumline::{Endpoint, error_file, steps};
 
 use crate::{
     ending::signal_name,
@@ -19,9 +19,18 @@ pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 /// The number of a worker among those of its host, also if [`Job::virtual_local_rank`] hides it.
 pub(crate) const LOCAL_PLACE: &str = steps::STEPS_VARIABLE;
 
+/// The file in which a worker says why it fails; the launcher does the same if it has one.
+pub(crate) const ERROR_FILE: &str = error_file::VARIABLE;
+
 /// Variables of an outer launcher or of its job, which must not reach the workers of this one.
-pub(crate) const NOT_INHERITED: [&str; 5] =
-    [TERMINAL_COLUMNS, NUMA_BINDING, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
+pub(crate) const NOT_INHERITED: [&str; 6] = [
+    TERMINAL_COLUMNS,
+    NUMA_BINDING,
+    ERROR_FILE,
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+];
 
 /// Where the workers of a world meet.
 #[derive(Clone, Debug)]

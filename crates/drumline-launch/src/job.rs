@@ -115,13 +115,6 @@ impl Job {
                           (docs/guides/several-hosts.md)",
             });
         }
-        if self.logs != Logs::default() {
-            return Err(Error::NotYet {
-                what: "an option of --log-dir, --redirects, --tee, --local-ranks-filter, --duplicate-*-filters or \
-                       --log-line-prefix-template",
-                instead: "redirect the output of drumline run, whose lines begin with their rank",
-            });
-        }
         Ok(())
     }
 }

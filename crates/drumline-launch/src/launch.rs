@@ -17,6 +17,7 @@ use drumline::{
 use crate::{
     Result,
     environment::{Inherited, Rendezvous},
+    files::JobFiles,
     job::Job,
     limits, program,
     secret::JobSecret,
@@ -33,6 +34,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) secret: JobSecret,
     pub(crate) config: Config,
     pub(crate) inherited: Inherited,
+    pub(crate) files: JobFiles,
     run_id: String,
 }
 
@@ -49,13 +51,15 @@ impl<'a> Launch<'a> {
         job.is_possible()?;
         let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
         limits::raise();
+        let run_id = job.run_id.clone().unwrap_or_else(new_run_id);
         let launch = Launch {
             job,
             program,
             secret: JobSecret::for_workers()?,
             config: Config::from_env()?,
             inherited: Inherited::here(),
-            run_id: job.run_id.clone().unwrap_or_else(new_run_id),
+            files: JobFiles::of(job, &run_id)?,
+            run_id,
         };
         if launch.inherited.limits_omp(job) {
             let ranks = job.nproc_per_node;

@@ -1,8 +1,15 @@
 //! The file of `--report`: how the job ended on this host, for programs.
 
-use std::{fs, io, path::Path, process, time::UNIX_EPOCH};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+    time::UNIX_EPOCH,
+};
 
+use drumline::error_file::ErrorFile;
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use crate::{
     Ending, Error, Job, Result,
@@ -44,11 +51,16 @@ struct Rank {
     ended_at: Option<f64>,
     /// The last signal that the launcher sent to end it. Without one it ended by itself.
     told: Option<String>,
+    /// How it hung.
+    hung: Option<String>,
+    /// The path of its error file, if that stays.
+    error_file: Option<PathBuf>,
+    /// What its error file has.
+    error: Option<Map<String, Value>>,
 }
 
-/// Writes the file about a world that has ended, if the job wants one. `tail` has the last lines of stderr of the
-/// rank that failed first.
-pub(crate) fn write(job: &Job, world: &World, ended: &Ended, tail: &[Vec<u8>]) -> Result<()> {
+/// Writes the file about a world that has ended, if the job wants one.
+pub(crate) fn write(job: &Job, world: &World, ended: &Ended) -> Result<()> {
     let Some(path) = &job.report else { return Ok(()) };
     let rank_of = |worker: usize| world.first_rank + worker;
     let (exit_code, stopped_by, first_failure) = match (ended.verdict, ended.first_failure()) {
@@ -72,6 +84,9 @@ pub(crate) fn write(job: &Job, world: &World, ended: &Ended, tail: &[Vec<u8>]) -
         }),
         ended_at: fate.exit.map(|exit| (since_1970 + exit.at).as_secs_f64()),
         told: fate.exit.and_then(|exit| Some(signal_name(exit.told?.as_raw()))),
+        hung: fate.hung.as_ref().map(|hung| hung.how.clone()),
+        error_file: ended.kept_error_file(worker),
+        error: ended.error(worker).map(error),
     };
     let outcome = Outcome {
         exit_code,
@@ -79,10 +94,30 @@ pub(crate) fn write(job: &Job, world: &World, ended: &Ended, tail: &[Vec<u8>]) -
         error: None,
         restarts: world.restart,
         first_failure,
-        stderr: tail.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect(),
+        stderr: ended
+            .last_words()
+            .tail
+            .iter()
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect(),
         ranks: ended.fates.iter().enumerate().map(rank).collect(),
     };
     put(path, &outcome)
+}
+
+/// What the error file has. A damaged one says so.
+fn error(file: ErrorFile) -> Map<String, Value> {
+    match file {
+        ErrorFile::Failure(failure) => failure.json().clone(),
+        ErrorFile::Damaged { why, beginning } => {
+            let beginning = String::from_utf8_lossy(&beginning);
+            let message = match beginning.is_empty() {
+                true => format!("the error file is damaged: {why}"),
+                false => format!("the error file is damaged: {why}; it begins with: {beginning}"),
+            };
+            Map::from_iter([("message".to_owned(), json!(message))])
+        }
+    }
 }
 
 /// Writes the file about an error of the launcher itself, if the job wants one.

@@ -9,10 +9,13 @@ use crate::{
     Result,
     attempt::{Attempt, Ended},
     ending::{signal_exit_code, signal_name},
+    environment::ERROR_FILE,
     events::{Events, Source},
     job::{Job, OnSignal},
     launch::Launch,
-    outcome, report,
+    outcome,
+    prefix::host_name,
+    report::{self, Report},
     restarts::{EndedWorld, Next, RestartBudget},
     signals::Signals,
     supervisor::{Event, Verdict},
@@ -47,14 +50,10 @@ fn run_worlds(job: &Job) -> Result<u8> {
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
         let is_printed = listener.finish_output(&mut ended)?;
-        let tail = match ended.verdict {
-            Verdict::Failed { worker } => ended.console.tail(worker),
-            Verdict::Success | Verdict::Stopped(_) => Vec::new(),
-        };
         if is_printed {
-            report(&launch, &ended, &tail);
+            report(&launch, &ended);
         }
-        outcome::write(job, &world, &ended, &tail)?;
+        outcome::write(job, &world, &ended)?;
         let ending = match (ended.verdict, ended.first_failure()) {
             (Verdict::Success, _) => return Ok(0),
             (Verdict::Stopped(signal), _) => return Ok(signal_exit_code(signal.as_raw())),
@@ -72,6 +71,9 @@ fn run_worlds(job: &Job) -> Result<u8> {
                 if is_printed && let Some(line) = report::no_restart(next) {
                     ended.console.report(line.as_bytes());
                 }
+                if let Some(path) = std::env::var_os(ERROR_FILE) {
+                    ended.pass_on_error(path.as_ref());
+                }
                 return Ok(ending.exit_code());
             }
         };
@@ -87,8 +89,19 @@ fn run_worlds(job: &Job) -> Result<u8> {
 }
 
 /// Prints what went wrong in a world, and where its traces are.
-fn report(launch: &Launch<'_>, ended: &Ended, tail: &[Vec<u8>]) {
-    ended.console.report(&report::render(ended.verdict, &ended.fates, tail, &ended.left));
+fn report(launch: &Launch<'_>, ended: &Ended) {
+    let words = ended.last_words();
+    let report = Report {
+        verdict: ended.verdict,
+        started_at: ended.started_at,
+        host: &host_name(),
+        ranks: &ended.fates,
+        words: &words,
+        left: &ended.left,
+        incomplete: &ended.console.problems(),
+        logs: launch.files.news(matches!(ended.verdict, Verdict::Failed { .. })),
+    };
+    ended.console.report(&report.render());
     let trace = launch.config.trace.as_ref();
     if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.started_at)) {
         let line = format!("drumline: traces are in {0}: drumline trace page {0}\n", dir.display());

@@ -14,6 +14,8 @@ pub mod async_reduce;
 pub mod checkpoint;
 pub mod ddp;
 mod error;
+#[doc(hidden)]
+pub mod error_file;
 pub mod sampler;
 #[doc(hidden)]
 pub mod steps;

@@ -81,9 +81,9 @@ pub use drumline_group::{
 pub use drumline_group::{PerProcess, deadline};
 pub use drumline_shm::{NumaBinding, bind_to_cores};
 pub use drumline_train as train;
-#[doc(hidden)]
-pub use drumline_train::steps;
 pub use drumline_train::{Step, async_reduce, checkpoint, ddp, sampler, step};
+#[doc(hidden)]
+pub use drumline_train::{error_file, steps};
 
 #[cfg(doctest)]
 mod book;

@@ -18,7 +18,7 @@ from drumline import _core
 from drumline.launch import config as _config
 from drumline.launch import function
 from drumline.launch.config import LaunchConfig
-from drumline.launch.failures import ChildFailedError, ProcessFailure
+from drumline.launch.failures import NOT_AVAILABLE, ChildFailedError, ProcessFailure
 
 
 class SignalException(Exception):
@@ -67,7 +67,7 @@ def launch_agent(
             command = [os.fspath(entrypoint), *(str(arg) for arg in args)]
         outcome = _launch(config, command, directory)
         if outcome["exit_code"] != 0:
-            raise _error(outcome, _name(entrypoint, args), directory)
+            raise _error(outcome, _name(entrypoint, args))
         ranks = [(it["rank"], it["local_rank"]) for it in outcome["ranks"]]
         return {rank: function.result(directory, local_rank) for rank, local_rank in ranks}
 
@@ -105,11 +105,13 @@ def _environment() -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
     if environment.get("DRUMLINE_SECRET_FILE", "").startswith("/proc/self/fd/"):
         del environment["DRUMLINE_SECRET_FILE"]
+    # The launcher would write there what is no error of this process yet: `record` decides.
+    environment.pop("TORCHELASTIC_ERROR_FILE", None)
     environment.setdefault("PYTHON_EXEC", sys.executable)
     return environment
 
 
-def _error(outcome: dict[str, Any], name: str, directory: Path) -> Exception:
+def _error(outcome: dict[str, Any], name: str) -> Exception:
     if outcome["error"] is not None:
         kind = {126: PermissionError, 127: FileNotFoundError}.get(outcome["exit_code"], RuntimeError)
         return kind(outcome["error"])
@@ -122,11 +124,15 @@ def _error(outcome: dict[str, Any], name: str, directory: Path) -> Exception:
             continue
         failure = ProcessFailure(
             it["local_rank"], it["pid"], 1 if it["exit_code"] is None else it["exit_code"],
-            str(function.error_file(directory, it["local_rank"])),
-            ended_at=it["ended_at"], stderr=outcome["stderr"] if it["rank"] == first else [],
+            it["error_file"] or NOT_AVAILABLE, it["error"] or _hung(it["hung"]), it["ended_at"],
+            outcome["stderr"] if it["rank"] == first else [],
         )  # fmt: skip
         failures[it["rank"]] = failure
     return ChildFailedError(name, failures, first)
+
+
+def _hung(how: str | None) -> dict[str, Any] | None:
+    return None if how is None else {"message": f"it hung: {how}"}
 
 
 def _name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:

@@ -4,70 +4,72 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-_NOT_AVAILABLE = "<N/A>"
+NOT_AVAILABLE = "<N/A>"
+"""What torch writes where there is nothing."""
 
 _HOW_TO_SEE_MORE = "it wrote no error file: decorate its main function with drumline.launch.record to see its traceback"
 
 
 @dataclass
 class ProcessFailure:
-    """How a rank failed. torch's class has the same fields up to ``timestamp``."""
+    """How a rank failed. Fields, and what they mean, are torch's."""
 
     local_rank: int
     pid: int
     exitcode: int
     """-n if signal n has killed it."""
     error_file: str
-    """``<N/A>`` if it wrote none."""
-    error_file_data: dict[str, Any] = field(init=False, default_factory=dict)
-    message: Any = field(init=False, default="")
-    """The text; with an error file, what that has under ``message``."""
-    timestamp: int = field(init=False, default=0)
-    """When it happened, in seconds since 1970."""
+    """``<N/A>`` if there is none, or if it has been removed."""
+    error_file_data: dict[str, Any] | None = None
+    """What the error file has. It is read unless this is given."""
     ended_at: float | None = None
-    """When the process ended, if the launcher knows it."""
-    host: str = ""
+    """When the process ended, in seconds since 1970."""
     stderr: list[str] = field(default_factory=list)
     """The last lines of its stderr, if it was the first one."""
+    message: Any = field(init=False, default="")
+    """What happened: a text, or ``{"message": ..., "extraInfo": {"py_callstack": ...}}``."""
+    timestamp: int = field(init=False)
+    """When it happened, in whole seconds since 1970."""
 
     def __post_init__(self) -> None:
-        self.host = self.host or socket.gethostname()
         self.timestamp = int(time.time() if self.ended_at is None else self.ended_at)
-        self.error_file_data = {"message": "<NONE>"}
+        if self.error_file_data is None:
+            self._read()
         try:
-            with open(self.error_file, errors="replace") as file:
-                text = file.read()
-        except OSError:
-            self.error_file = _NOT_AVAILABLE
-        else:
-            self._take(text)
+            data = self.error_file_data or {}
+            self.message = data.get("message") or ""
+            extra = data if isinstance(self.message, str) else self.message["extraInfo"]
+            self.timestamp = int(extra.get("timestamp") or self.timestamp)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            self.message = f"the error file is damaged: {json.dumps(self.error_file_data)[:1000]}"
         if not self.message:
             signalled = f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
             self.message = signalled if self.exitcode < 0 else _HOW_TO_SEE_MORE
 
-    def _take(self, text: str) -> None:
+    def _read(self) -> None:
         """A damaged file is quoted."""
         try:
-            data = json.loads(text)
-            message = data["message"]
-            extra = data if isinstance(message, str) else message["extraInfo"]
-            self.timestamp = int(extra.get("timestamp") or self.timestamp)
-            self.error_file_data, self.message = data, message
-        except (ValueError, TypeError, KeyError, AttributeError):
-            self.message = f"the error file is damaged: {text[:1000]!r}"
+            with open(self.error_file, errors="replace") as file:
+                text = file.read()
+        except OSError:
+            self.error_file = NOT_AVAILABLE
+            return
+        try:
+            self.error_file_data = json.loads(text)
+        except ValueError:
+            self.error_file_data = {"message": f"the error file is damaged: {text[:1000]}"}
 
     def signal_name(self) -> str:
         """``SIGKILL``, for example; ``<N/A>`` if it was no signal."""
         try:
             return signal.Signals(-self.exitcode).name
         except ValueError:
-            return _NOT_AVAILABLE
+            return NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
         """The time as ``2026-01-31_12:00:00``."""
@@ -78,7 +80,7 @@ class ProcessFailure:
         if not isinstance(self.message, dict):
             return str(self.message)
         extra = self.message.get("extraInfo") or {}
-        return str(extra.get("py_callstack") or self.message.get("message") or _NOT_AVAILABLE)
+        return str(extra.get("py_callstack") or self.message.get("message") or NOT_AVAILABLE)
 
 
 class ChildFailedError(Exception):
@@ -111,7 +113,7 @@ class ChildFailedError(Exception):
         first, failure = self.get_first_failure()
         others = [(rank, it) for rank, it in sorted(self.failures.items()) if rank != first]
         parts = [f"{self.name} FAILED", "First failure:", _entry(first, failure)]
-        if failure.stderr and failure.error_file == _NOT_AVAILABLE:
+        if failure.stderr and not isinstance(failure.message, dict):
             parts += ["  stderr    : its last lines", *(f"    {line}" for line in failure.stderr)]
         if others:
             parts += ["Other failures:", *(_entry(rank, it) for rank, it in others)]
@@ -124,10 +126,9 @@ def _entry(rank: int, failure: ProcessFailure) -> str:
         code += f" ({failure.signal_name()})"
     lines = {
         "time": failure.timestamp_isoformat(),
-        "host": failure.host,
         "rank": f"{rank} (local_rank: {failure.local_rank})",
         "exitcode": f"{code} (pid: {failure.pid})",
-        "error_file": failure.error_file,
+        "error_file": "" if failure.error_file == NOT_AVAILABLE else failure.error_file,
         "traceback": failure.text().rstrip().replace("\n", "\n    "),
     }
-    return "\n".join(f"  {name:<10}: {value}" for name, value in lines.items())
+    return "\n".join(f"  {name:<10}: {value}" for name, value in lines.items() if value)

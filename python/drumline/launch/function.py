@@ -46,17 +46,11 @@ def result(directory: Path, local_rank: int) -> Any:
         return pickle.loads(_result(directory, local_rank).read_bytes())
 
 
-def error_file(directory: Path, local_rank: int) -> Path:
-    """The error file of the rank."""
-    return directory / f"error-{local_rank}.json"
-
-
 def call() -> None:
     """A rank: calls the function."""
     directory, local_rank = Path(sys.argv[1]), int(sys.argv[2])
-    for old in (_result(directory, local_rank), error_file(directory, local_rank)):
-        old.unlink(missing_ok=True)
-    os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file(directory, local_rank))
+    # Of a rank that had ended well before the others started again.
+    _result(directory, local_rank).unlink(missing_ok=True)
     try:
         record(_call)(directory, local_rank)
     except _NotLoaded:

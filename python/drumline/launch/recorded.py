@@ -45,7 +45,7 @@ def record(fn: Callable[_P, _R], error_handler: ErrorHandler | None = None) -> C
             raise
         except ChildFailedError as error:
             _, failure = error.get_first_failure()
-            handler.pass_on(failure.error_file_data, failure.exitcode)
+            handler.pass_on(failure.error_file_data or {}, failure.exitcode)
             raise
         except Exception as error:
             handler.record_exception(error)

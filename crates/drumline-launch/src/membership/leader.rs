@@ -103,7 +103,9 @@ impl Leader {
         });
         // Of equal ones this is the first.
         let origin = failures
-            .min_by_key(|(_, at, failure)| (!failure.ending.is_never_a_reaction(), *at))
+            .min_by_key(|(_, at, failure)| {
+                (!failure.ending.is_never_a_reaction(), *at, failure.time)
+            })
             .map(|(host, _, failure)| Origin {
                 host,
                 name: it.seen.named(host).name,
@@ -239,7 +241,7 @@ fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
 fn step_to_stop_at(it: Knowledge<'_>, next: &Plan) -> Option<u64> {
     let held = next.members.iter().map(|member| match it.seen.state_in(member.host, next.world) {
         State::Ended(_) => Some(None),
-        State::Waiting | State::Running => it.seen.report_of(member.host)?.held,
+        State::Waiting | State::Running => Some(it.seen.report_of(member.host)?.held?.begun),
     });
     let begun: Option<Vec<Option<u64>>> = held.collect();
     Some(begun?.into_iter().max().flatten().map_or(0, |step| step.saturating_add(1)))

@@ -11,7 +11,7 @@ use super::{
     notes,
     sightings::{Knowledge, Sightings},
     timing::Timing,
-    values::{Host, Outcome, Phase, Plan, Report, State, Why},
+    values::{Held, Host, Outcome, Phase, Plan, Report, State, Why},
 };
 
 /// The membership of one host: see the [module](super).
@@ -219,7 +219,7 @@ impl Membership {
                 }
             }
             Local::Failed(failure) => self.report.failure = Some(failure),
-            Local::Held(begun) => self.report.held = Some(begun),
+            Local::Held(begun) => self.report.held = Some(Held { begun }),
             Local::Ended(outcome) => {
                 self.is_busy = false;
                 self.report.state = State::Ended(outcome);
@@ -323,7 +323,9 @@ impl Membership {
     }
 
     fn abandon(&mut self, why: Why, actions: &mut Vec<Action>) {
-        if !std::mem::replace(&mut self.told.abandon, true) {
+        // A launcher that was told to end is ending its workers.
+        let ends_them = self.report.leaves.is_some() && why != Why::CutOff;
+        if !ends_them && !std::mem::replace(&mut self.told.abandon, true) {
             actions.push(Action::Abandon(why));
         }
     }
