@@ -23,6 +23,7 @@ OTHERS = {
     "DRUMLINE_TRACE_BYTES_MAX": ("`trace`", "The most bytes that one rank's trace may take; 256 MiB unless set."),
     "GLOO_SOCKET_IFNAME": ("`socket_ifname`", "Read where `DRUMLINE_SOCKET_IFNAME` is not set. Names are exact."),
     "DRUMLINE_STORE": ("`env://`", "Where the ranks meet: `unix:@name` or `tcp://host:port`. `drumline run` sets it."),
+    "DRUMLINE_LAUNCHER": ("set by the launcher", "Where `step` reaches the launcher of this host."),
     "DRUMLINE_STEPS": ("set by the launcher", "`step` tells the launcher which step a rank begins."),
     "TORCH_DISTRIBUTED_DEBUG": ("`debug`", "Read where `DRUMLINE_DEBUG` is not set: `OFF`, `INFO`, `DETAIL`."),
     "RANK": ("`env://`", "The number of this rank. Every launcher sets it."),

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -376,6 +377,88 @@ def test_a_damaged_error_file_is_quoted(tmp_path):
         failure = ProcessFailure(0, 4711, 1, str(path))
         assert failure.message.startswith("the error file is damaged: ") and text[:1] in failure.message
         assert "damaged" in str(ChildFailedError("train", {0: failure}))
+
+
+def test_error_files_stay_in_the_directory_for_logs(tmp_path):
+    logs = DefaultLogsSpecs(str(tmp_path), tee=Std.ALL)
+    with pytest.raises(ChildFailedError) as raised:
+        elastic_launch(config(logs_specs=logs, run_id="job"), raises_in_the_last)(str(tmp_path))
+    _, failure = raised.value.get_first_failure()
+    path = Path(failure.error_file)
+    assert path.match("job_*/attempt_0/1/error.json") and path.is_relative_to(tmp_path)
+    assert json.loads(path.read_text()) == failure.error_file_data
+    assert f"error_file: {path}" in str(raised.value)
+    assert "out of patience" in path.with_name("stderr.log").read_text()
+
+
+def damaging():
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"message": ')
+    print("almost there", file=sys.stderr, flush=True)
+    os._exit(5)
+
+
+def test_what_a_rank_leaves_in_place_of_an_error_file_is_quoted():
+    with pytest.raises(ChildFailedError) as raised:
+        elastic_launch(config(1), damaging)()
+    _, failure = raised.value.get_first_failure()
+    assert failure.message.startswith("the error file is damaged: ") and '{"message": ' in failure.message
+    assert "almost there" in str(raised.value) and failure.exitcode == 5
+
+
+TORCHS = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    raise ValueError("out of patience")
+
+main()
+"""
+
+
+def test_torchs_record_is_heard(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "script.py").write_text(TORCHS)
+    with pytest.raises(ChildFailedError, match="in main") as raised:
+        elastic_launch(config(1), str(tmp_path / "script.py"))()
+    assert raised.value.get_first_failure()[1].message["message"] == "ValueError: out of patience"
+
+
+HOST = """
+import sys
+from test_elastic_launch import ChildFailedError, config, elastic_launch, raises_in_the_last, world
+two = dict(min_nodes=2, max_nodes=2, rdzv_backend="c10d", rdzv_endpoint=sys.argv[1], run_id="job")
+try:
+    print(elastic_launch(config(2, **two), raises_in_the_last if sys.argv[2] == "fails" else world)(""))
+except ChildFailedError as error:
+    print(error)
+"""
+
+
+def world(_):
+    return os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+@pytest.mark.parametrize("how", ["succeeds", "fails"])
+def test_each_host_gets_the_results_of_its_ranks_and_the_first_failure_of_all(how):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOST, endpoint, how], cwd=Path(__file__).parent, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "DRUMLINE_SECRET": "0123456789abcdef" * 2},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    told = [host.communicate(timeout=120) for host in hosts]
+    outputs = sorted("".join(line for line in out.splitlines(True) if line[0] != "[") for out, _ in told)
+    assert all(host.returncode == 0 for host in hosts), told
+    if how == "succeeds":
+        assert outputs == ["{0: ('0', '4'), 1: ('1', '4')}\n", "{2: ('2', '4'), 3: ('3', '4')}\n"], told
+    else:
+        assert all("rank      : 1 (local_rank: 1)" in it and "ValueError: out of patience" in it for it in outputs), told
+        assert sum("on host" in it for it in outputs) == 1, told
 
 
 def test_torch_reads_our_error_file_and_we_read_torchs(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ use std::{
 };
 
 use drumline::error_file::ErrorFile;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending, Result,
@@ -17,9 +17,12 @@ use crate::{
     files::WorldFiles,
     keeper::Keeper,
     last_words::LastWords,
-    launch::{Launch, Stores},
+    launch::Launch,
+    lease::BootTime,
     output::Console,
-    report::Fate,
+    prefix::host_name,
+    report::{Fate, Report},
+    stores::Stores,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
     sweep, waits,
     watch::{Watch, finding::Finding},
@@ -32,6 +35,7 @@ use crate::{
 pub(crate) struct Attempt {
     started: Instant,
     started_at: SystemTime,
+    first_rank: usize,
     supervisor: Supervisor,
     workers: Vec<Worker>,
     /// Where each killed rank waited, as lines.
@@ -51,6 +55,7 @@ pub(crate) struct Ended {
     pub(crate) verdict: Verdict,
     /// When the workers started.
     pub(crate) started_at: SystemTime,
+    pub(crate) first_rank: usize,
     pub(crate) lived: Duration,
     /// Whether a worker has said that it began a step.
     pub(crate) stepped: bool,
@@ -59,25 +64,36 @@ pub(crate) struct Ended {
     /// The processes that the workers left behind.
     pub(crate) left: Vec<String>,
     pub(crate) console: Console,
+    pub(crate) stores: Stores,
     files: WorldFiles,
 }
 
 impl Attempt {
-    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit.
-    pub(crate) fn start(launch: &Launch<'_>, world: &World, events: &Events) -> Result<Attempt> {
+    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit. With a lease, the
+    /// workers are killed when it has run out.
+    pub(crate) fn start(
+        launch: &Launch<'_>,
+        world: &World,
+        stores: Stores,
+        lease: Option<BootTime>,
+        events: &Events,
+    ) -> Result<Attempt> {
         let job = launch.job;
-        let keeper = Keeper::start(job)?;
-        let files = launch.files.of_world(world.restart, world.local_size);
+        let mut keeper = Keeper::start(job)?;
+        if let Some(lease) = lease {
+            keeper.lease_until(lease);
+        }
+        let files = launch.files.of_world(world.attempt, world.local_size);
         if let Some(private) = files.private() {
             keeper.remove_at_the_end(private)?;
         }
-        let stores = launch.stores(world)?;
         let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own)?;
         events.add(&keeper, Source::Channel)?;
         events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {
             started: Instant::now(),
             started_at: SystemTime::now(),
+            first_rank: world.first_rank,
             supervisor: Supervisor::new(world.local_size, job.policy),
             workers: Vec::with_capacity(world.local_size),
             waits: vec![Vec::new(); world.local_size],
@@ -157,6 +173,59 @@ impl Attempt {
         Ok(())
     }
 
+    /// From now on the workers are killed at this time, and no longer at the one before.
+    pub(crate) fn extend_lease(&mut self, until: BootTime) {
+        self.keeper.lease_until(until);
+    }
+
+    /// The worker that has failed first, once no likelier origin can come up.
+    pub(crate) fn failed(&self) -> Option<usize> {
+        self.supervisor.failed()
+    }
+
+    /// Whether all is read that this worker has written to its stderr.
+    pub(crate) fn has_read_all(&self, worker: usize) -> bool {
+        self.console.has_read_all(worker)
+    }
+
+    /// The process of a worker that has failed, how it ended, and what the report says about it.
+    pub(crate) fn about_failed(&self, worker: usize) -> Option<(Pid, Ending, Vec<u8>)> {
+        let fate = Fate {
+            pid: self.workers.get(worker)?.pid(),
+            exit: self.supervisor.exits().nth(worker)?,
+            waits: Vec::new(),
+            hung: self.hung.clone().filter(|it| it.worker == worker),
+        };
+        // A worker that hangs has no ending yet.
+        let ending = fate.exit.map_or(Ending::Code(1), |exit| exit.ending);
+        let (pid, words) = (fate.pid, self.last_words(worker));
+        let report = Report {
+            verdict: Verdict::Failed { worker },
+            started_at: self.started_at,
+            host: &host_name(),
+            first_rank: self.first_rank + worker,
+            ranks: &[fate],
+            words: &words,
+            left: &[],
+            incomplete: &[],
+            logs: None,
+        };
+        Some((pid, ending, report.failure(0)))
+    }
+
+    /// What this worker has told of its failure.
+    fn last_words(&self, worker: usize) -> LastWords {
+        let error_file = self.files.error_file(worker);
+        LastWords {
+            tail: self.console.tail(worker),
+            error: error_file.and_then(|path| ErrorFile::read(&path)),
+        }
+    }
+
+    pub(crate) fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
     /// Handles what the watch has found. Call it when the watch is readable.
     pub(crate) fn hear_watch(&mut self) {
         for finding in self.watch.found() {
@@ -195,11 +264,13 @@ impl Attempt {
         Ok(Ended {
             verdict: self.supervisor.verdict().unwrap_or(Verdict::Success),
             started_at: self.started_at,
+            first_rank: self.first_rank,
             lived,
             stepped,
             fates: fates.collect(),
             left,
             console: self.console,
+            stores: self.stores,
             files: self.files,
         })
     }

@@ -44,6 +44,7 @@ use crate::{
     environment::{LOCAL_PLACE, NOT_INHERITED, NUMA_BINDING},
     events::{Events, Source},
     job::OnSignal,
+    lease::BootTime,
     processes,
     signals::Signals,
     sweep::{self, Swept},
@@ -57,6 +58,7 @@ pub const KEEP_SUBCOMMAND: &str = "keep-ranks";
 pub(crate) const START: &str = "start";
 pub(crate) const REMOVE: &str = "remove";
 pub(crate) const FINISH: &str = "finish";
+pub(crate) const LEASE: &str = "lease";
 
 /// The first fields of messages from the keeper.
 pub(crate) const STARTED: &str = "started";
@@ -111,6 +113,10 @@ struct Keeper {
     /// The workers, in the order of their ranks. The kernel keeps their exit statuses until this process
     /// ends. So no other process gets their numbers, and the launcher's signals never hit a stranger.
     workers: Vec<(Pid, OwnedFd)>,
+    /// When all workers are killed unless the launcher gives them more time.
+    lease: Option<BootTime>,
+    /// Whether that time has come and no worker has started since.
+    has_run_out: bool,
     /// The directory that nobody removes if the launcher is killed.
     private: Option<PathBuf>,
 }
@@ -133,6 +139,8 @@ impl Keeper {
             events,
             signals,
             workers: Vec::new(),
+            lease: None,
+            has_run_out: false,
             private: None,
         })
     }
@@ -142,7 +150,9 @@ impl Keeper {
     fn watch(&mut self) -> Result<bool> {
         let mut reap_at: Option<Instant> = None;
         loop {
-            let timeout = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let reap_in = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let kill_in = self.lease.filter(|_| !self.has_run_out).map(BootTime::left);
+            let timeout = reap_in.into_iter().chain(kill_in).min();
             for source in self.events.wait(timeout)? {
                 let is_heard = match source {
                     Source::Worker(rank) => self.tell_exit(rank)?,
@@ -156,6 +166,12 @@ impl Keeper {
                         Ok(Some((fields, _))) if fields[..] == [FINISH.as_bytes()] => {
                             return Ok(true);
                         }
+                        Ok(Some((fields, _))) if fields[0] == LEASE.as_bytes() => {
+                            self.lease =
+                                fields.get(1).and_then(|it| BootTime::from_nanoseconds(it));
+                            self.has_run_out = false;
+                            true
+                        }
                         Ok(Some((fields, _))) if fields[0] == REMOVE.as_bytes() => {
                             self.private =
                                 fields.into_iter().nth(1).map(OsString::from_vec).map(Into::into);
@@ -165,11 +181,15 @@ impl Keeper {
                         Ok(None) | Err(_) => false,
                     },
                     Source::Launcher => false,
-                    Source::Output | Source::Watch => true,
+                    Source::Output | Source::Hosts | Source::Watch => true,
                 };
                 if !is_heard {
                     return Ok(false);
                 }
+            }
+            if !self.has_run_out && self.lease.is_some_and(|until| until.left().is_zero()) {
+                self.has_run_out = true;
+                sweep::kill_all_below();
             }
             if reap_at.is_some_and(|at| at <= Instant::now()) {
                 reap_at = None;
@@ -185,6 +205,7 @@ impl Keeper {
                     .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
                 self.events.add(&pidfd, Source::Worker(self.workers.len()))?;
                 self.workers.push((pid, pidfd));
+                self.has_run_out = false;
                 [STARTED.to_owned(), pid.to_string()]
             }
             Err(error) => {

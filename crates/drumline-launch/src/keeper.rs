@@ -26,7 +26,8 @@ use crate::{
     Ending, Error, Result,
     channel::Channel,
     job::Job,
-    keep::{EXITED, FINISH, KEEP_SUBCOMMAND, LEFT, REFUSED, REMOVE, START, STARTED},
+    keep::{EXITED, FINISH, KEEP_SUBCOMMAND, LEASE, LEFT, REFUSED, REMOVE, START, STARTED},
+    lease::BootTime,
     program::arguments_of,
     worker::{Streams, Worker},
 };
@@ -123,6 +124,12 @@ impl Keeper {
             }
             _ => Err(Error::system("start a worker")(not_understood())),
         }
+    }
+
+    /// All workers are killed at this time unless this is called again before, and those that start later, too.
+    pub(crate) fn lease_until(&mut self, time: BootTime) {
+        // If the keeper is gone, the next message to it says so.
+        let _ = self.channel.send(&[LEASE.to_owned(), time.to_nanoseconds()], &[]);
     }
 
     /// The workers that ended before all were started.

@@ -67,6 +67,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod attempt;
 mod channel;
 mod clock;
@@ -82,8 +83,10 @@ mod keep;
 mod keeper;
 mod last_words;
 mod launch;
+mod lease;
 mod limits;
 mod lines;
+mod listener;
 mod logs;
 pub mod membership;
 mod outcome;
@@ -98,8 +101,10 @@ mod run;
 mod secret;
 mod signals;
 mod sink;
+mod stores;
 pub mod supervisor;
 mod sweep;
+mod tell;
 mod waits;
 mod watch;
 mod worker;
@@ -108,7 +113,7 @@ mod world;
 pub use drumline::NumaBinding;
 pub use ending::Ending;
 pub use error::{Error, Result};
-pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal};
+pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal, TorchStore};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};

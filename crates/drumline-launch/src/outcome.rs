@@ -4,24 +4,24 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process,
-    time::UNIX_EPOCH,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use drumline::error_file::ErrorFile;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{
     Ending, Error, Job, Result,
     attempt::Ended,
     ending::{signal_exit_code, signal_name},
+    membership::{End, Origin},
     report::Fate,
     supervisor::Verdict,
-    world::World,
 };
 
 /// How a job ended. After a restart the file is about the last world.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 struct Outcome {
     /// The exit code of the launcher.
     exit_code: u8,
@@ -33,6 +33,8 @@ struct Outcome {
     restarts: u32,
     /// The rank that failed first.
     first_failure: Option<usize>,
+    /// How it failed, if it is a rank of another host.
+    elsewhere: Option<Elsewhere>,
     /// The last lines of its stderr.
     stderr: Vec<String>,
     /// All ranks of this host.
@@ -40,7 +42,7 @@ struct Outcome {
 }
 
 /// How one rank ended.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 struct Rank {
     rank: usize,
     local_rank: usize,
@@ -59,12 +61,26 @@ struct Rank {
     error: Option<Map<String, Value>>,
 }
 
+/// How a rank of another host failed.
+#[derive(Debug, Deserialize, Serialize)]
+struct Elsewhere {
+    host: String,
+    rank: usize,
+    local_rank: usize,
+    pid: u32,
+    exit_code: i32,
+    ended_at: f64,
+    /// What the launcher of that host says about it.
+    text: String,
+}
+
 /// Writes the file about a world that has ended, if the job wants one.
-pub(crate) fn write(job: &Job, world: &World, ended: &Ended) -> Result<()> {
+pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Result<()> {
     let Some(path) = &job.report else { return Ok(()) };
-    let rank_of = |worker: usize| world.first_rank + worker;
+    let rank_of = |worker: usize| ended.first_rank + worker;
     let (exit_code, stopped_by, first_failure) = match (ended.verdict, ended.first_failure()) {
-        (Verdict::Success, _) => (0, None, None),
+        // Another host has the reason.
+        (Verdict::Success | Verdict::Abandoned, _) => (0, None, None),
         (Verdict::Stopped(signal), _) => {
             let number = signal.as_raw();
             (signal_exit_code(number), Some(signal_name(number)), None)
@@ -78,10 +94,7 @@ pub(crate) fn write(job: &Job, world: &World, ended: &Ended) -> Result<()> {
         rank: rank_of(worker),
         local_rank: worker,
         pid: fate.pid.as_raw_nonzero().get(),
-        exit_code: fate.exit.map(|exit| match exit.ending {
-            Ending::Code(code) => code,
-            Ending::Signal { number, .. } => -number,
-        }),
+        exit_code: fate.exit.map(|exit| code(exit.ending)),
         ended_at: fate.exit.map(|exit| (since_1970 + exit.at).as_secs_f64()),
         told: fate.exit.and_then(|exit| Some(signal_name(exit.told?.as_raw()))),
         hung: fate.hung.as_ref().map(|hung| hung.how.clone()),
@@ -92,8 +105,9 @@ pub(crate) fn write(job: &Job, world: &World, ended: &Ended) -> Result<()> {
         exit_code,
         stopped_by,
         error: None,
-        restarts: world.restart,
+        restarts,
         first_failure,
+        elsewhere: None,
         stderr: ended
             .last_words()
             .tail
@@ -103,6 +117,47 @@ pub(crate) fn write(job: &Job, world: &World, ended: &Ended) -> Result<()> {
         ranks: ended.fates.iter().enumerate().map(rank).collect(),
     };
     put(path, &outcome)
+}
+
+/// Writes into the file how a job of several hosts has ended, of which `me` is this one.
+pub(crate) fn write_end(job: &Job, me: Option<u64>, end: &End) -> Result<()> {
+    let Some(path) = &job.report else { return Ok(()) };
+    // If no world has run on this host, there is no file.
+    let known = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let mut outcome: Outcome = known.unwrap_or_default();
+    outcome.exit_code = end.exit_code();
+    match end {
+        End::Over(crate::membership::Verdict::Finished, _) => {}
+        End::Over(_, Some(origin)) if me == Some(origin.host) => {}
+        End::Over(_, Some(origin)) => {
+            outcome.first_failure = Some(origin.failure.rank);
+            outcome.elsewhere = Some(elsewhere(origin));
+        }
+        End::Left(signal) => outcome.stopped_by = Some(signal_name(*signal)),
+        other => outcome.error = Some(other.to_string()),
+    }
+    put(path, &outcome)
+}
+
+fn elsewhere(origin: &Origin) -> Elsewhere {
+    let failure = &origin.failure;
+    Elsewhere {
+        host: origin.name.clone(),
+        rank: failure.rank,
+        local_rank: failure.local_rank,
+        pid: failure.pid,
+        exit_code: code(failure.ending),
+        ended_at: Duration::from_millis(failure.time).as_secs_f64(),
+        text: failure.text.clone(),
+    }
+}
+
+/// The exit code, or -n after signal n.
+fn code(ending: Ending) -> i32 {
+    match ending {
+        Ending::Code(code) => code,
+        Ending::Signal { number, .. } => -number,
+    }
 }
 
 /// What the error file has. A damaged one says so.

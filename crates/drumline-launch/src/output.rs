@@ -182,6 +182,12 @@ impl Console {
         tail.map_or_else(Vec::new, |tail| lock(tail).iter().cloned().collect())
     }
 
+    /// Whether all is read that the worker with this local rank has written to stderr.
+    pub(crate) fn has_read_all(&self, local_rank: usize) -> bool {
+        // The reader has the other share.
+        self.tails.get(local_rank).is_none_or(|tail| Arc::strong_count(tail) == 1)
+    }
+
     /// The files in which something is missing, and why.
     pub(crate) fn problems(&self) -> Vec<String> {
         self.files.iter().filter_map(|file| lock(file).problem()).collect()

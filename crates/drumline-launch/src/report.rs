@@ -39,6 +39,8 @@ pub(crate) struct Report<'a> {
     pub(crate) started_at: SystemTime,
     /// The name of this host.
     pub(crate) host: &'a str,
+    /// The rank of this host's first worker.
+    pub(crate) first_rank: usize,
     pub(crate) ranks: &'a [Fate],
     pub(crate) words: &'a LastWords,
     /// The processes that the ranks left behind.
@@ -54,25 +56,25 @@ impl Report<'_> {
     pub(crate) fn render(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let failed = match self.verdict {
-            Verdict::Success => None,
+            Verdict::Success | Verdict::Abandoned => None,
             Verdict::Stopped(signal) => {
                 let name = signal_name(signal.as_raw());
                 bytes.extend(format!("drumline: stopped by {name}\n").into_bytes());
                 None
             }
             Verdict::Failed { worker } => {
-                bytes.extend(self.failure(worker).into_bytes());
-                bytes.extend(self.words.render());
+                bytes.extend(self.failure(worker));
                 Some(worker)
             }
         };
-        let is_success = matches!(self.verdict, Verdict::Success);
+        let is_success = matches!(self.verdict, Verdict::Success | Verdict::Abandoned);
         if !is_success {
-            bytes.extend(waits(self.ranks).into_bytes());
+            bytes.extend(waits(self.first_rank, self.ranks).into_bytes());
         }
         bytes.extend(leftovers(self.left).into_bytes());
         if !is_success {
-            let others = self.ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
+            let others = self.ranks.iter().enumerate().filter(|(local, _)| Some(*local) != failed);
+            let others = others.map(|(local, fate)| (self.first_rank + local, fate));
             let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
             bytes.extend(fates(others, ended).into_bytes());
         }
@@ -85,13 +87,21 @@ impl Report<'_> {
         bytes
     }
 
-    /// How the rank ended that failed first, and why perhaps.
-    fn failure(self, worker: usize) -> String {
+    /// What is told of the worker that failed first: how it ended, why perhaps, and what it said.
+    pub(crate) fn failure(self, worker: usize) -> Vec<u8> {
+        let mut bytes = self.cause(worker).into_bytes();
+        bytes.extend(self.words.render());
+        bytes
+    }
+
+    /// How the worker ended that failed first, and why perhaps.
+    fn cause(self, worker: usize) -> String {
+        let rank = self.first_rank + worker;
         let (pid, exit) = match self.ranks.get(worker) {
             Some(Fate { pid, hung: Some(hung), .. }) => {
                 let how = &hung.how;
                 let mut text = format!(
-                    "drumline: rank {worker} (pid {pid}) hung: {how} [errors.md#the-launcher]\n"
+                    "drumline: rank {rank} (pid {pid}) hung: {how} [errors.md#the-launcher]\n"
                 );
                 hung.details.iter().for_each(|line| {
                     let _ = writeln!(text, "    {line}");
@@ -110,7 +120,7 @@ impl Report<'_> {
         let (after, at) = (lifetime(exit.at), utc(self.started_at + exit.at));
         let host = self.host;
         let mut text = format!(
-            "drumline: rank {worker} (pid {pid}) {what} after {after}, at {at} on {host} [errors.md#the-launcher]\n"
+            "drumline: rank {rank} (pid {pid}) {what} after {after}, at {at} on {host} [errors.md#the-launcher]\n"
         );
         if let Some(hint) = hint(exit.ending).or_else(|| refusal(&self.words.tail)) {
             let _ = writeln!(text, "drumline: hint: {hint}");
@@ -170,13 +180,14 @@ fn leftovers(left: &[String]) -> String {
 }
 
 /// Where the killed ranks waited. Leaves out ranks that ended just before they were killed.
-fn waits(ranks: &[Fate]) -> String {
+fn waits(first_rank: usize, ranks: &[Fate]) -> String {
     let mut text = String::new();
-    for (rank, Fate { pid, exit, waits, hung }) in ranks.iter().enumerate() {
+    for (local, Fate { pid, exit, waits, hung }) in ranks.iter().enumerate() {
         let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
         if hung.is_some() || waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
             continue;
         }
+        let rank = first_rank + local;
         let _ = writeln!(text, "drumline: rank {rank} (pid {pid}) did not end; before SIGKILL:");
         for line in waits {
             let _ = writeln!(text, "    {line}");
@@ -282,6 +293,7 @@ mod tests {
     fn report(verdict: Verdict, ranks: &[Fate]) -> Report<'_> {
         const NOTHING: &LastWords = &LastWords { tail: Vec::new(), error: None };
         Report {
+            first_rank: 0,
             verdict,
             started_at: SystemTime::UNIX_EPOCH,
             host: "node7",

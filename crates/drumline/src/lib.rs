@@ -74,7 +74,7 @@ pub use drumline_group::{
     TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16, connect_members,
     default_group, describe_addresses, f16, init_process_group, init_with_store, interruptible,
     is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
-    is_nccl_available, is_torchelastic_launched, metrics_text, register_backend,
+    is_nccl_available, is_torchelastic_launched, metrics_text, own_addresses, register_backend,
     register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]

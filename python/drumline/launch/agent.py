@@ -128,6 +128,13 @@ def _error(outcome: dict[str, Any], name: str) -> Exception:
             outcome["stderr"] if it["rank"] == first else [],
         )  # fmt: skip
         failures[it["rank"]] = failure
+    if other := outcome["elsewhere"]:
+        text = f"on host {other['host']}: {other['text']}"
+        failures[first] = ProcessFailure(
+            other["local_rank"], other["pid"], other["exit_code"], NOT_AVAILABLE, {"message": text}, other["ended_at"]
+        )
+    if first not in failures:
+        return RuntimeError(f"{name} failed; the lines of the launcher on stderr say why")
     return ChildFailedError(name, failures, first)
 
 

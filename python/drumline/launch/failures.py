@@ -41,7 +41,7 @@ class ProcessFailure:
         if self.error_file_data is None:
             self._read()
         try:
-            data = self.error_file_data or {}
+            data = {} if self.error_file_data is None else self.error_file_data
             self.message = data.get("message") or ""
             extra = data if isinstance(self.message, str) else self.message["extraInfo"]
             self.timestamp = int(extra.get("timestamp") or self.timestamp)

@@ -7,8 +7,12 @@ mod check;
 mod closed;
 mod ending;
 mod error_files;
+#[allow(dead_code)]
+#[path = "../../../drumline-store/tests/store/etcd/server.rs"]
+mod etcd;
 mod first;
 mod hangs;
+mod hosts;
 mod launch;
 mod left;
 mod logs;
@@ -19,3 +23,5 @@ mod report;
 mod restarts;
 mod run;
 mod trace;
+
+use launch::HANG;
