@@ -30,7 +30,10 @@ PORT = Differs("*, variable MASTER_PORT", "On one host its port is that of the s
 
 # What differs on every line.
 ALWAYS = [
-    Differs("*, variable TORCHELASTIC_ERROR_FILE", "`TORCHELASTIC_ERROR_FILE` is not set yet."),
+    Differs(
+        "*, variable TORCHELASTIC_ERROR_FILE",
+        "Without `--log-dir` these files are in a private directory, which is removed when the world has ended.",
+    ),
     Differs("*, variable DRUMLINE_*", "Workers also get variables of Drumline, whose names begin with `DRUMLINE_`."),
     Differs("*, variable MASTER_ADDR", "One host gives its ranks 127.0.0.1"),
     Differs("*, session leader", "A worker leads a process group, and under torchrun a session."),
