@@ -122,6 +122,7 @@ soak:
 	cargo test --locked -p drumline-kernels -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test program resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
+	cargo run --locked --release -p drumline-sim -- --membership --seeds $(SEEDS)
 	$(MAKE) faults ONLY=
 	$(MAKE) soak-python
 

@@ -4,7 +4,6 @@ use crate::{
     Result, agent,
     attempt::Attempt,
     ending::{signal_exit_code, signal_name},
-    environment::ERROR_FILE,
     job::Job,
     launch::Launch,
     listener::Listener,
@@ -68,9 +67,6 @@ fn run_worlds(job: &Job) -> Result<u8> {
             _ => {
                 if is_printed && let Some(line) = report::no_restart(next) {
                     ended.console.report(line.as_bytes());
-                }
-                if let Some(path) = std::env::var_os(ERROR_FILE) {
-                    ended.pass_on_error(path.as_ref());
                 }
                 return Ok(ending.exit_code());
             }
