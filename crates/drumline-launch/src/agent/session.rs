@@ -24,6 +24,7 @@ use crate::{
         self, Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan,
         Report, TEXT_BYTES_MAX, Terms, Timing, Value as _, View, Why, WorldPlan,
     },
+    outcome,
     prefix::host_name,
     report,
     restarts::Next,
@@ -610,6 +611,7 @@ impl Session<'_, '_, '_> {
         };
         self.listener.events.remove(ended.console.finished())?;
         tell(self.launch, &ended);
+        outcome::write(self.launch.job, self.attempts.saturating_sub(1), &ended)?;
         let Ended { lived, stepped, stores, .. } = *ended;
         self.kept = Some(stores);
         self.have_ended(Outcome { how, lived, stepped });
@@ -618,6 +620,10 @@ impl Session<'_, '_, '_> {
 
     /// Says how the job has ended, and returns the exit code.
     fn finish(&self, end: &End) -> u8 {
+        let me = self.arrival.as_ref().map(|arrival| arrival.number);
+        if let Err(error) = outcome::write_end(self.launch.job, me, end) {
+            self.say(&error.to_string());
+        }
         match end {
             End::Over(membership::Verdict::Finished, _) => {}
             End::Left(signal) => {
