@@ -3,7 +3,8 @@
 
 use std::{
     ffi::OsString,
-    path::Path,
+    fs,
+    path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -215,11 +216,7 @@ impl Attempt {
 
     /// What this worker has told of its failure.
     fn last_words(&self, worker: usize) -> LastWords {
-        let error_file = self.files.error_file(worker);
-        LastWords {
-            tail: self.console.tail(worker),
-            error: error_file.and_then(|path| ErrorFile::read(&path)),
-        }
+        LastWords::of(worker, &self.console, &self.files)
     }
 
     pub(crate) fn stores(&self) -> &Stores {
@@ -280,17 +277,33 @@ impl Ended {
     /// What the worker that failed first has told of its failure.
     pub(crate) fn last_words(&self) -> LastWords {
         let Verdict::Failed { worker } = self.verdict else { return LastWords::default() };
-        let error_file = self.files.error_file(worker);
-        LastWords {
-            tail: self.console.tail(worker),
-            error: error_file.and_then(|path| ErrorFile::read(&path)),
-        }
+        LastWords::of(worker, &self.console, &self.files)
     }
 
-    /// Tells the launcher of this launcher why the job failed, in the file `to`: in the words of the worker that
+    /// What a worker has written to its error file.
+    pub(crate) fn error(&self, worker: usize) -> Option<ErrorFile> {
+        self.files.error_file(worker).and_then(|path| ErrorFile::read(&path))
+    }
+
+    /// The error file of a worker, if it is there and stays there.
+    pub(crate) fn kept_error_file(&self, worker: usize) -> Option<PathBuf> {
+        let is_kept = self.files.private().is_none();
+        self.files.error_file(worker).filter(|path| is_kept && path.exists())
+    }
+
+    /// Tells the launcher of this launcher why the world failed, in the file `to`: in the words of the worker that
     /// failed first, if that one has written a file.
-    pub(crate) fn pass_on_error(&self, to: &Path) {
-        let Some(ErrorFile::Failure(failure)) = self.last_words().error else { return };
+    pub(crate) fn pass_on(&self, words: &LastWords, to: &Path) {
+        if !matches!(self.verdict, Verdict::Failed { .. }) {
+            return;
+        }
+        let Some(ErrorFile::Failure(failure)) = &words.error else {
+            // What is there is about another failure. It may be a device.
+            if to.symlink_metadata().is_ok_and(|it| it.is_file()) {
+                let _ = fs::remove_file(to);
+            }
+            return;
+        };
         let exit_code = match self.first_failure() {
             Some(Ending::Signal { number, .. }) => -number,
             Some(Ending::Code(code)) => code,

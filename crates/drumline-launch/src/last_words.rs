@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use drumline::error_file::ErrorFile;
 
-use crate::quote::quoted;
+use crate::{files::WorldFiles, output::Console, quote::quoted};
 
 /// What the rank that failed first has told of its failure.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +16,15 @@ pub(crate) struct LastWords {
 }
 
 impl LastWords {
+    /// What the worker with this local rank has written.
+    pub(crate) fn of(worker: usize, console: &Console, files: &WorldFiles) -> LastWords {
+        let error_file = files.error_file(worker);
+        LastWords {
+            tail: console.tail(worker),
+            error: error_file.and_then(|path| ErrorFile::read(&path)),
+        }
+    }
+
     /// The traceback, or else the last lines of stderr, which mostly have it, too.
     pub(crate) fn render(&self) -> Vec<u8> {
         let mut text = String::new();

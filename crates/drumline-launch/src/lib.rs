@@ -89,6 +89,7 @@ mod lines;
 mod listener;
 mod logs;
 pub mod membership;
+mod outcome;
 mod output;
 mod prefix;
 mod processes;

@@ -4,11 +4,10 @@ use crate::{
     Result, agent,
     attempt::Attempt,
     ending::{signal_exit_code, signal_name},
-    environment::ERROR_FILE,
     job::Job,
     launch::Launch,
     listener::Listener,
-    report,
+    outcome, report,
     restarts::{EndedWorld, Next, RestartBudget},
     supervisor::Verdict,
     tell::tell,
@@ -29,6 +28,10 @@ use crate::{
 /// The program cannot be run, the port is taken, or a system call failed. No worker is left in this case,
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
+    run_worlds(job).inspect_err(|error| outcome::write_error(job, error))
+}
+
+fn run_worlds(job: &Job) -> Result<u8> {
     let launch = Launch::of(job)?;
     let mut listener = Listener::new(job)?;
     if let Some(meeting) = &job.meeting {
@@ -46,6 +49,7 @@ pub fn run(job: &Job) -> Result<u8> {
         if is_printed {
             tell(&launch, &ended);
         }
+        outcome::write(job, restart, &ended)?;
         let ending = match (ended.verdict, ended.first_failure()) {
             // Nobody abandons the only host.
             (Verdict::Success | Verdict::Abandoned, _) => return Ok(0),
@@ -63,9 +67,6 @@ pub fn run(job: &Job) -> Result<u8> {
             _ => {
                 if is_printed && let Some(line) = report::no_restart(next) {
                     ended.console.report(line.as_bytes());
-                }
-                if let Some(path) = std::env::var_os(ERROR_FILE) {
-                    ended.pass_on_error(path.as_ref());
                 }
                 return Ok(ending.exit_code());
             }

@@ -5,6 +5,7 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
+    sync::{Arc, Once},
 };
 
 use rustix::{
@@ -42,6 +43,7 @@ impl Sink {
 
     /// A new file. If the disk does not take it, the job goes on without.
     pub(crate) fn create(path: &Path) -> Sink {
+        outlive_the_limit_of_files();
         let name = path.display().to_string();
         // Appending, so that nothing is lost if somebody empties a file that is too long.
         match OpenOptions::new().append(true).create(true).open(path) {
@@ -127,6 +129,15 @@ impl Sink {
         let error = self.problem.as_ref()?;
         Some(format!("{} is not complete: {error}", self.name))
     }
+}
+
+/// With a handler for the signal, a write beyond the limit (`ulimit -f`) is an error. Without one it ends the process.
+fn outlive_the_limit_of_files() {
+    static HANDLED: Once = Once::new();
+    HANDLED.call_once(|| {
+        // The flag is of no use. If there can be no handler, the limit ends the launcher as before.
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+    });
 }
 
 /// Writes all `bytes`, also to a terminal that another program made non-blocking.

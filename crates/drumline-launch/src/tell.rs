@@ -5,10 +5,12 @@ use std::time::{Duration, SystemTime};
 use drumline::trace::Trace;
 
 use crate::{
-    attempt::Ended, launch::Launch, prefix::host_name, report::Report, supervisor::Verdict,
+    attempt::Ended, environment::ERROR_FILE, launch::Launch, prefix::host_name, report::Report,
+    supervisor::Verdict,
 };
 
-/// Prints what went wrong in a world, and where its traces are.
+/// Prints what went wrong in a world, and where its traces are. Tells it the launcher of this launcher, too, if there is
+/// one.
 pub(crate) fn tell(launch: &Launch<'_>, ended: &Ended) {
     let words = ended.last_words();
     let report = Report {
@@ -23,6 +25,9 @@ pub(crate) fn tell(launch: &Launch<'_>, ended: &Ended) {
         logs: launch.files.news(matches!(ended.verdict, Verdict::Failed { .. })),
     };
     ended.console.report(&report.render());
+    if let Some(path) = std::env::var_os(ERROR_FILE) {
+        ended.pass_on(&words, path.as_ref());
+    }
     let trace = launch.config.trace.as_ref();
     if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.started_at)) {
         let line = format!("drumline: traces are in {0}: drumline trace page {0}\n", dir.display());

@@ -73,13 +73,30 @@ impl Failure {
         Failure { message, callstack: Some(callstack), at: Some(at), json }
     }
 
+    /// All that the file says.
+    ///
+    /// ```
+    /// use drumline_train::error_file::Failure;
+    ///
+    /// let failure = Failure::now("no data", "at main");
+    /// assert_eq!(failure.json()["message"]["message"], "no data");
+    /// ```
+    pub fn json(&self) -> &Map<String, Value> {
+        &self.json
+    }
+
     /// Writes the file, as it was read.
     ///
     /// # Errors
     ///
     /// The system does not write it.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        self.write_with(path, &self.json)
+        write(path, &self.json)
+    }
+
+    /// All that the file says, as JSON.
+    pub fn to_json(&self) -> String {
+        Value::Object(self.json.clone()).to_string()
     }
 
     /// Writes the file of a process that failed because another one did, as torch's launcher does: with the exit
@@ -93,13 +110,13 @@ impl Failure {
         if let Some(Value::Object(message)) = json.get_mut("message") {
             message.insert("errorCode".into(), exit_code.into());
         }
-        self.write_with(path, &json)
+        write(path, &json)
     }
+}
 
-    fn write_with(&self, path: &Path, json: &Map<String, Value>) -> io::Result<()> {
-        let mut file = File::create(path)?;
-        file.write_all(&serde_json::to_vec(json)?)
-    }
+fn write(path: &Path, json: &Map<String, Value>) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(&serde_json::to_vec(json)?)
 }
 
 impl ErrorFile {
@@ -131,7 +148,8 @@ impl ErrorFile {
         ErrorFile::parse(&bytes)
     }
 
-    fn parse(bytes: &[u8]) -> ErrorFile {
+    /// What the bytes of a file say.
+    pub fn parse(bytes: &[u8]) -> ErrorFile {
         if bytes.is_empty() {
             return ErrorFile::damaged("it is empty", bytes);
         }

@@ -37,6 +37,8 @@
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and schemes that a program registers |
 //! | [`store`] | the key-value stores through which they meet |
 //! | [`step()`] | tells the launcher which step a rank begins |
+//! | [`record()`] | tells the launcher why a rank fails: its panic or its error |
+//! | [`spawn()`] | runs ranks in processes of this program, without a launcher |
 //! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
 //! | [`metrics_text`] | number, bytes and time of the calls of each kind, in Prometheus' format |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
@@ -81,7 +83,10 @@ pub use drumline_group::{
 pub use drumline_group::{PerProcess, deadline};
 pub use drumline_shm::{NumaBinding, bind_to_cores};
 pub use drumline_train as train;
-pub use drumline_train::{Step, async_reduce, checkpoint, ddp, sampler, step};
+pub use drumline_train::{
+    Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, record, record_panics,
+    sampler, spawn, step,
+};
 #[doc(hidden)]
 pub use drumline_train::{error_file, steps};
 

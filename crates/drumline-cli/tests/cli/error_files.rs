@@ -1,6 +1,6 @@
 //! What ranks write into their error files, and what becomes of it, with real processes.
 
-use std::{fs, path::Path};
+use std::{env, fs, path::Path};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -161,4 +161,30 @@ fn a_rank_that_dies_before_it_meets_the_others_is_named() {
         report.last().unwrap().starts_with("drumline: ended the other ranks: 0 ("),
         "{report:?}"
     );
+}
+
+/// The program of a rank. Outside of a job, as a test, it does nothing.
+#[test]
+fn rank_that_panics() {
+    if env::var("RANK").as_deref() != Ok("1") {
+        return;
+    }
+    drumline::record_panics();
+    panic!("no data");
+}
+
+#[test]
+fn a_panic_of_rust_is_in_the_report_with_its_backtrace() {
+    let this = env::current_exe().unwrap();
+    let program = [this.to_str().unwrap(), "--exact", "error_files::rank_that_panics"];
+    let ended = Launch::new(["--nproc-per-node", "2", "--"].iter().chain(&program)).start().end();
+    assert_eq!(ended.code, 101, "{}", ended.stderr);
+    let report = ended.report();
+    assert_eq!(report[1], "drumline: it wrote to its error file:");
+    assert!(
+        report[2].starts_with("    thread '") && report[2].contains("' panicked at "),
+        "{report:?}"
+    );
+    assert_eq!(report[3..5], ["    no data", "    stack backtrace:"]);
+    assert!(report[5].contains("rank_that_panics"), "{report:?}");
 }

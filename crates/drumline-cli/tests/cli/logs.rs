@@ -244,6 +244,20 @@ fn a_full_disk_is_told_and_the_job_goes_on() {
 }
 
 #[test]
+fn a_limit_of_the_size_of_files_is_told_and_the_job_goes_on() {
+    let logs = TempDir::new().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 8; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_drumline"), "run"]);
+    let dir = ["--log-dir", logs.path().to_str().unwrap(), "--redirects", "1"];
+    let ended = job(&dir, 1, "head -c 1000000 /dev/zero; echo done >&2").start_as(command).end();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let told = "/attempt_0/0/stdout.log is not complete: File too large";
+    assert!(ended.stderr.contains("[0] done") && ended.stderr.contains(told), "{}", ended.stderr);
+    let found = files(&only(logs.path()));
+    assert!(!found[0].1.is_empty() && found[0].1.len() < 100_000, "{}", found[0].1.len());
+}
+
+#[test]
 fn logs_are_refused_where_no_directory_can_be() {
     let ended = run(&["--log-dir", "/dev/null/logs", "-r", "3"], 1, "echo started");
     assert_eq!((ended.code, ended.stdout.len()), (1, 0), "{}", ended.stderr);

@@ -19,6 +19,7 @@ mod logs;
 mod nodes;
 mod options;
 mod predict;
+mod report;
 mod restarts;
 mod run;
 mod trace;
