@@ -91,6 +91,9 @@ pub(super) fn draw(rng: &mut Rng) -> Scenario {
     let machines = machines(rng, &terms, count, quiet_at);
     let faults = faults(rng, &machines, quiet_at);
     let timing = Timing::of(&joining);
+    // Killing takes no time here, so that little time must be left between a lease and silence.
+    let lease = if rng.bool() { timing.lease } else { timing.silent * 94 / 100 };
+    let timing = Timing { lease, ..timing };
     let program = Program {
         lasts: rng.u64(1_000..12_000) * MS,
         steps: rng.bool(),
