@@ -11,6 +11,7 @@ use crate::{
     events::{Events, Source},
     keeper::Keeper,
     launch::{Launch, Stores},
+    monitor::workers::WorkerNews,
     output::Console,
     report::Fate,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
@@ -32,6 +33,7 @@ pub(crate) struct Attempt {
     watch: Watch,
     /// The worker that hung.
     hung: Option<Finding>,
+    news: WorkerNews,
     keeper: Keeper,
     console: Console,
     stores: Stores,
@@ -70,6 +72,7 @@ impl Attempt {
             waits: vec![Vec::new(); world.local_size],
             watch,
             hung: None,
+            news: WorkerNews::of(world, &launch.monitor),
             keeper,
             console: Console::open(world.local_size, job.labels_stdout)?,
             stores,
@@ -87,6 +90,7 @@ impl Attempt {
             let variables =
                 variables.into_iter().chain(columns.clone()).chain(self.watch.variables());
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
+            self.news.started(worker.pid());
             self.workers.push(worker);
             self.console.attach(streams)?;
         }
@@ -113,6 +117,7 @@ impl Attempt {
 
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
     pub(crate) fn handle(&mut self, event: Event<'_>) {
+        self.news.hear(&event);
         let is_news = matches!(event, Event::PassOn(_));
         let is_known = matches!(event, Event::Hung { .. });
         let orders = self.supervisor.handle(self.started.elapsed(), event);
@@ -147,6 +152,7 @@ impl Attempt {
             let was_running = !self.is_ending();
             self.handle(Event::Hung { worker, signal });
             if was_running && self.is_ending() {
+                self.news.hung(&finding);
                 self.hung = Some(finding);
             }
         }
@@ -175,8 +181,10 @@ impl Attempt {
             waits,
             hung: hung(local_rank),
         });
+        let verdict = self.supervisor.verdict().unwrap_or(Verdict::Success);
+        self.news.over(verdict, lived);
         Ok(Ended {
-            verdict: self.supervisor.verdict().unwrap_or(Verdict::Success),
+            verdict,
             started_at: self.started_at,
             lived,
             stepped,

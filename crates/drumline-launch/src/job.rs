@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Error, Hangs, Logs, Restarts, Result,
+    Error, Hangs, Logs, Monitoring, Restarts, Result,
     supervisor::{Policy, Signal},
 };
 
@@ -65,6 +65,8 @@ pub struct Job {
     pub policy: Policy,
     /// What counts as a rank that hangs.
     pub hangs: Hangs,
+    /// Who hears what happens to the job.
+    pub monitoring: Monitoring,
     /// What the launcher does with the signals that it gets: `--signals-to-handle`. Those of job control
     /// (Ctrl-Z) stop and continue the workers, too. Signals that are not here have the kernel's meaning.
     pub signals: Vec<(Signal, OnSignal)>,
@@ -96,6 +98,7 @@ impl Job {
             security: None,
             policy: Policy::default(),
             hangs: Hangs::default(),
+            monitoring: Monitoring::default(),
             signals: OnSignal::UNLESS_TOLD.to_vec(),
             relaunch: Vec::new(),
         }

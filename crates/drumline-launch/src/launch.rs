@@ -18,7 +18,9 @@ use crate::{
     Result,
     environment::{Inherited, Rendezvous},
     job::Job,
-    limits, program,
+    limits,
+    monitor::Monitor,
+    program,
     secret::JobSecret,
     world::World,
 };
@@ -33,6 +35,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) secret: JobSecret,
     pub(crate) config: Config,
     pub(crate) inherited: Inherited,
+    pub(crate) monitor: Monitor,
     run_id: String,
 }
 
@@ -49,13 +52,15 @@ impl<'a> Launch<'a> {
         job.is_possible()?;
         let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
         limits::raise();
+        let run_id = job.run_id.clone().unwrap_or_else(new_run_id);
         let launch = Launch {
             job,
             program,
             secret: JobSecret::for_workers()?,
             config: Config::from_env()?,
             inherited: Inherited::here(),
-            run_id: job.run_id.clone().unwrap_or_else(new_run_id),
+            monitor: Monitor::open(&job.monitoring, &run_id)?,
+            run_id,
         };
         if launch.inherited.limits_omp(job) {
             let ranks = job.nproc_per_node;

@@ -6,12 +6,13 @@ use drumline::trace::Trace;
 use rustix::process::Signal;
 
 use crate::{
-    Result,
+    Error, Result,
     attempt::{Attempt, Ended},
     ending::{signal_exit_code, signal_name},
     events::{Events, Source},
     job::{Job, OnSignal},
     launch::Launch,
+    monitor::happening::Happening,
     report,
     restarts::{EndedWorld, Next, RestartBudget},
     signals::Signals,
@@ -34,17 +35,30 @@ use crate::{
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
     let launch = Launch::of(job)?;
+    launch.monitor.tell(Happening::JobBegins {
+        program: launch.program.to_string_lossy().into_owned(),
+        nproc_per_node: job.nproc_per_node.get(),
+        max_restarts: job.restarts.max,
+    });
+    let code = run_worlds(&launch);
+    let exit_code = code.as_ref().map_or_else(Error::exit_code, |code| *code);
+    launch.monitor.tell(Happening::JobEnds { exit_code });
+    code
+}
+
+fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
+    let job = launch.job;
     let mut listener = Listener::new(job)?;
     let mut budget = RestartBudget::new(job.restarts);
     let mut restart = 0;
     loop {
         let world = World::alone(job, restart);
-        let mut attempt = Attempt::start(&launch, &world, &listener.events)?;
+        let mut attempt = Attempt::start(launch, &world, &listener.events)?;
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
         let is_printed = listener.finish_output(&mut ended)?;
         if is_printed {
-            report(&launch, &ended);
+            report(launch, &ended);
         }
         let ending = match (ended.verdict, ended.first_failure()) {
             (Verdict::Success, _) => return Ok(0),

@@ -10,6 +10,7 @@ mod first;
 mod hangs;
 mod launch;
 mod left;
+mod monitoring;
 mod nodes;
 mod options;
 mod predict;
