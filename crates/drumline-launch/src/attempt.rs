@@ -61,7 +61,7 @@ impl Attempt {
         let job = launch.job;
         let keeper = Keeper::start(job)?;
         let stores = launch.stores(world)?;
-        let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own)?;
+        let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own, &launch.monitor)?;
         events.add(&keeper, Source::Channel)?;
         events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {

@@ -20,8 +20,17 @@ pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 pub(crate) const LOCAL_PLACE: &str = steps::STEPS_VARIABLE;
 
 /// Variables of an outer launcher or of its job, which must not reach the workers of this one.
-pub(crate) const NOT_INHERITED: [&str; 5] =
-    [TERMINAL_COLUMNS, NUMA_BINDING, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
+pub(crate) const NOT_INHERITED: [&str; 8] = [
+    TERMINAL_COLUMNS,
+    NUMA_BINDING,
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    // The launcher is the service, and its ranks are not.
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+];
 
 /// Where the workers of a world meet.
 #[derive(Clone, Debug)]

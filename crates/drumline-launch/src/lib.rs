@@ -103,7 +103,7 @@ pub use error::{Error, Result};
 pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
-pub use monitor::settings::{EventLog, Monitoring};
+pub use monitor::settings::{EventLog, Monitoring, ServiceManager};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};
 pub use run::run;
 pub use watch::hangs::Hangs;

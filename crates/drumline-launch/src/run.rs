@@ -39,6 +39,7 @@ pub fn run(job: &Job) -> Result<u8> {
         program: launch.program.to_string_lossy().into_owned(),
         nproc_per_node: job.nproc_per_node.get(),
         max_restarts: job.restarts.max,
+        health: launch.monitor.health_address(),
     });
     let code = run_worlds(&launch);
     let exit_code = code.as_ref().map_or_else(Error::exit_code, |code| *code);
@@ -49,6 +50,7 @@ pub fn run(job: &Job) -> Result<u8> {
 fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
     let job = launch.job;
     let mut listener = Listener::new(job)?;
+    listener.events.show_life_to(&launch.monitor);
     let mut budget = RestartBudget::new(job.restarts);
     let mut restart = 0;
     loop {

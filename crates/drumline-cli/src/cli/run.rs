@@ -127,7 +127,7 @@ impl RunArgs {
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,
             signals: self.ending.signals(),
-            monitoring: self.monitoring.monitoring(),
+            monitoring: self.monitoring.monitoring(host)?,
             hangs: self.hangs.hangs(names, host)?,
             role: self.ranks.role,
             ..Job::new(program, ranks)

@@ -1,12 +1,28 @@
 //! Who hears what happens to a job.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    env, fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
+    path::Path,
+    process::Command,
+    thread,
+    time::Duration,
+};
 
+use drumline::{Step, step};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{hangs::python_with_torch, launch::Launch};
+use crate::{
+    hangs::python_with_torch,
+    launch::{HANG, Launch, eventually},
+};
 
 /// The name of each event, with what it says under these keys.
 fn told(file: &Path, keys: &[&str]) -> Vec<String> {
@@ -135,4 +151,155 @@ fn torch_reads_events() {
         "{}",
         String::from_utf8_lossy(&read.stderr)
     );
+}
+
+/// The program of a rank: it begins one step, and then waits. Outside of a job, as a test, it does nothing.
+#[test]
+fn rank_in_step_17() {
+    if env::var("RANK").is_err() {
+        return;
+    }
+    assert_eq!(step(17), Step::Continue);
+    println!("begun");
+    thread::sleep(Duration::from_secs(1000));
+}
+
+/// The address at which this job answers.
+fn address(events: &Path) -> String {
+    let first = || fs::read_to_string(events).ok()?.lines().next().map(str::to_owned);
+    eventually("the job begins", || first().is_some());
+    let event: Value = serde_json::from_str(&first().unwrap()).unwrap();
+    event["metadata"]["health"].as_str().unwrap().to_owned()
+}
+
+/// Sends this to the address, and returns the answer.
+fn ask(address: &str, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(HANG)).unwrap();
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(address: &str, path: &str) -> String {
+    ask(address, format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
+}
+
+#[test]
+fn health_and_metrics_are_told_over_http() {
+    let shared = TempDir::new().unwrap();
+    let events = shared.path().join("events.jsonl");
+    let this = env::current_exe().unwrap();
+    let program = [this.to_str().unwrap(), "--exact", "monitoring::rank_in_step_17", "--nocapture"];
+    let options = ["--nproc-per-node", "2", "--health-port", "0", "--rdzv-id", "job-7"];
+    let restarts = ["--max-restarts", "1", "--restart-delay", "60m..60m"];
+    let to = ["--events", events.to_str().unwrap(), "--"];
+    let all = options.iter().chain(&restarts).chain(&to).chain(&program);
+    let mut started = Launch::new(all).start();
+    started.wait_for("begun", 2);
+    let address = address(&events);
+    assert!(address.starts_with("127.0.0.1:"), "{address}");
+
+    let answer = get(&address, "/health");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"),
+        "{answer}"
+    );
+    let body: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!((&body["state"], &body["run_id"]), (&"running".into(), &"job-7".into()));
+    assert_eq!((&body["ranks_running"], &body["restarts"]), (&2.into(), &0.into()));
+    let metrics = || get(&address, "/metrics");
+    let has = |line: &str| metrics().lines().any(|it| it == line);
+    eventually("the steps are told", || has("drumline_rank_last_step{rank=\"1\"} 17"));
+    for line in ["drumline_ranks_running 2", "drumline_worlds_total 1", "drumline_healthy 1"] {
+        assert!(has(line), "{line} is not in {}", metrics());
+    }
+
+    // Who is slow, or many, only holds up himself.
+    let mut slow: Vec<TcpStream> =
+        (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    slow.iter_mut().for_each(|stream| {
+        let _ = stream.write_all(b"GET /hea");
+    });
+    assert!(get(&address, "/healthz").starts_with("HTTP/1.1 200 "));
+    assert!(ask(&address, b"\x16\x03\x01 garbage\n").starts_with("HTTP/1.1 400 "));
+    assert!(ask(&address, b"POST /health HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+    assert!(get(&address, "/").starts_with("HTTP/1.1 404 "));
+
+    let pid = told(&events, &["worker_id"]);
+    let pid = pid.iter().find_map(|line| line.strip_prefix("worker_starts ")).unwrap();
+    assert!(Command::new("kill").args(["-9", pid]).status().unwrap().success());
+    eventually("the failure is seen", || get(&address, "/health").starts_with("HTTP/1.1 503 "));
+    assert!(get(&address, "/health").contains("\"healthy\":false,\"state\":\"failed\""));
+    // Between the end of the world and the pause a signal may come too early.
+    eventually("the job pauses", || has("drumline_ranks_running 0"));
+    started.signal(Signal::TERM);
+    let ended = started.end();
+    assert!([143, 137].contains(&ended.code), "{}", ended.stderr);
+}
+
+#[test]
+fn the_port_is_taken_from_torchs_variable_and_one_in_use_is_refused() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let launch = Launch::new(["echo", "started"]).variable("TORCHELASTIC_HEALTH_CHECK_PORT", &port);
+    let ended = launch.start().end();
+    assert_eq!((ended.code, &ended.stdout[..]), (1, &b""[..]));
+    let what = format!("listen at 127.0.0.1:{port} for questions about the health (--health-port)");
+    assert!(ended.stderr.contains(&what), "{}", ended.stderr);
+    let bad = Launch::new(["echo", "started"]).variable("TORCHELASTIC_HEALTH_CHECK_PORT", "http");
+    let ended = bad.start().end();
+    assert_eq!((ended.code, &ended.stdout[..]), (2, &b""[..]));
+    assert!(
+        ended.stderr.contains("TORCHELASTIC_HEALTH_CHECK_PORT=http: give a port"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_service_manager_hears_how_the_job_is() {
+    let shared = TempDir::new().unwrap();
+    let path = shared.path().join("notify");
+    let name = format!("drumline-test-{}", std::process::id());
+    let abstract_address = SocketAddr::from_abstract_name(&name).unwrap();
+    let sockets = [
+        (path.to_str().unwrap().to_owned(), UnixDatagram::bind(&path).unwrap()),
+        (format!("@{name}"), UnixDatagram::bind_addr(&abstract_address).unwrap()),
+    ];
+    for (named, socket) in sockets {
+        socket.set_read_timeout(Some(HANG)).unwrap();
+        let next = || {
+            let mut bytes = [0; 4096];
+            let count = socket.recv(&mut bytes).expect("the message does not come");
+            String::from_utf8(bytes[..count].to_vec()).unwrap()
+        };
+        let wait_for = |part: &str| loop {
+            let message = next();
+            if message.contains(part) {
+                return message;
+            }
+        };
+        let script = "echo ${NOTIFY_SOCKET-none} ${WATCHDOG_USEC-none}; exec sleep 1000";
+        let launch = Launch::new(["--nproc-per-node", "2", "--", "sh", "-c", script]);
+        let launch = launch.variable("NOTIFY_SOCKET", &named).variable("WATCHDOG_USEC", "100000");
+        let mut started = launch.start();
+        assert_eq!(wait_for("READY=1"), "READY=1\nSTATUS=2 of 2 ranks of this host run");
+        for _ in 0..3 {
+            assert_eq!(wait_for("WATCHDOG"), "WATCHDOG=1");
+        }
+        started.wait_for("none none", 2);
+        started.signal(Signal::TERM);
+        assert_eq!(wait_for("STOPPING"), "STOPPING=1\nSTATUS=is being stopped");
+        assert_eq!(started.end().code, 128 + 15);
+    }
+}
+
+#[test]
+fn a_service_manager_that_is_not_there_is_told_once() {
+    let launch = Launch::new(["true"]).variable("NOTIFY_SOCKET", "/nowhere/notify");
+    let ended = launch.start().end();
+    assert_eq!(ended.code, 0);
+    assert_eq!(ended.stderr.matches("NOTIFY_SOCKET").count(), 1, "{}", ended.stderr);
 }

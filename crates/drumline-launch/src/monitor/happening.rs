@@ -11,6 +11,8 @@ pub(crate) enum Happening {
         program: String,
         nproc_per_node: usize,
         max_restarts: u32,
+        /// Where others may ask about the health.
+        health: Option<String>,
     },
     WorldStarts(WorldStarts),
     WorkerStarts {
