@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package systems \
+        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -33,10 +33,12 @@ help:
 	@echo 'make systems    what other systems say at the first build, and a build with musl'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
+	@echo 'make check-pictures  open every picture in Chromium, on light and dark pages, and look for faults'
 	@echo 'make settings   make the pages of settings and of the command line anew'
 	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
+	@echo 'make command-lines  every command line of the comparison with torchrun: ten minutes'
 	@echo 'make ecosystem  accelerate, Lightning, transformers and others of PyPI on drumline beside gloo'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
@@ -60,10 +62,13 @@ train:
 # Python package is built together with the tests: alone it would have other features of some dependencies, and
 # what uses these would be compiled twice.
 test: export EXTENSION := --workspace --all-targets
+test: export PICTURES := --workspace --all-targets $(FEATURES)
 test:
 	$(MAKE) --jobs=2 --output-sync=line torch static
 	$(MAKE) build-tests
 	$(MAKE) --jobs=2 --output-sync=line rust python
+	if command -v "$${CHROMIUM:-chromium}" >/dev/null; then $(MAKE) check-pictures; \
+	else echo 'chromium is not here: pictures were not looked at (apt-get install chromium fonts-dejavu-core)'; fi
 
 static: format links lint docs
 
@@ -117,6 +122,7 @@ soak:
 	cargo test --locked -p drumline-kernels -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test program resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
+	cargo run --locked --release -p drumline-sim -- --membership --seeds $(SEEDS)
 	$(MAKE) faults ONLY=
 	$(MAKE) soak-python
 
@@ -204,6 +210,28 @@ predict:
 	    > target/replays.md
 	mv target/replays.md docs/notes/replays.md
 
+# The pictures of docs, and those that the commands and examples draw: each is opened in Chromium as a reader would.
+# What the browser showed is kept beside them, in target/pictures/shots.
+PICTURES ?= -p drumline-cli -p fashion-mnist
+DRAWN := target/pictures
+
+check-pictures: $(PYTHON_VENV)/matplotlib $(PYTHON_VENV)/playwright
+	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory .ci
+	cargo build --locked $(PICTURES)
+	rm -rf $(DRAWN)
+	mkdir -p $(DRAWN)
+	target/debug/drumline bench all_reduce,all_gather --max-bytes 64K --rounds 1 --time 10ms \
+	    --transport shm,tcp --buffers staged,registered --svg $(DRAWN)/bench.svg >/dev/null
+	target/debug/drumline predict --hosts 64 --nproc-per-node 8 --operations all_reduce,all_gather \
+	    --gradients-mb 400 --backward-ms 300 --svg $(DRAWN)/predict.svg >/dev/null
+	DRUMLINE_TRACE=$(DRAWN)/trace target/debug/drumline run --nproc-per-node 2 -- target/debug/fashion-mnist \
+	    --data examples/fashion-mnist/data --epochs 2 --out $(DRAWN)/fashion-mnist
+	target/debug/drumline trace page $(DRAWN)/trace
+	cd examples/python/gpt && $(CURDIR)/$(PYTHON_VENV)/bin/python -c 'import math, pathlib, picture; \
+	    losses = lambda end: [(step, end + math.exp(-step / 40)) for step in range(0, 200, 5)]; \
+	    picture.draw(pathlib.Path("$(CURDIR)/$(DRAWN)/gpt.svg"), "GPT", {"training": losses(1.5), "held out": losses(1.7)})'
+	$(PYTHON_VENV)/bin/python .ci/check_pictures.py --shots $(DRAWN)/shots docs $(DRAWN)
+
 # A real torch for the tests that talk with one; without it they say that they were skipped. They
 # need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:
 # make torch-venv PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'
@@ -254,6 +282,10 @@ python-suite: python
 	    --exclude test_ddp_logging_data_cpu || exit 1; done
 	$(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline \
 	    --world-size 3 --like mpi --only all_to_all
+
+# `make python` runs some of these.
+command-lines: torch-venv python-package
+	DRUMLINE_SLOW_TESTS=1 $(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS) python/tests/test_command_lines.py
 
 # Libraries on top of torch, in a second environment that takes torch from the same place: 1.3 GB more.
 # Without some of them (Spark also wants Java) their tests are skipped, and say so.
@@ -340,6 +372,11 @@ $(PYTHON_VENV)/installed:
 MATPLOTLIB := matplotlib==$(shell sed -n 's/^MATPLOTLIB = "\(.*\)"/\1/p' bench/picture.py)
 $(PYTHON_VENV)/matplotlib: $(PYTHON_VENV)/installed
 	-$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '$(MATPLOTLIB)' && touch $@
+
+# Drives the chromium of the system; the browsers of its own are not fetched.
+$(PYTHON_VENV)/playwright: $(PYTHON_VENV)/installed
+	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) 'playwright>=1.50,<2' pillow
+	touch $@
 
 # Programs of crates.io: cargo install cargo-deny cargo-semver-checks. Without them these say so.
 deny:

@@ -82,7 +82,7 @@ def picture(lines: list[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
         "<title>A rank is killed; the others and the launcher name it</title>\n"
         f'<rect width="{width}" height="{height}" rx="8" fill="#161b22"/>\n'
-        '<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="13" xml:space="preserve">\n'
+        '<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="13" style="white-space: pre">\n'
         f"{texts}\n</g>\n</svg>\n"
     )
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import needs_backends
+from torch_versions import needs_backends, needs_torchrun
 
 PROGRAM = str(Path(__file__).with_name("launched.py"))
 DRUMLINE = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--", sys.executable]
@@ -51,6 +51,20 @@ def test_the_direct_api_needs_no_torch():
     out, errors = launch("drumline run", "own_api")
     assert out.count("sum [3] False") == 2, out
     assert errors == ""
+
+
+@needs_torchrun
+def test_programs_that_know_no_torch_run_under_torchrun():
+    out, _ = launch("torchrun", "own_api")
+    assert out.count("sum [3] False") == 2, out
+    # A program in Rust: its ranks meet in torch's store, and print nothing if they are alone.
+    command = str(Path(sys.executable).with_name("drumline"))
+    measure = ["bench", "all_reduce", "--sizes", "8", "--iters", "1", "--rounds", "1"]
+    done = subprocess.run(
+        [*TORCHRUN, "--no-python", command, *measure], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks on 1 host" in done.stdout and "wrong elements: 0 OK" in done.stdout, done.stdout
 
 
 def test_a_rank_that_raises_is_named_and_its_exit_code_is_the_jobs():

@@ -20,3 +20,6 @@ needs_split = pytest.mark.skipif(
     VERSION < (2, 15), reason="split_group of torch 2.14 wants an accelerator"
 )
 needs_backends = pytest.mark.skipif(not HAS_BACKENDS, reason=WHY_NOT or "torch has backends")
+needs_torchrun = pytest.mark.skipif(
+    VERSION < (2, 15), reason="docs/reference/launcher.md compares with torchrun 2.15"
+)

@@ -1,4 +1,4 @@
-//! Charts as SVG.
+//! Charts as SVG, for light and for dark pages.
 
 use std::{io, ops::Range};
 
@@ -14,7 +14,8 @@ const NAMES: u32 = WIDTH - 270;
 const NAME_HEIGHT: u32 = 20;
 
 const FONT: &str = "sans-serif";
-const COLOURS: [RGBColor; 8] = [
+// An all-reduce on several hosts has ten algorithms to draw.
+const COLOURS: [RGBColor; 12] = [
     RGBColor(47, 111, 176),
     RGBColor(196, 87, 43),
     RGBColor(58, 143, 77),
@@ -23,7 +24,21 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(42, 157, 157),
     RGBColor(176, 58, 111),
     RGBColor(102, 102, 102),
+    RGBColor(110, 100, 235),
+    RGBColor(141, 104, 66),
+    RGBColor(214, 72, 72),
+    RGBColor(110, 130, 40),
 ];
+
+/// On dark pages what is neither a curve nor its swatch changes. Every curve can be read on both.
+const DARK: &str = r##"
+<style>
+  @media (prefers-color-scheme: dark) {
+    rect[fill="#FFFFFF"] { fill: #0d1117 }
+    text { fill: #e6edf3 }
+    [stroke="#DDDDDD"] { stroke: #30363d }
+  }
+</style>"##;
 
 /// Curves over a logarithmic axis.
 pub(crate) struct Panel {
@@ -51,6 +66,9 @@ pub(crate) fn page(mut panels: Vec<Panel>) -> Result<String> {
     let drawn = draw(&SVGBackend::with_string(&mut text, size).into_drawing_area(), &panels);
     let problem = |error: DrawingAreaErrorKind<_>| io::Error::other(error.to_string());
     drawn.map_err(problem).map_err(Error::system("draw the picture"))?;
+    if let Some(end_of_tag) = text.find('>') {
+        text.insert_str(end_of_tag + 1, DARK);
+    }
     Ok(text)
 }
 

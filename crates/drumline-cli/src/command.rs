@@ -16,7 +16,7 @@ use crate::{
     Error, Result, check,
     cli::{self, Asked, Cli, Command, FIRST, Host, Names, TraceCommand},
     output::{Stdout, print},
-    trace,
+    secret, trace,
 };
 
 /// Runs the command line `drumline ...` and returns its exit code. `arguments` begin with the name of
@@ -116,6 +116,11 @@ fn carry_out(
         Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Page { dir, out }) => trace::page(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),
+        Command::Secret { file } => {
+            secret::write(&file)?;
+            print(&format!("{} has a new secret: copy it to every host\n", file.display()))?;
+            Ok(0)
+        }
         Command::Man { command } => match cli::manual(command.as_deref()).map_err(Error::Print)? {
             Some(page) => print(&page).map(|()| 0),
             None => Ok(refuse(&cli::refusal("man", "there is no such command"))),

@@ -44,6 +44,15 @@ pub enum Error {
         error: io::Error,
     },
 
+    /// The secret cannot be made or written.
+    #[error("secret {}: {error}", path.display())]
+    Secret {
+        /// The file of the secret.
+        path: PathBuf,
+        /// Why, and what to do.
+        error: String,
+    },
+
     /// Stdout cannot be written to.
     #[error("write to stdout: {0} [errors.md#io]")]
     Print(io::Error),
@@ -57,7 +66,7 @@ impl Error {
             Error::Launch(error) => error.exit_code(),
             Error::Bench(error) => error.exit_code(),
             Error::Check(_) => 2,
-            Error::Trace(_) | Error::Page { .. } | Error::Print(_) => 1,
+            Error::Trace(_) | Error::Page { .. } | Error::Secret { .. } | Error::Print(_) => 1,
         }
     }
 }

@@ -18,6 +18,7 @@ mod command;
 mod error;
 mod output;
 mod page;
+mod secret;
 mod trace;
 
 pub use check::check;

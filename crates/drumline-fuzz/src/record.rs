@@ -20,6 +20,7 @@ use drumline_store::{
 };
 use drumline_train::{
     checkpoint::{Checkpoint, Tensor},
+    error_file::Failure,
     sampler::DistributedSampler,
 };
 
@@ -66,6 +67,12 @@ fn recordings(name: &str) -> Result<Vec<Vec<u8>>> {
             vec![DistributedSampler::builder(10, 2, 0).build()?.state().to_string().into()]
         }
         "trace" => traces()?,
+        "error-file" => texts(&[
+            &Failure::now("no data", "thread 'main' panicked at src/main.rs:2:5:\nno data")
+                .to_json(),
+            r#"{"message": {"message": "ValueError: x", "errorCode": -9, "extraInfo": {"timestamp": "1764055200"}}}"#,
+            r#"{"message": "boom", "timestamp": 1764055200}"#,
+        ]),
         "prices" => {
             vec![PriceList::default().to_string().into(), b"# none\ncall_ps = 1_000".into()]
         }

@@ -55,6 +55,7 @@ pub use group::driving;
 pub use group::{
     GroupOptions, ProcessGroup, RegisteredBuffer, TorchSpelling, connect_members, default_group,
     describe_addresses, init_process_group, init_with_store, is_initialized, metrics_text,
+    own_addresses,
 };
 pub use interrupt::interruptible;
 pub use prices::PriceSource;

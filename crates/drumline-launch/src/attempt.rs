@@ -1,19 +1,30 @@
 //! The workers of one world on this host, from their start to their end: the shell around the
 //! [`supervisor`](crate::supervisor).
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    ffi::OsString,
+    fs,
+    path::Path,
+    time::{Duration, Instant, SystemTime},
+};
 
-use rustix::process::Signal;
+use drumline::error_file::ErrorFile;
+use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending, Result,
-    environment::{self, TERMINAL_COLUMNS},
+    environment::{self, ERROR_FILE, TERMINAL_COLUMNS},
     events::{Events, Source},
+    files::WorldFiles,
     keeper::Keeper,
-    launch::{Launch, Stores},
+    last_words::LastWords,
+    launch::Launch,
+    lease::BootTime,
     monitor::workers::WorkerNews,
     output::Console,
-    report::Fate,
+    prefix::host_name,
+    report::{Fate, Report},
+    stores::Stores,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
     sweep, waits,
     watch::{Watch, finding::Finding},
@@ -26,6 +37,7 @@ use crate::{
 pub(crate) struct Attempt {
     started: Instant,
     started_at: SystemTime,
+    first_rank: usize,
     supervisor: Supervisor,
     workers: Vec<Worker>,
     /// Where each killed rank waited, as lines.
@@ -36,6 +48,7 @@ pub(crate) struct Attempt {
     news: WorkerNews,
     keeper: Keeper,
     console: Console,
+    files: WorldFiles,
     stores: Stores,
 }
 
@@ -45,6 +58,7 @@ pub(crate) struct Ended {
     pub(crate) verdict: Verdict,
     /// When the workers started.
     pub(crate) started_at: SystemTime,
+    pub(crate) first_rank: usize,
     pub(crate) lived: Duration,
     /// Whether a worker has said that it began a step.
     pub(crate) stepped: bool,
@@ -53,20 +67,36 @@ pub(crate) struct Ended {
     /// The processes that the workers left behind.
     pub(crate) left: Vec<String>,
     pub(crate) console: Console,
+    pub(crate) stores: Stores,
+    files: WorldFiles,
 }
 
 impl Attempt {
-    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit.
-    pub(crate) fn start(launch: &Launch<'_>, world: &World, events: &Events) -> Result<Attempt> {
+    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit. With a lease, the
+    /// workers are killed when it has run out.
+    pub(crate) fn start(
+        launch: &Launch<'_>,
+        world: &World,
+        stores: Stores,
+        lease: Option<BootTime>,
+        events: &Events,
+    ) -> Result<Attempt> {
         let job = launch.job;
-        let keeper = Keeper::start(job)?;
-        let stores = launch.stores(world)?;
+        let mut keeper = Keeper::start(job)?;
+        if let Some(lease) = lease {
+            keeper.lease_until(lease);
+        }
+        let files = launch.files.of_world(world.attempt, world.local_size);
+        if let Some(private) = files.private() {
+            keeper.remove_at_the_end(private)?;
+        }
         let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own, &launch.monitor)?;
         events.add(&keeper, Source::Channel)?;
         events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {
             started: Instant::now(),
             started_at: SystemTime::now(),
+            first_rank: world.first_rank,
             supervisor: Supervisor::new(world.local_size, job.policy),
             workers: Vec::with_capacity(world.local_size),
             waits: vec![Vec::new(); world.local_size],
@@ -74,7 +104,8 @@ impl Attempt {
             hung: None,
             news: WorkerNews::of(world, &launch.monitor),
             keeper,
-            console: Console::open(world.local_size, job.labels_stdout)?,
+            console: Console::open(job, world, &files)?,
+            files,
             stores,
         };
         attempt.start_workers(launch, world).inspect_err(|_| attempt.abandon())?;
@@ -89,10 +120,13 @@ impl Attempt {
             let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
             let variables =
                 variables.into_iter().chain(columns.clone()).chain(self.watch.variables());
+            let variables = variables.map(|(name, value)| (name, OsString::from(value)));
+            let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
+            let variables = variables.chain(error_file);
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
             self.news.started(worker.pid());
             self.workers.push(worker);
-            self.console.attach(streams)?;
+            self.console.attach(streams, &self.files)?;
         }
         self.watch.begin(&self.workers, world.first_rank)?;
         let early = self.keeper.early_exits();
@@ -145,6 +179,55 @@ impl Attempt {
         Ok(())
     }
 
+    /// From now on the workers are killed at this time, and no longer at the one before.
+    pub(crate) fn extend_lease(&mut self, until: BootTime) {
+        self.keeper.lease_until(until);
+    }
+
+    /// The worker that has failed first, once no likelier origin can come up.
+    pub(crate) fn failed(&self) -> Option<usize> {
+        self.supervisor.failed()
+    }
+
+    /// Whether all is read that this worker has written to its stderr.
+    pub(crate) fn has_read_all(&self, worker: usize) -> bool {
+        self.console.has_read_all(worker)
+    }
+
+    /// The process of a worker that has failed, how it ended, and what the report says about it.
+    pub(crate) fn about_failed(&self, worker: usize) -> Option<(Pid, Ending, Vec<u8>)> {
+        let fate = Fate {
+            pid: self.workers.get(worker)?.pid(),
+            exit: self.supervisor.exits().nth(worker)?,
+            waits: Vec::new(),
+            hung: self.hung.clone().filter(|it| it.worker == worker),
+        };
+        // A worker that hangs has no ending yet.
+        let ending = fate.exit.map_or(Ending::Code(1), |exit| exit.ending);
+        let (pid, words) = (fate.pid, self.last_words(worker));
+        let report = Report {
+            verdict: Verdict::Failed { worker },
+            started_at: self.started_at,
+            host: &host_name(),
+            first_rank: self.first_rank + worker,
+            ranks: &[fate],
+            words: &words,
+            left: &[],
+            incomplete: &[],
+            logs: None,
+        };
+        Some((pid, ending, report.failure(0)))
+    }
+
+    /// What this worker has told of its failure.
+    fn last_words(&self, worker: usize) -> LastWords {
+        LastWords::of(worker, &self.console, &self.files)
+    }
+
+    pub(crate) fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
     /// Handles what the watch has found. Call it when the watch is readable.
     pub(crate) fn hear_watch(&mut self) {
         for finding in self.watch.found() {
@@ -186,16 +269,48 @@ impl Attempt {
         Ok(Ended {
             verdict,
             started_at: self.started_at,
+            first_rank: self.first_rank,
             lived,
             stepped,
             fates: fates.collect(),
             left,
             console: self.console,
+            stores: self.stores,
+            files: self.files,
         })
     }
 }
 
 impl Ended {
+    /// What the worker that failed first has told of its failure.
+    pub(crate) fn last_words(&self) -> LastWords {
+        let Verdict::Failed { worker } = self.verdict else { return LastWords::default() };
+        LastWords::of(worker, &self.console, &self.files)
+    }
+
+    /// Tells the launcher of this launcher why the world failed, in the file `to`: in the words of the worker that
+    /// failed first, if that one has written a file.
+    pub(crate) fn pass_on(&self, words: &LastWords, to: &Path) {
+        if !matches!(self.verdict, Verdict::Failed { .. }) {
+            return;
+        }
+        let Some(ErrorFile::Failure(failure)) = &words.error else {
+            // What is there is about another failure. It may be a device.
+            if to.symlink_metadata().is_ok_and(|it| it.is_file()) {
+                let _ = fs::remove_file(to);
+            }
+            return;
+        };
+        let exit_code = match self.first_failure() {
+            Some(Ending::Signal { number, .. }) => -number,
+            Some(Ending::Code(code)) => code,
+            None => 1,
+        };
+        if let Err(error) = failure.pass_on(to, exit_code) {
+            tracing::warn!("cannot write the error file {}: {error}", to.display());
+        }
+    }
+
     /// Whether a worker hung in a way in which it would hang again.
     pub(crate) fn would_hang_again(&self) -> bool {
         self.fates.iter().filter_map(|fate| fate.hung.as_ref()).any(|hung| hung.is_final)

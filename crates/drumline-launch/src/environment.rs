@@ -1,7 +1,7 @@
 //! The variables that tell a worker which rank it is and where the ranks meet. Those of torchrun are
 //! among them, so that a program for one launcher runs under the other.
 
-use drumline::{Endpoint, steps};
+use drumline::{Endpoint, error_file, steps};
 
 use crate::{
     ending::signal_name,
@@ -19,10 +19,14 @@ pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 /// The number of a worker among those of its host, also if [`Job::virtual_local_rank`] hides it.
 pub(crate) const LOCAL_PLACE: &str = steps::STEPS_VARIABLE;
 
+/// The file in which a worker says why it fails; the launcher does the same if it has one.
+pub(crate) const ERROR_FILE: &str = error_file::VARIABLE;
+
 /// Variables of an outer launcher or of its job, which must not reach the workers of this one.
-pub(crate) const NOT_INHERITED: [&str; 8] = [
+pub(crate) const NOT_INHERITED: [&str; 9] = [
     TERMINAL_COLUMNS,
     NUMA_BINDING,
+    ERROR_FILE,
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
@@ -35,12 +39,14 @@ pub(crate) const NOT_INHERITED: [&str; 8] = [
 /// Where the workers of a world meet.
 #[derive(Clone, Debug)]
 pub(crate) struct Rendezvous {
-    /// The address of the launcher's store.
+    /// The address of the store of this host's launcher.
+    pub launcher: Endpoint,
+    /// The address of the store in which the ranks of all hosts meet. On one host it is the launcher's.
     pub store: Endpoint,
     /// The file with the store's secret; `None` if the environment names the secret already.
     pub secret_file: Option<String>,
-    /// The port on 127.0.0.1 of the store for programs that use torch, if there is one.
-    pub master_port: Option<u16>,
+    /// The address of the store for programs that use torch, if there is one.
+    pub master: Option<(String, u16)>,
     /// The name of the job.
     pub run_id: String,
 }
@@ -135,6 +141,7 @@ pub(crate) fn worker(
         ("GROUP_WORLD_SIZE", world.hosts.to_string()),
         ("ROLE_NAME", job.role.clone()),
         ("DRUMLINE_STORE", rendezvous.store.to_string()),
+        (steps::LAUNCHER_VARIABLE, rendezvous.launcher.to_string()),
         (LOCAL_PLACE, local_rank.to_string()),
         ("TORCHELASTIC_RUN_ID", rendezvous.run_id.clone()),
         ("TORCHELASTIC_RESTART_COUNT", world.restart.to_string()),
@@ -150,9 +157,9 @@ pub(crate) fn worker(
     if let Some(path) = &rendezvous.secret_file {
         variables.push(("DRUMLINE_SECRET_FILE", path.clone()));
     }
-    if let Some(port) = rendezvous.master_port {
+    if let Some((host, port)) = &rendezvous.master {
         variables.extend([
-            ("MASTER_ADDR", "127.0.0.1".into()),
+            ("MASTER_ADDR", host.clone()),
             ("MASTER_PORT", port.to_string()),
             // The launcher hosts the store: rank 0 connects to it instead of hosting one.
             ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
@@ -191,12 +198,13 @@ mod tests {
 
     fn variables(job: &Job, rank: usize, inherited: &Inherited) -> BTreeMap<&'static str, String> {
         let rendezvous = Rendezvous {
+            launcher: Endpoint::Unix("drumline-run-a1".into()),
             store: Endpoint::Unix("drumline-run-a1".into()),
             secret_file: Some("/proc/self/fd/100".into()),
-            master_port: Some(4711),
+            master: Some(("127.0.0.1".into(), 4711)),
             run_id: "a1".into(),
         };
-        let without_torch = Rendezvous { master_port: None, ..rendezvous.clone() };
+        let without_torch = Rendezvous { master: None, ..rendezvous.clone() };
         let world = World::alone(job, 0);
         let named = |name| {
             let list = worker(job, &world, &without_torch, rank, inherited);
@@ -212,6 +220,7 @@ mod tests {
     #[test]
     fn the_variables_are_those_of_torchrun_on_one_node_and_our_own() {
         let expected = [
+            ("DRUMLINE_LAUNCHER", "unix:@drumline-run-a1"),
             ("DRUMLINE_SECRET_FILE", "/proc/self/fd/100"),
             ("DRUMLINE_STEPS", "2"),
             ("DRUMLINE_STORE", "unix:@drumline-run-a1"),
@@ -241,11 +250,20 @@ mod tests {
     #[test]
     fn ranks_count_over_all_hosts_and_a_virtual_local_rank_is_zero() {
         let job = Job { virtual_local_rank: true, role: "trainer".into(), ..job(2) };
-        let world = World { restart: 4, first_rank: 3, local_size: 2, size: 5, host: 1, hosts: 2 };
+        let world = World {
+            attempt: 4,
+            restart: 4,
+            first_rank: 3,
+            local_size: 2,
+            size: 5,
+            host: 1,
+            hosts: 2,
+        };
         let rendezvous = Rendezvous {
+            launcher: Endpoint::Unix("x".into()),
             store: Endpoint::Unix("x".into()),
             secret_file: None,
-            master_port: None,
+            master: None,
             run_id: "a1".into(),
         };
         let list = worker(&job, &world, &rendezvous, 1, &Inherited::default());

@@ -36,13 +36,11 @@ pub enum Error {
         hint: String,
     },
 
-    /// The job asks for something that the launcher cannot do yet.
-    #[error("{what} cannot be done yet: {instead}")]
-    NotYet {
-        /// What, as the options name it.
-        what: &'static str,
-        /// What to do instead.
-        instead: &'static str,
+    /// The hosts of the job do not come together.
+    #[error("{problem} [errors.md#several-hosts]")]
+    Meeting {
+        /// Why, and what to do.
+        problem: String,
     },
 
     /// A store cannot be hosted, most likely because its port is in use; or a setting of the
@@ -65,12 +63,15 @@ impl Error {
     /// cannot be run, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::NotYet { .. } => 2,
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
             Error::Store(_) => 2,
-            Error::System { .. } => 1,
+            Error::Meeting { .. } | Error::System { .. } => 1,
         }
+    }
+
+    pub(crate) fn meeting(problem: impl Into<String>) -> Error {
+        Error::Meeting { problem: problem.into() }
     }
 
     /// For `map_err`: makes an [`Error::System`] about `what`.

@@ -24,6 +24,8 @@ pub(crate) enum Source {
     Channel,
     /// The launcher has ended.
     Launcher,
+    /// The thread that speaks with the other hosts has told something.
+    Hosts,
     /// A worker hangs.
     Watch,
     /// The worker with this rank has exited.
@@ -45,7 +47,8 @@ const SIGNALS: u64 = u64::MAX;
 const OUTPUT: u64 = u64::MAX - 1;
 const CHANNEL: u64 = u64::MAX - 2;
 const LAUNCHER: u64 = u64::MAX - 3;
-const WATCH: u64 = u64::MAX - 4;
+const HOSTS: u64 = u64::MAX - 4;
+const WATCH: u64 = u64::MAX - 5;
 
 impl Events {
     pub(crate) fn new() -> Result<Events> {
@@ -67,6 +70,7 @@ impl Events {
             Source::Output => OUTPUT,
             Source::Channel => CHANNEL,
             Source::Launcher => LAUNCHER,
+            Source::Hosts => HOSTS,
             Source::Watch => WATCH,
             Source::Worker(rank) => rank as u64,
         });
@@ -100,6 +104,7 @@ impl Source {
             OUTPUT => Source::Output,
             CHANNEL => Source::Channel,
             LAUNCHER => Source::Launcher,
+            HOSTS => Source::Hosts,
             WATCH => Source::Watch,
             rank => Source::Worker(rank as usize),
         }

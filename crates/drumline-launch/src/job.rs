@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Error, Hangs, Logs, Monitoring, Restarts, Result,
+    Hangs, Logs, Monitoring, Restarts,
     supervisor::{Policy, Signal},
 };
 
@@ -14,11 +14,11 @@ use crate::{
 /// ```
 /// use std::num::NonZeroUsize;
 ///
-/// use drumline_launch::Job;
+/// use drumline_launch::{Job, TorchStore};
 ///
 /// let ranks = NonZeroUsize::new(2).unwrap();
 /// let job = Job { arguments: vec!["--epochs".into(), "3".into()], ..Job::new("./train", ranks) };
-/// assert_eq!(job.torch_store, Some(0)); // any free port
+/// assert_eq!(job.torch_store, Some(TorchStore::User { port: 0 })); // any free port
 /// ```
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -46,11 +46,8 @@ pub struct Job {
     pub logs: Logs,
     /// What happens after a failure.
     pub restarts: Restarts,
-    /// The port on 127.0.0.1 of the store for programs that use torch; 0 means a free one. `None`: there is
-    /// no such store.
-    pub torch_store: Option<u16>,
-    /// Whether processes of other users on this host may use that store, too.
-    pub torch_store_takes_anyone: bool,
+    /// The store for programs that use torch. `None`: there is no such store.
+    pub torch_store: Option<TorchStore>,
     /// Whether lines of stdout start with their rank. Lines of stderr always do.
     pub labels_stdout: bool,
     /// Which cores each worker may use: `--numa-binding`. `None`: all.
@@ -90,8 +87,7 @@ impl Job {
             virtual_local_rank: false,
             logs: Logs::default(),
             restarts: Restarts::default(),
-            torch_store: Some(0),
-            torch_store_takes_anyone: false,
+            torch_store: Some(TorchStore::User { port: 0 }),
             labels_stdout: true,
             numa_binding: None,
             disables_rseq: false,
@@ -105,25 +101,25 @@ impl Job {
     }
 }
 
-impl Job {
-    /// An error names what this launcher cannot do yet.
-    pub(crate) fn is_possible(&self) -> Result<()> {
-        if self.meeting.is_some() {
-            return Err(Error::NotYet {
-                what: "a job on several hosts (--nnodes)",
-                instead: "start the ranks of each host with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and a secret \
-                          (docs/guides/several-hosts.md)",
-            });
-        }
-        if self.logs != Logs::default() {
-            return Err(Error::NotYet {
-                what: "an option of --log-dir, --redirects, --tee, --local-ranks-filter, --duplicate-*-filters or \
-                       --log-line-prefix-template",
-                instead: "redirect the output of drumline run, whose lines begin with their rank",
-            });
-        }
-        Ok(())
-    }
+/// Who may use the store for programs that use torch, which know no secret. With port 0 the system chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TorchStore {
+    /// Processes of this user and of root, over loopback. On several hosts each launcher offers one, and carries what
+    /// its workers say to the first host, behind the secret.
+    User {
+        /// A port of 127.0.0.1.
+        port: u16,
+    },
+    /// As above, but processes of all users of the host.
+    Anyone {
+        /// A port of 127.0.0.1.
+        port: u16,
+    },
+    /// Every process that can reach the first host: for programs that need its true address.
+    Network {
+        /// A port of the first host.
+        port: u16,
+    },
 }
 
 /// How many hosts a job needs, and how many it may have: `--nnodes MIN:MAX`.

@@ -16,12 +16,17 @@
 //! and exec.
 
 use std::{
-    ffi::OsString,
-    io,
+    ffi::{OsStr, OsString},
+    fs, io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{ffi::OsStringExt, net::UnixStream, process::CommandExt},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            net::UnixStream,
+            process::CommandExt,
+        },
     },
+    path::PathBuf,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -39,6 +44,7 @@ use crate::{
     environment::{LOCAL_PLACE, NOT_INHERITED, NUMA_BINDING},
     events::{Events, Source},
     job::OnSignal,
+    lease::BootTime,
     processes,
     signals::Signals,
     sweep::{self, Swept},
@@ -50,7 +56,9 @@ pub const KEEP_SUBCOMMAND: &str = "keep-ranks";
 
 /// The first fields of messages from the launcher.
 pub(crate) const START: &str = "start";
+pub(crate) const REMOVE: &str = "remove";
 pub(crate) const FINISH: &str = "finish";
+pub(crate) const LEASE: &str = "lease";
 
 /// The first fields of messages from the keeper.
 pub(crate) const STARTED: &str = "started";
@@ -85,15 +93,13 @@ pub fn keep() -> Result<()> {
     let launcher = getppid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     set_child_subreaper(Some(getpid())).map_err(Error::system("become a subreaper"))?;
     let kept = Keeper::new(channel, launcher).and_then(|mut keeper| {
-        let lives = keeper.watch()?;
-        if lives {
-            keeper.finish();
+        let lives = keeper.watch();
+        match lives {
+            Ok(true) => keeper.finish(),
+            Ok(false) | Err(_) => keeper.clean_up(),
         }
-        Ok(lives)
+        lives
     });
-    if !matches!(kept, Ok(true)) {
-        sweep::end_all_below(Duration::ZERO);
-    }
     kept.map(|_| ())
 }
 
@@ -107,6 +113,12 @@ struct Keeper {
     /// The workers, in the order of their ranks. The kernel keeps their exit statuses until this process
     /// ends. So no other process gets their numbers, and the launcher's signals never hit a stranger.
     workers: Vec<(Pid, OwnedFd)>,
+    /// When all workers are killed unless the launcher gives them more time.
+    lease: Option<BootTime>,
+    /// Whether that time has come and no worker has started since.
+    has_run_out: bool,
+    /// The directory that nobody removes if the launcher is killed.
+    private: Option<PathBuf>,
 }
 
 impl Keeper {
@@ -121,7 +133,16 @@ impl Keeper {
         if let Some(launcher) = &launcher {
             events.add(launcher, Source::Launcher)?;
         }
-        Ok(Keeper { channel, _launcher: launcher, events, signals, workers: Vec::new() })
+        Ok(Keeper {
+            channel,
+            _launcher: launcher,
+            events,
+            signals,
+            workers: Vec::new(),
+            lease: None,
+            has_run_out: false,
+            private: None,
+        })
     }
 
     /// Carries out the launcher's requests. Returns `true` when the launcher asks which processes are left,
@@ -129,7 +150,9 @@ impl Keeper {
     fn watch(&mut self) -> Result<bool> {
         let mut reap_at: Option<Instant> = None;
         loop {
-            let timeout = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let reap_in = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let kill_in = self.lease.filter(|_| !self.has_run_out).map(BootTime::left);
+            let timeout = reap_in.into_iter().chain(kill_in).min();
             for source in self.events.wait(timeout)? {
                 let is_heard = match source {
                     Source::Worker(rank) => self.tell_exit(rank)?,
@@ -143,15 +166,30 @@ impl Keeper {
                         Ok(Some((fields, _))) if fields[..] == [FINISH.as_bytes()] => {
                             return Ok(true);
                         }
+                        Ok(Some((fields, _))) if fields[0] == LEASE.as_bytes() => {
+                            self.lease =
+                                fields.get(1).and_then(|it| BootTime::from_nanoseconds(it));
+                            self.has_run_out = false;
+                            true
+                        }
+                        Ok(Some((fields, _))) if fields[0] == REMOVE.as_bytes() => {
+                            self.private =
+                                fields.into_iter().nth(1).map(OsString::from_vec).map(Into::into);
+                            true
+                        }
                         Ok(Some((fields, streams))) => self.start(fields, streams)?,
                         Ok(None) | Err(_) => false,
                     },
                     Source::Launcher => false,
-                    Source::Output | Source::Watch => true,
+                    Source::Output | Source::Hosts | Source::Watch => true,
                 };
                 if !is_heard {
                     return Ok(false);
                 }
+            }
+            if !self.has_run_out && self.lease.is_some_and(|until| until.left().is_zero()) {
+                self.has_run_out = true;
+                sweep::kill_all_below();
             }
             if reap_at.is_some_and(|at| at <= Instant::now()) {
                 reap_at = None;
@@ -167,6 +205,7 @@ impl Keeper {
                     .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
                 self.events.add(&pidfd, Source::Worker(self.workers.len()))?;
                 self.workers.push((pid, pidfd));
+                self.has_run_out = false;
                 [STARTED.to_owned(), pid.to_string()]
             }
             Err(error) => {
@@ -216,6 +255,14 @@ impl Keeper {
         self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
     }
 
+    /// Ends all that workers have started: there is no launcher that could.
+    fn clean_up(&self) {
+        sweep::end_all_below(Duration::ZERO);
+        if let Some(private) = &self.private {
+            let _ = fs::remove_dir_all(private);
+        }
+    }
+
     /// Sends a message to the launcher. Returns whether the launcher is there.
     fn tell(&self, fields: &[String]) -> bool {
         self.channel.send(fields, &[]).is_ok()
@@ -230,10 +277,11 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
     let count = fields.next().and_then(|count| count.to_str()?.parse().ok()).ok_or_else(invalid)?;
     let arguments: Vec<OsString> = fields.by_ref().take(count).collect();
     let variable = |field: OsString| {
-        let (name, value) = field.to_str()?.split_once('=')?;
-        Some((name.to_owned(), value.to_owned()))
+        let (name, value) =
+            field.as_bytes().split_at(field.as_bytes().iter().position(|&it| it == b'=')?);
+        Some((str::from_utf8(name).ok()?.to_owned(), OsStr::from_bytes(&value[1..]).to_owned()))
     };
-    let variables: Vec<(String, String)> =
+    let variables: Vec<(String, OsString)> =
         fields.map(variable).collect::<Option<_>>().ok_or_else(invalid)?;
     let [stdout, stderr] = <[OwnedFd; 2]>::try_from(streams).map_err(|_| invalid())?;
 
@@ -257,10 +305,9 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
         }
         other => other,
     };
-    let number =
-        |name: &str| variables.iter().find(|(known, _)| known == name)?.1.parse::<usize>().ok();
-    let binding = variables.iter().find(|(name, _)| name == NUMA_BINDING);
-    let binding = binding.and_then(|(_, binding)| binding.parse::<NumaBinding>().ok());
+    let value = |name: &str| variables.iter().find(|(known, _)| known == name)?.1.to_str();
+    let number = |name: &str| value(name)?.parse::<usize>().ok();
+    let binding = value(NUMA_BINDING).and_then(|binding| binding.parse::<NumaBinding>().ok());
     match number(LOCAL_PLACE).zip(number("LOCAL_WORLD_SIZE")).zip(binding) {
         None => start_as_a_shell_would(),
         // A worker starts on the cores of the thread that starts it.

@@ -2,11 +2,15 @@
 //! ended, and ends the processes that they leave behind.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{ffi::OsStringExt, net::UnixStream, process::CommandExt},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            net::UnixStream,
+            process::CommandExt,
+        },
     },
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
@@ -22,7 +26,8 @@ use crate::{
     Ending, Error, Result,
     channel::Channel,
     job::Job,
-    keep::{EXITED, FINISH, KEEP_SUBCOMMAND, LEFT, REFUSED, START, STARTED},
+    keep::{EXITED, FINISH, KEEP_SUBCOMMAND, LEASE, LEFT, REFUSED, REMOVE, START, STARTED},
+    lease::BootTime,
     program::arguments_of,
     worker::{Streams, Worker},
 };
@@ -67,20 +72,29 @@ impl Keeper {
         Ok(Keeper { child, channel: Channel::over(near), early: Vec::new() })
     }
 
+    /// Has the keeper remove this directory if the launcher is killed.
+    pub(crate) fn remove_at_the_end(&self, directory: &Path) -> Result<()> {
+        let told = self.channel.send(&[REMOVE.as_bytes(), directory.as_os_str().as_bytes()], &[]);
+        told.map_err(Error::system("hear the keeper of the ranks"))
+    }
+
     /// Starts the worker with this local rank: the program of `job`, found at `program`.
     pub(crate) fn spawn(
         &mut self,
         job: &Job,
         local_rank: usize,
         program: &Path,
-        variables: impl IntoIterator<Item = (&'static str, String)>,
+        variables: impl IntoIterator<Item = (&'static str, OsString)>,
     ) -> Result<(Worker, Streams)> {
         let pipe = || io::pipe().map_err(Error::system("make a pipe for a worker's output"));
         let ((stdout, worker_stdout), (stderr, worker_stderr)) = (pipe()?, pipe()?);
         let mut fields = vec![START.into(), program.as_os_str().to_owned(), job.program.clone()];
         fields.push(job.arguments.len().to_string().into());
         fields.extend(arguments_of(job, local_rank));
-        fields.extend(variables.into_iter().map(|(name, value)| format!("{name}={value}").into()));
+        fields.extend(variables.into_iter().map(|(name, value)| {
+            let variable = [OsStr::new(name), OsStr::new("="), &value];
+            variable.into_iter().collect::<OsString>()
+        }));
         let fields: Vec<Vec<u8>> = fields.into_iter().map(OsString::into_vec).collect();
         let sent = self.channel.send(&fields, &[worker_stdout.as_fd(), worker_stderr.as_fd()]);
         if let Err(error) = sent {
@@ -110,6 +124,12 @@ impl Keeper {
             }
             _ => Err(Error::system("start a worker")(not_understood())),
         }
+    }
+
+    /// All workers are killed at this time unless this is called again before, and those that start later, too.
+    pub(crate) fn lease_until(&mut self, time: BootTime) {
+        // If the keeper is gone, the next message to it says so.
+        let _ = self.channel.send(&[LEASE.to_owned(), time.to_nanoseconds()], &[]);
     }
 
     /// The workers that ended before all were started.

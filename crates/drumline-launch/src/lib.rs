@@ -5,7 +5,7 @@
 //! $ drumline run --nproc-per-node 2 -- ./train --epochs 3
 //! [0] epoch 1: loss 0.52
 //! [1] out of patience
-//! drumline: rank 1 (pid 4713) exited with code 3 after 12.3 s
+//! drumline: rank 1 (pid 4713) exited with code 3 after 12.3 s, at 2026-11-25T07:20:01.123Z on node7
 //! drumline: last lines of its stderr:
 //!     out of patience
 //! drumline: ended the other ranks: 0 (SIGTERM)
@@ -31,6 +31,8 @@
 //!   ranks use up the usual soft limit of 1,024. A program that calls `select` cannot use descriptors from
 //!   1,024 on; with the soft limit it would fail to open them. If it must fail there, start the launcher with
 //!   a hard limit of 1,024 (`ulimit -Hn 1024`).
+//! - A file in which it may say why it fails (`TORCHELASTIC_ERROR_FILE`). The report quotes that of the first rank to
+//!   fail. Without `--log-dir` the file is in a private directory that is removed at the end.
 //! - An empty stdin. Its stdout and stderr are pipes. The launcher prints whole lines of them to its
 //!   own stdout and stderr, each with the rank in front.
 //! - A process group of its own.
@@ -65,33 +67,44 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod attempt;
 mod channel;
+mod clock;
 pub mod devices;
 mod ending;
 mod environment;
 mod error;
 mod events;
+mod files;
 mod groups;
 mod job;
 mod keep;
 mod keeper;
+mod last_words;
 mod launch;
+mod lease;
 mod limits;
 mod lines;
+mod listener;
 mod logs;
 pub mod membership;
 mod monitor;
 mod output;
+mod prefix;
 mod processes;
 pub mod program;
+mod quote;
 mod report;
 mod restarts;
 mod run;
 mod secret;
 mod signals;
+mod sink;
+mod stores;
 pub mod supervisor;
 mod sweep;
+mod tell;
 mod waits;
 mod watch;
 mod worker;
@@ -100,7 +113,7 @@ mod world;
 pub use drumline::NumaBinding;
 pub use ending::Ending;
 pub use error::{Error, Result};
-pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal};
+pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal, TorchStore};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use monitor::settings::{EventLog, Monitoring, ServiceManager};

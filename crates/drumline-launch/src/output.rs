@@ -1,9 +1,9 @@
-//! Prints the workers' output to the terminal, file or pipe of the launcher.
+//! Passes on what the workers write: to the terminal, file or pipe of the launcher, and to files of their own.
 //!
 //! One thread per stream reads, cuts lines and writes whole lines, so lines of two ranks never mix. A
 //! stopped terminal or a slow pager holds up these threads but never the supervision. Every line
 //! starts with its rank: `[3] text`. A line of more than 64 KiB continues in a line that starts with
-//! `[3]+`.
+//! `[3]+`. A file of one rank has the bytes that the rank wrote.
 
 use std::{
     collections::VecDeque,
@@ -23,9 +23,13 @@ use rustix::{
 };
 
 use crate::{
-    Error, Result,
+    Error, Job, Logs, Result,
+    files::WorldFiles,
     lines::{Lines, Piece},
+    prefix::{Labels, Prefix},
+    sink::Sink,
     worker::Streams,
+    world::World,
 };
 
 /// How many lines of each rank's stderr are kept for the report.
@@ -39,16 +43,20 @@ const TAIL_LINE_BYTES: usize = 4 * 1024;
 /// in time is lost.
 const LEFTOVER_MAX: usize = 1024 * 1024;
 
-/// The two destinations, and the threads that write there.
+/// The destinations, and the threads that write there.
 #[derive(Debug)]
 pub(crate) struct Console {
     stdout: Arc<Mutex<Sink>>,
     stderr: Arc<Mutex<Sink>>,
+    /// The files of all ranks for lines of stdout, and of stderr.
+    filtered: [Option<Filtered>; 2],
+    /// All files.
+    files: Vec<Arc<Mutex<Sink>>>,
     /// The last lines of each rank's stderr.
     tails: Vec<Arc<Mutex<Tail>>>,
-    /// The width of the rank in a prefix, in characters.
-    rank_width: usize,
+    labels: Labels,
     labels_stdout: bool,
+    logs: Logs,
     notes: Option<PipeWriter>,
     /// The launcher's end of a socket pair. Shutting it down tells the readers to finish. It becomes
     /// readable when every reader has dropped its share of `far`.
@@ -59,30 +67,47 @@ pub(crate) struct Console {
 
 type Tail = VecDeque<Vec<u8>>;
 
+/// A file for the lines that contain one of some texts.
+#[derive(Clone, Debug)]
+struct Filtered {
+    sink: Arc<Mutex<Sink>>,
+    texts: Arc<[String]>,
+}
+
 impl Console {
-    /// Writes to the stdout and stderr of this process.
-    pub(crate) fn open(ranks: usize, labels_stdout: bool) -> Result<Console> {
+    /// Writes to the stdout and stderr of this process, and to `files`.
+    pub(crate) fn open(job: &Job, world: &World, files: &WorldFiles) -> Result<Console> {
         let (near, far) = UnixStream::pair().map_err(Error::system("make a socket pair"))?;
-        let stdout = Arc::new(Mutex::new(Sink::of(rustix::stdio::stdout())?));
-        let stderr = if is_same_file(rustix::stdio::stdout(), rustix::stdio::stderr()) {
-            Arc::clone(&stdout)
-        } else {
-            Arc::new(Mutex::new(Sink::of(rustix::stdio::stderr())?))
+        let (own_stdout, own_stderr) = (rustix::stdio::stdout(), rustix::stdio::stderr());
+        let stdout = Arc::new(Mutex::new(Sink::of(own_stdout, "stdout")?));
+        let stderr = match is_same_file(own_stdout, own_stderr) {
+            true => Arc::clone(&stdout),
+            false => Arc::new(Mutex::new(Sink::of(own_stderr, "stderr")?)),
         };
-        let rank_width = ranks.saturating_sub(1).to_string().len();
         let mut console = Console {
             stdout,
             stderr,
+            filtered: [None, None],
+            files: Vec::new(),
             tails: Vec::new(),
-            rank_width,
-            labels_stdout,
+            labels: Labels::of(job, world),
+            labels_stdout: job.labels_stdout,
+            logs: job.logs.clone(),
             notes: None,
             near,
             far: Some(Arc::new(far)),
         };
+        let filters = [&job.logs.stdout_filters, &job.logs.stderr_filters];
+        let names = ["filtered_stdout.log", "filtered_stderr.log"];
+        console.filtered = [0, 1].map(|i| {
+            let path = files.log_of_all(names[i]).filter(|_| !filters[i].is_empty())?;
+            let sink = console.keep(Sink::create(&path));
+            Some(Filtered { sink, texts: filters[i].as_slice().into() })
+        });
         let (read, write) = io::pipe().map_err(Error::system("make a pipe"))?;
         rustix::io::ioctl_fionbio(&write, true).map_err(Error::system("set up a pipe"))?;
-        console.read(read.into(), &console.stderr, Prefix::launcher(), None)?;
+        let sink = Some(Arc::clone(&console.stderr));
+        console.read(Reader { sink, ..Reader::of(read.into(), Prefix::launcher()) })?;
         console.notes = Some(write);
         Ok(console)
     }
@@ -92,24 +117,42 @@ impl Console {
     pub(crate) fn columns(&self) -> Option<usize> {
         let terminal = lock(&self.stderr).terminal;
         let size = rustix::termios::tcgetwinsize(rustix::stdio::stderr()).ok().filter(|_| terminal);
-        size.map(|size| usize::from(size.ws_col).saturating_sub(self.rank_width + "[] ".len()))
+        let taken = self.labels.prefix(0, false).width();
+        size.map(|size| usize::from(size.ws_col).saturating_sub(taken))
             .filter(|&columns| columns > 0)
     }
 
-    /// Prints the output of the worker with the next rank.
-    pub(crate) fn attach(&mut self, streams: Streams) -> Result<()> {
-        let rank = self.tails.len();
+    /// Passes on the output of the worker with the next local rank.
+    pub(crate) fn attach(&mut self, streams: Streams, files: &WorldFiles) -> Result<()> {
+        let local_rank = self.tails.len();
         let tail = Arc::new(Mutex::new(Tail::new()));
-        let prefix =
-            |sink: &Mutex<Sink>| Prefix::rank(rank, self.rank_width, lock(sink).is_coloured());
-        let on_stdout = match self.labels_stdout {
-            true => prefix(&self.stdout),
-            false => Prefix { start: Vec::new(), continued: Vec::new() },
+        self.tails.push(Arc::clone(&tail));
+        let prefix = |sink: &Mutex<Sink>| self.labels.prefix(local_rank, lock(sink).is_coloured());
+        let on_stdout = if self.labels_stdout { prefix(&self.stdout) } else { Prefix::none() };
+        let on_stderr = prefix(&self.stderr);
+        let (is_shown, is_kept) =
+            (self.logs.to_console(local_rank), self.logs.to_files(local_rank));
+        let kept = [(is_kept.stdout, "stdout.log"), (is_kept.stderr, "stderr.log")];
+        let [stdout_file, stderr_file] = kept.map(|(is_kept, name)| {
+            let path = files.log(local_rank, name).filter(|_| is_kept);
+            path.map(|path| self.keep(Sink::create(&path)))
+        });
+        let plain = self.labels.prefix(local_rank, false);
+        let stdout = Reader {
+            sink: is_shown.stdout.then(|| Arc::clone(&self.stdout)),
+            file: stdout_file,
+            filtered: self.filtered[0].clone().map(|filtered| (filtered, plain.clone())),
+            ..Reader::of(streams.stdout, on_stdout)
         };
-        self.read(streams.stdout, &self.stdout, on_stdout, None)?;
-        self.read(streams.stderr, &self.stderr, prefix(&self.stderr), Some(Arc::clone(&tail)))?;
-        self.tails.push(tail);
-        Ok(())
+        let stderr = Reader {
+            sink: is_shown.stderr.then(|| Arc::clone(&self.stderr)),
+            file: stderr_file,
+            filtered: self.filtered[1].clone().map(|filtered| (filtered, plain)),
+            tail: Some(tail),
+            ..Reader::of(streams.stderr, on_stderr)
+        };
+        self.read(stdout)?;
+        self.read(stderr)
     }
 
     /// Prints a line of the launcher's own to stderr. This never blocks: if the pipe is full, the line
@@ -133,27 +176,38 @@ impl Console {
         self.near.as_fd()
     }
 
-    /// The last lines that `rank` wrote to stderr.
-    pub(crate) fn tail(&self, rank: usize) -> Vec<Vec<u8>> {
-        self.tails.get(rank).map_or_else(Vec::new, |tail| lock(tail).iter().cloned().collect())
+    /// The last lines that the worker with this local rank wrote to stderr.
+    pub(crate) fn tail(&self, local_rank: usize) -> Vec<Vec<u8>> {
+        let tail = self.tails.get(local_rank);
+        tail.map_or_else(Vec::new, |tail| lock(tail).iter().cloned().collect())
+    }
+
+    /// Whether all is read that the worker with this local rank has written to stderr.
+    pub(crate) fn has_read_all(&self, local_rank: usize) -> bool {
+        // The reader has the other share.
+        self.tails.get(local_rank).is_none_or(|tail| Arc::strong_count(tail) == 1)
+    }
+
+    /// The files in which something is missing, and why.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.files.iter().filter_map(|file| lock(file).problem()).collect()
     }
 
     /// Writes `text` to stderr.
     pub(crate) fn report(&self, text: &[u8]) {
         let mut sink = lock(&self.stderr);
         sink.clear_progress();
-        sink.buffer.extend_from_slice(text);
+        sink.bytes(text);
         sink.flush();
     }
 
-    fn read(
-        &self,
-        stream: OwnedFd,
-        sink: &Arc<Mutex<Sink>>,
-        prefix: Prefix,
-        tail: Option<Arc<Mutex<Tail>>>,
-    ) -> Result<()> {
-        let reader = Reader { stream, sink: Arc::clone(sink), prefix, tail, is_continued: false };
+    fn keep(&mut self, file: Sink) -> Arc<Mutex<Sink>> {
+        let file = Arc::new(Mutex::new(file));
+        self.files.push(Arc::clone(&file));
+        file
+    }
+
+    fn read(&self, reader: Reader) -> Result<()> {
         let Some(stop) = self.far.clone() else { return Ok(()) };
         // The stacks are small: there may be hundreds of these threads, and their buffers are on the heap.
         thread::Builder::new()
@@ -168,14 +222,32 @@ impl Console {
 /// Reads one stream until its end.
 struct Reader {
     stream: OwnedFd,
-    sink: Arc<Mutex<Sink>>,
     prefix: Prefix,
+    /// Where lines are shown; `None` if they are not.
+    sink: Option<Arc<Mutex<Sink>>>,
+    /// Where all bytes go, too.
+    file: Option<Arc<Mutex<Sink>>>,
+    /// Where some lines go, too, and what they begin with there.
+    filtered: Option<(Filtered, Prefix)>,
     tail: Option<Arc<Mutex<Tail>>>,
     /// Whether the next piece continues a line.
     is_continued: bool,
 }
 
 impl Reader {
+    /// Drops what it reads.
+    fn of(stream: OwnedFd, prefix: Prefix) -> Reader {
+        Reader {
+            stream,
+            prefix,
+            sink: None,
+            file: None,
+            filtered: None,
+            tail: None,
+            is_continued: false,
+        }
+    }
+
     fn run(mut self, stop: &UnixStream) {
         let mut lines = Lines::default();
         let mut buffer = vec![0; 64 * 1024];
@@ -194,27 +266,49 @@ impl Reader {
                 Err(Errno::INTR) => continue,
                 Err(_) | Ok(0) => break,
                 Ok(count) => {
-                    let sink = Arc::clone(&self.sink);
-                    let mut sink = lock(&sink);
-                    lines.push(&buffer[..count], |piece| self.print(&mut sink, piece));
-                    sink.flush();
+                    let bytes = &buffer[..count];
+                    if let Some(file) = &self.file {
+                        let mut file = lock(file);
+                        file.bytes(bytes);
+                        file.flush();
+                    }
+                    self.pass_on(|emit| lines.push(bytes, emit));
                     leftover -= if is_last_call { count.min(leftover) } else { 0 };
                 }
             }
         }
-        let sink = Arc::clone(&self.sink);
-        let mut sink = lock(&sink);
-        lines.finish(|piece| self.print(&mut sink, piece));
-        sink.flush();
+        self.pass_on(|emit| lines.finish(emit));
     }
 
-    fn print(&mut self, sink: &mut Sink, piece: Piece<'_>) {
+    /// Shows the pieces that `cut` emits, without a line of another rank between them.
+    fn pass_on(&mut self, cut: impl FnOnce(&mut dyn FnMut(Piece<'_>))) {
+        let sink = self.sink.clone();
+        let mut sink = sink.as_deref().map(lock);
+        cut(&mut |piece| self.print(sink.as_deref_mut(), piece));
+        if let Some(sink) = &mut sink {
+            sink.flush();
+        }
+        if let Some((filtered, _)) = &self.filtered {
+            lock(&filtered.sink).flush();
+        }
+    }
+
+    fn print(&mut self, sink: Option<&mut Sink>, piece: Piece<'_>) {
         let text = match piece {
-            Piece::Progress(text) => return sink.progress(&self.prefix.start, text),
+            Piece::Progress(text) => {
+                if let Some(sink) = sink {
+                    sink.progress(&self.prefix, text);
+                }
+                return;
+            }
             Piece::Line(text) | Piece::Part(text) => text,
         };
-        let prefix = if self.is_continued { &self.prefix.continued } else { &self.prefix.start };
-        sink.line(prefix, text);
+        if let Some(sink) = sink {
+            sink.line(&self.prefix, self.is_continued, text);
+        }
+        if let Some((filtered, prefix)) = self.filtered.as_ref().filter(|(it, _)| it.wants(text)) {
+            lock(&filtered.sink).line(prefix, self.is_continued, text);
+        }
         self.is_continued = matches!(piece, Piece::Part(_));
         if let Some(tail) = &self.tail {
             let mut tail = lock(tail);
@@ -226,107 +320,12 @@ impl Reader {
     }
 }
 
-/// The beginning of lines.
-#[derive(Debug)]
-struct Prefix {
-    start: Vec<u8>,
-    continued: Vec<u8>,
-}
-
-impl Prefix {
-    fn rank(rank: usize, width: usize, is_coloured: bool) -> Prefix {
-        // Cyan, yellow, green, magenta, blue, red.
-        const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
-        let (on, off) = match is_coloured {
-            true => (format!("\x1b[{}m", COLOURS[rank % COLOURS.len()]), "\x1b[0m"),
-            false => (String::new(), ""),
-        };
-        let pad = width.saturating_sub(rank.to_string().len());
-        let prefix = |mark| format!("{on}[{rank}]{off}{:pad$}{mark}", "").into_bytes();
-        Prefix { start: prefix(' '), continued: prefix('+') }
+impl Filtered {
+    fn wants(&self, line: &[u8]) -> bool {
+        let contains =
+            |text: &[u8]| text.is_empty() || line.windows(text.len()).any(|part| part == text);
+        self.texts.iter().any(|text| contains(text.as_bytes()))
     }
-
-    fn launcher() -> Prefix {
-        Prefix { start: b"drumline: ".to_vec(), continued: b"drumline:+".to_vec() }
-    }
-}
-
-/// A destination, and the bytes to write there next.
-#[derive(Debug)]
-struct Sink {
-    file: OwnedFd,
-    /// Whether lines can be drawn in place.
-    terminal: bool,
-    /// Whether the cursor is in a progress line, which the next line replaces.
-    in_progress: bool,
-    /// Whether writing failed, so that there is no use in trying again.
-    broken: bool,
-    buffer: Vec<u8>,
-}
-
-impl Sink {
-    fn of(file: BorrowedFd<'_>) -> Result<Sink> {
-        let terminal =
-            rustix::termios::isatty(file) && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
-        let file = file.try_clone_to_owned().map_err(Error::system("open stdout and stderr"))?;
-        Ok(Sink { file, terminal, in_progress: false, broken: false, buffer: Vec::new() })
-    }
-
-    /// See <https://no-color.org>.
-    fn is_coloured(&self) -> bool {
-        self.terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-    }
-
-    fn line(&mut self, prefix: &[u8], text: &[u8]) {
-        self.clear_progress();
-        self.buffer.extend_from_slice(prefix);
-        self.buffer.extend_from_slice(text);
-        self.buffer.push(b'\n');
-    }
-
-    fn progress(&mut self, prefix: &[u8], text: &[u8]) {
-        if self.terminal {
-            self.clear_progress();
-            // Without wrapping, a text that is too long is cut instead of scrolling the screen.
-            self.buffer.extend_from_slice(b"\x1b[?7l");
-            self.buffer.extend_from_slice(prefix);
-            self.buffer.extend_from_slice(text);
-            self.buffer.extend_from_slice(b"\x1b[?7h");
-            self.in_progress = true;
-        }
-    }
-
-    fn clear_progress(&mut self) {
-        if std::mem::take(&mut self.in_progress) {
-            self.buffer.extend_from_slice(b"\r\x1b[K");
-        }
-    }
-
-    fn flush(&mut self) {
-        if !self.broken
-            && let Err(error) = write_all(self.file.as_fd(), &self.buffer)
-        {
-            // The job goes on if nobody reads its output.
-            self.broken = true;
-            tracing::warn!("cannot write the ranks' output ({error}): dropped from now on");
-        }
-        self.buffer.clear();
-    }
-}
-
-/// Writes all `bytes`, also to a terminal that another program made non-blocking.
-fn write_all(file: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::write(file, bytes) {
-            Ok(count) => bytes = &bytes[count..],
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                poll(&mut [PollFd::from_borrowed_fd(file, PollFlags::OUT)], None)?;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
@@ -341,30 +340,47 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{PipeReader, Read};
 
     use super::*;
 
-    fn sink(terminal: bool) -> (Sink, io::PipeReader) {
+    fn sink(terminal: bool) -> (Arc<Mutex<Sink>>, PipeReader) {
         let (read, write) = io::pipe().unwrap();
-        let file = write.into();
-        (Sink { file, terminal, in_progress: false, broken: false, buffer: Vec::new() }, read)
+        let mut sink = Sink::over(write.into(), "stdout");
+        sink.terminal = terminal;
+        (Arc::new(Mutex::new(sink)), read)
     }
 
-    /// The output of a sink for `input` from rank 1 of 12.
-    fn printed(terminal: bool, input: &[u8]) -> String {
-        let (sink, mut printed) = sink(terminal);
+    /// The lines of rank 1 of 12, which no terminal colours.
+    fn prefix() -> Prefix {
+        let ranks = std::num::NonZeroUsize::new(12).unwrap();
+        let job = Job::new("train", ranks);
+        Labels::of(&job, &World::alone(&job, 0)).prefix(1, false)
+    }
+
+    fn reader(stream: impl Into<OwnedFd>) -> Reader {
+        Reader::of(stream.into(), prefix())
+    }
+
+    /// The end of a pipe from which `input` comes.
+    fn pipe_with(input: &[u8]) -> PipeReader {
         let (read, mut write) = io::pipe().unwrap();
         write.write_all(input).unwrap();
-        drop(write);
-        let prefix = Prefix::rank(1, 2, false);
-        let sink = Arc::new(Mutex::new(sink));
-        let reader = Reader { stream: read.into(), sink, prefix, tail: None, is_continued: false };
-        let (_near, far) = UnixStream::pair().unwrap();
-        reader.run(&far);
+        read
+    }
+
+    fn text(mut pipe: PipeReader) -> String {
         let mut text = String::new();
-        printed.read_to_string(&mut text).unwrap();
+        pipe.read_to_string(&mut text).unwrap();
         text
+    }
+
+    /// The output of a sink for `input`.
+    fn printed(terminal: bool, input: &[u8]) -> String {
+        let (sink, printed) = sink(terminal);
+        let (_near, far) = UnixStream::pair().unwrap();
+        Reader { sink: Some(sink), ..reader(pipe_with(input)) }.run(&far);
+        text(printed)
     }
 
     #[test]
@@ -383,38 +399,50 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_can_be_put_together_again() {
-        let long = "x".repeat(50_000) + &"y".repeat(100_000);
-        let (sink, read) = sink(false);
-        let mut reader = Reader {
-            stream: read.into(),
-            sink: Arc::new(Mutex::new(sink)),
-            prefix: Prefix::rank(0, 1, false),
-            tail: None,
-            is_continued: false,
+    fn a_file_has_all_bytes_and_another_one_the_lines_that_contain_a_text() {
+        let input = b"1%\r\xff error\nfine\nWarning, or an erro\nno end: error";
+        let ((shown_sink, shown), (file, kept), (filtered_sink, filtered)) =
+            (sink(false), sink(false), sink(false));
+        let (_near, far) = UnixStream::pair().unwrap();
+        let texts = ["error".to_owned(), "Warning,".to_owned()];
+        let to_filtered = Filtered { sink: filtered_sink, texts: texts.as_slice().into() };
+        let reader = Reader {
+            sink: Some(shown_sink),
+            file: Some(file),
+            filtered: Some((to_filtered, Prefix::none())),
+            ..reader(pipe_with(input))
         };
-        let (mut lines, (mut sink, _read)) = (Lines::default(), self::sink(false));
-        lines.push(long.as_bytes(), |piece| reader.print(&mut sink, piece));
-        lines.push(b"\nz\n", |piece| reader.print(&mut sink, piece));
-        let text = String::from_utf8(sink.buffer).unwrap();
-        assert_eq!(text.replace("\n[0]+", ""), format!("[0] {long}\n[0] z\n"));
+        reader.run(&far);
+        let (mut kept, mut bytes) = (kept, Vec::new());
+        kept.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, input);
+        drop((shown, far));
+        let mut lines = Vec::new();
+        { filtered }.read_to_end(&mut lines).unwrap();
+        assert_eq!(lines, b"\xff error\nWarning, or an erro\nno end: error\n");
     }
 
     #[test]
-    fn the_tail_is_bounded() {
-        let (sink, read) = sink(false);
+    fn long_lines_can_be_put_together_again() {
+        let long = "x".repeat(50_000) + &"y".repeat(100_000);
+        let (sink, printed) = sink(false);
+        let written = thread::spawn(move || text(printed));
+        let mut reader = Reader { sink: Some(sink), ..reader(pipe_with(b"")) };
+        let mut lines = Lines::default();
+        reader.pass_on(|emit| lines.push(long.as_bytes(), emit));
+        reader.pass_on(|emit| lines.push(b"\nz\n", emit));
+        drop(reader);
+        let written = written.join().unwrap();
+        assert_eq!(written.replace("\n[1] +", ""), format!("[1]  {long}\n[1]  z\n"));
+    }
+
+    #[test]
+    fn the_tail_is_bounded_also_of_what_is_not_shown() {
         let tail = Arc::new(Mutex::new(Tail::new()));
-        let mut reader = Reader {
-            stream: read.into(),
-            sink: Arc::new(Mutex::new(sink)),
-            prefix: Prefix::rank(0, 1, false),
-            tail: Some(Arc::clone(&tail)),
-            is_continued: false,
-        };
-        let (mut sink, _read) = self::sink(false);
+        let mut reader = Reader { tail: Some(Arc::clone(&tail)), ..reader(pipe_with(b"")) };
         for i in 0..100 {
             let line = format!("{i} {}", "x".repeat(10_000));
-            reader.print(&mut sink, Piece::Line(line.as_bytes()));
+            reader.print(None, Piece::Line(line.as_bytes()));
         }
         let tail = lock(&tail);
         assert_eq!(tail.len(), TAIL_LINES);
@@ -422,29 +450,14 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_destination_is_no_reason_to_stop() {
-        let (mut sink, read) = sink(false);
-        drop(read);
-        for _ in 0..2 {
-            sink.line(b"[0] ", b"text");
-            sink.flush();
-        }
-        assert!(sink.broken && sink.buffer.is_empty());
-    }
-
-    #[test]
     fn at_the_end_an_open_pipe_is_emptied_and_left() {
-        let (sink, mut printed) = sink(false);
+        let (sink, printed) = sink(false);
         let (read, mut write) = io::pipe().unwrap();
         write.write_all(b"last words\n").unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         near.shutdown(Shutdown::Write).unwrap();
-        let prefix = Prefix::rank(0, 1, false);
-        let sink = Arc::new(Mutex::new(sink));
-        Reader { stream: read.into(), sink, prefix, tail: None, is_continued: false }.run(&far);
-        let mut text = String::new();
-        printed.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "[0] last words\n");
+        Reader { sink: Some(sink), ..reader(read) }.run(&far);
+        assert_eq!(text(printed), "[1]  last words\n");
         drop(write);
     }
 }

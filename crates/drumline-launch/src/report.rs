@@ -1,13 +1,19 @@
 //! The report on a job that did not end well. It begins with the first failure.
 
-use std::{fmt::Write, time::Duration};
+use std::{
+    fmt::Write,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use rustix::process::{Pid, Signal};
 
 use crate::{
     Ending,
+    clock::utc,
     ending::signal_name,
     groups::Groups,
+    last_words::LastWords,
     restarts::{Next, NoRestart},
     supervisor::{Exit, Verdict},
     watch::finding::Finding,
@@ -25,68 +31,102 @@ pub(crate) struct Fate {
     pub(crate) hung: Option<Finding>,
 }
 
-/// The text for stderr. Empty if all ranks succeeded and left nothing behind. `tail` has the last lines of
-/// stderr of the rank that failed first, `left` the processes that the ranks left behind.
-pub(crate) fn render(
-    verdict: Verdict,
-    ranks: &[Fate],
-    tail: &[Vec<u8>],
-    left: &[String],
-) -> Vec<u8> {
-    let mut text = String::new();
-    let mut failed = None;
-    match verdict {
-        Verdict::Success => return leftovers(left).into_bytes(),
-        Verdict::Stopped(signal) => {
-            let name = signal_name(signal.as_raw());
-            let _ = writeln!(text, "drumline: stopped by {name}");
+/// What is to tell of a world that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report<'a> {
+    pub(crate) verdict: Verdict,
+    /// When the ranks started, by the clock of this host.
+    pub(crate) started_at: SystemTime,
+    /// The name of this host.
+    pub(crate) host: &'a str,
+    /// The rank of this host's first worker.
+    pub(crate) first_rank: usize,
+    pub(crate) ranks: &'a [Fate],
+    pub(crate) words: &'a LastWords,
+    /// The processes that the ranks left behind.
+    pub(crate) left: &'a [String],
+    /// The files in which output is missing, and why.
+    pub(crate) incomplete: &'a [String],
+    /// The directory of the logs, if that is news.
+    pub(crate) logs: Option<&'a Path>,
+}
+
+impl Report<'_> {
+    /// The text for stderr. Empty if all ranks succeeded and there is nothing else to tell.
+    pub(crate) fn render(self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let failed = match self.verdict {
+            Verdict::Success | Verdict::Abandoned => None,
+            Verdict::Stopped(signal) => {
+                let name = signal_name(signal.as_raw());
+                bytes.extend(format!("drumline: stopped by {name}\n").into_bytes());
+                None
+            }
+            Verdict::Failed { worker } => {
+                bytes.extend(self.failure(worker));
+                Some(worker)
+            }
+        };
+        let is_success = matches!(self.verdict, Verdict::Success | Verdict::Abandoned);
+        if !is_success {
+            bytes.extend(waits(self.first_rank, self.ranks).into_bytes());
         }
-        Verdict::Failed { worker } => {
-            failed = Some(worker);
-            if let Some(Fate { pid, hung: Some(hung), .. }) = ranks.get(worker) {
+        bytes.extend(leftovers(self.left).into_bytes());
+        if !is_success {
+            let others = self.ranks.iter().enumerate().filter(|(local, _)| Some(*local) != failed);
+            let others = others.map(|(local, fate)| (self.first_rank + local, fate));
+            let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
+            bytes.extend(fates(others, ended).into_bytes());
+        }
+        for file in self.incomplete {
+            bytes.extend(format!("drumline: {file}\n").into_bytes());
+        }
+        if let Some(logs) = self.logs {
+            bytes.extend(format!("drumline: logs are in {}\n", logs.display()).into_bytes());
+        }
+        bytes
+    }
+
+    /// What is told of the worker that failed first: how it ended, why perhaps, and what it said.
+    pub(crate) fn failure(self, worker: usize) -> Vec<u8> {
+        let mut bytes = self.cause(worker).into_bytes();
+        bytes.extend(self.words.render());
+        bytes
+    }
+
+    /// How the worker ended that failed first, and why perhaps.
+    fn cause(self, worker: usize) -> String {
+        let rank = self.first_rank + worker;
+        let (pid, exit) = match self.ranks.get(worker) {
+            Some(Fate { pid, hung: Some(hung), .. }) => {
                 let how = &hung.how;
-                let _ = writeln!(
-                    text,
-                    "drumline: rank {worker} (pid {pid}) hung: {how} [errors.md#the-launcher]"
+                let mut text = format!(
+                    "drumline: rank {rank} (pid {pid}) hung: {how} [errors.md#the-launcher]\n"
                 );
                 hung.details.iter().for_each(|line| {
                     let _ = writeln!(text, "    {line}");
                 });
-            } else if let Some(&Fate { pid, exit: Some(exit), .. }) = ranks.get(worker) {
-                let what = match exit.ending {
-                    Ending::Code(code) => format!("exited with code {code}"),
-                    Ending::Signal { number, .. } => {
-                        format!("was killed by signal {number} ({})", exit.ending)
-                    }
-                };
-                let after = lifetime(exit.at);
-                let _ = writeln!(
-                    text,
-                    "drumline: rank {worker} (pid {pid}) {what} after {after} [errors.md#the-launcher]"
-                );
-                if let Some(hint) = hint(exit.ending).or_else(|| refusal(tail)) {
-                    let _ = writeln!(text, "drumline: hint: {hint}");
-                }
+                return text;
             }
-            if tail.is_empty() {
-                let _ = writeln!(text, "drumline: it wrote nothing to its stderr");
-            } else {
-                let _ = writeln!(text, "drumline: last lines of its stderr:");
+            Some(Fate { pid, exit: Some(exit), .. }) => (pid, exit),
+            Some(Fate { exit: None, .. }) | None => return String::new(),
+        };
+        let what = match exit.ending {
+            Ending::Code(code) => format!("exited with code {code}"),
+            Ending::Signal { number, .. } => {
+                format!("was killed by signal {number} ({})", exit.ending)
             }
+        };
+        let (after, at) = (lifetime(exit.at), utc(self.started_at + exit.at));
+        let host = self.host;
+        let mut text = format!(
+            "drumline: rank {rank} (pid {pid}) {what} after {after}, at {at} on {host} [errors.md#the-launcher]\n"
+        );
+        if let Some(hint) = hint(exit.ending).or_else(|| refusal(&self.words.tail)) {
+            let _ = writeln!(text, "drumline: hint: {hint}");
         }
+        text
     }
-    let mut bytes = text.into_bytes();
-    for line in tail.iter().filter(|_| failed.is_some()) {
-        bytes.extend_from_slice(b"    ");
-        bytes.extend_from_slice(line);
-        bytes.push(b'\n');
-    }
-    bytes.extend_from_slice(waits(ranks).as_bytes());
-    bytes.extend_from_slice(leftovers(left).as_bytes());
-    let others = ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
-    let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
-    bytes.extend_from_slice(fates(others, ended).as_bytes());
-    bytes
 }
 
 /// The line before a restart.
@@ -140,13 +180,14 @@ fn leftovers(left: &[String]) -> String {
 }
 
 /// Where the killed ranks waited. Leaves out ranks that ended just before they were killed.
-fn waits(ranks: &[Fate]) -> String {
+fn waits(first_rank: usize, ranks: &[Fate]) -> String {
     let mut text = String::new();
-    for (rank, Fate { pid, exit, waits, hung }) in ranks.iter().enumerate() {
+    for (local, Fate { pid, exit, waits, hung }) in ranks.iter().enumerate() {
         let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
         if hung.is_some() || waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
             continue;
         }
+        let rank = first_rank + local;
         let _ = writeln!(text, "drumline: rank {rank} (pid {pid}) did not end; before SIGKILL:");
         for line in waits {
             let _ = writeln!(text, "    {line}");
@@ -232,8 +273,6 @@ fn refusal(tail: &[Vec<u8>]) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const fn signal(number: i32) -> Ending {
@@ -251,9 +290,29 @@ mod tests {
         exits.iter().enumerate().map(rank).collect()
     }
 
+    fn report(verdict: Verdict, ranks: &[Fate]) -> Report<'_> {
+        const NOTHING: &LastWords = &LastWords { tail: Vec::new(), error: None };
+        Report {
+            first_rank: 0,
+            verdict,
+            started_at: SystemTime::UNIX_EPOCH,
+            host: "node7",
+            ranks,
+            words: NOTHING,
+            left: &[],
+            incomplete: &[],
+            logs: None,
+        }
+    }
+
+    fn rendered(report: Report<'_>) -> String {
+        String::from_utf8(report.render()).unwrap()
+    }
+
     fn text(verdict: Verdict, ranks: &[Fate], tail: &[&str]) -> String {
-        let tail: Vec<Vec<u8>> = tail.iter().map(|line| line.as_bytes().to_vec()).collect();
-        String::from_utf8(render(verdict, ranks, &tail, &[])).unwrap()
+        let tail = tail.iter().map(|line| line.as_bytes().to_vec()).collect();
+        let words = LastWords { tail, error: None };
+        rendered(Report { words: &words, ..report(verdict, ranks) })
     }
 
     #[test]
@@ -272,7 +331,8 @@ mod tests {
         ]);
         assert_eq!(
             text(Verdict::Failed { worker: 1 }, &ranks, &["Traceback", "  boom"]),
-            "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s [errors.md#the-launcher]\n\
+            "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s, at 1970-01-01T00:00:12.340Z on node7 \
+             [errors.md#the-launcher]\n\
              drumline: last lines of its stderr:\n    Traceback\n      boom\n\
              drumline: failed as well: 6 (SIGABRT)\n\
              drumline: ended the other ranks: 0, 2-3 (SIGTERM); 4 (exit code 1); \
@@ -300,6 +360,15 @@ mod tests {
              drumline: it wrote nothing to its stderr\n\
              drumline: ended the other ranks: 0 (SIGTERM)\n"
         );
+    }
+
+    #[test]
+    fn logs_and_what_they_lack_are_told() {
+        let incomplete = ["a/stdout.log is not complete: it is full".to_owned()];
+        let report = report(Verdict::Success, &[]);
+        let report = Report { incomplete: &incomplete, logs: Some(Path::new("a")), ..report };
+        let lines = "drumline: a/stdout.log is not complete: it is full\ndrumline: logs are in a\n";
+        assert_eq!(rendered(report), lines);
     }
 
     #[test]
@@ -353,7 +422,7 @@ mod tests {
     fn processes_that_are_left_behind_are_named_also_after_a_success() {
         let told = |left: &[&str]| {
             let left: Vec<String> = left.iter().map(|it| (*it).to_owned()).collect();
-            String::from_utf8(render(Verdict::Success, &[], &[], &left)).unwrap()
+            rendered(Report { left: &left, ..report(Verdict::Success, &[]) })
         };
         assert_eq!(told(&[]), "");
         let one = "drumline: ended a process that the ranks had left behind: sleep (pid 7)\n";

@@ -52,6 +52,11 @@ impl JobSecret {
         &self.secret
     }
 
+    /// Whether the secret comes from the user. Then other hosts may have it, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.file.is_none()
+    }
+
     /// The path at which a worker finds the secret. `None` if the user's own variable has it.
     pub(crate) fn path(&self) -> Option<String> {
         self.file.as_ref().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()))

@@ -97,6 +97,11 @@ pub enum Event<'a> {
     End(Signal),
     /// The launcher got this signal, which only the workers understand.
     PassOn(Signal),
+    /// The workers of other hosts have ended or are about to: these must end within this time, too.
+    Abandon {
+        /// The time from SIGTERM to SIGKILL.
+        within: Duration,
+    },
     /// Only time has passed. Due at [`Supervisor::deadline`].
     Tick,
 }
@@ -146,6 +151,8 @@ pub enum Verdict {
     },
     /// The launcher got this signal and ended the workers.
     Stopped(Signal),
+    /// The workers were ended because of another host.
+    Abandoned,
 }
 
 /// The end of one worker.
@@ -253,6 +260,7 @@ impl Supervisor {
             Event::Hung { worker, signal } => self.hangs(now, worker, signal),
             Event::End(signal) => self.asked_to_end(now, signal),
             Event::PassOn(signal) => self.order(signal),
+            Event::Abandon { within } => self.abandon(now.saturating_add(within)),
             Event::Tick => match self.phase {
                 Phase::Failing { tell_at, kill_at } if now >= tell_at => {
                     self.end(Signal::TERM, kill_at)
@@ -281,6 +289,15 @@ impl Supervisor {
     pub fn verdict(&self) -> Option<Verdict> {
         let over = self.phase == Phase::GivenUp || self.workers.iter().all(|w| w.exit.is_some());
         over.then_some(self.cause.unwrap_or(Verdict::Success))
+    }
+
+    /// The worker that has failed first, once no likelier origin can come up.
+    pub fn failed(&self) -> Option<usize> {
+        match (self.cause, self.phase) {
+            (_, Phase::Failing { .. }) if self.verdict().is_none() => None,
+            (Some(Verdict::Failed { worker }), _) => Some(worker),
+            _ => None,
+        }
     }
 
     /// The end of each worker, `None` for those that have not exited.
@@ -347,6 +364,22 @@ impl Supervisor {
             Phase::Failing { .. } | Phase::Ending { .. } if signal == Signal::INT => self.kill(now),
             Phase::Failing { kill_at: deadline, .. } | Phase::Ending { deadline } => {
                 self.end(signal, deadline)
+            }
+            Phase::Killed { .. } | Phase::GivenUp => Vec::new(),
+        }
+    }
+
+    /// A failure or a signal of this host that came before stays the cause.
+    fn abandon(&mut self, deadline: Duration) -> Vec<Order> {
+        match self.phase {
+            Phase::Running => {
+                self.cause = Some(Verdict::Abandoned);
+                self.end(Signal::TERM, deadline)
+            }
+            Phase::Failing { kill_at: at, .. } => self.end(Signal::TERM, at.min(deadline)),
+            Phase::Ending { deadline: at } => {
+                self.phase = Phase::Ending { deadline: at.min(deadline) };
+                Vec::new()
             }
             Phase::Killed { .. } | Phase::GivenUp => Vec::new(),
         }
@@ -517,6 +550,27 @@ mod tests {
         assert_eq!(killed, orders(&[1], Signal::KILL));
         supervisor.handle(at(2), Event::Exited(&[(1, SEGV)]));
         assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 0 }));
+    }
+
+    #[test]
+    fn workers_end_because_of_another_host_unless_they_have_a_reason_of_their_own() {
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        let abandon = |ms| Event::Abandon { within: at(ms) };
+        assert_eq!(supervisor.handle(at(10), abandon(500)), orders(&[0, 1], Signal::TERM));
+        assert_eq!(supervisor.deadline(), Some(at(510)));
+        assert_eq!(supervisor.handle(at(20), abandon(0)), []);
+        assert_eq!(supervisor.handle(at(20), Event::Tick), orders(&[0, 1], Signal::KILL));
+        supervisor.handle(at(21), Event::Exited(&[(0, SEGV), (1, OK)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Abandoned));
+
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(0), Event::Exited(&[(1, SEGV)]));
+        assert_eq!(supervisor.failed(), None, "another one may be the origin");
+        assert_eq!(supervisor.handle(at(1), abandon(9_000)), orders(&[0], Signal::TERM));
+        assert_eq!(supervisor.deadline(), Some(at(500)));
+        assert_eq!(supervisor.failed(), Some(1));
+        supervisor.handle(at(2), Event::Exited(&[(0, Ending::Code(1))]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
     }
 
     #[test]

@@ -69,6 +69,23 @@ pub(crate) fn end_all_below(grace: Duration) -> Vec<Swept> {
     }
 }
 
+/// Kills all processes below this one, and those that they start meanwhile. The exit statuses of its children stay.
+pub(crate) fn kill_all_below() {
+    let began = Instant::now();
+    loop {
+        let table = processes::all();
+        let living = processes::below(getpid(), &table).into_iter().filter(|it| !it.has_ended());
+        let pidfds: Vec<OwnedFd> = living.take(AT_ONCE).filter_map(open).collect();
+        if pidfds.is_empty() || began.elapsed() >= PATIENCE {
+            return;
+        }
+        for pidfd in &pidfds {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        wait_for_any(&pidfds, LOOK_EVERY);
+    }
+}
+
 /// Kills these workers and the processes below them, without a keeper. It does not find processes that have
 /// lost their parent.
 pub(crate) fn end_trees(workers: &[Worker]) {

@@ -7,6 +7,8 @@
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are written atomically |
 //! | [`step()`] | tells the launcher which step a rank begins |
+//! | [`record()`] | tells the launcher why a rank fails |
+//! | [`spawn()`] | runs ranks in processes of this program, without a launcher |
 
 #![forbid(unsafe_code)]
 
@@ -14,9 +16,15 @@ pub mod async_reduce;
 pub mod checkpoint;
 pub mod ddp;
 mod error;
+#[doc(hidden)]
+pub mod error_file;
+mod record;
 pub mod sampler;
+mod spawn;
 #[doc(hidden)]
 pub mod steps;
 
 pub use error::{Error, Result};
+pub use record::{record, record_panics};
+pub use spawn::{Processes, Spawn, SpawnError, spawn};
 pub use steps::{Step, step};

@@ -61,16 +61,19 @@ pub enum Step {
 /// }
 /// ```
 pub fn step(number: u64) -> Step {
-    static OF_THIS_PROCESS: PerProcess<Option<&'static Progress>> = PerProcess::new();
+    static OF_THIS_PROCESS: PerProcess<Option<&'static Telling>> = PerProcess::new();
     let join = || match OF_THIS_PROCESS.inherited().next() {
         Some(_) => None, // in a fork: its parent answers
         None => Launcher::from_env().and_then(|launcher| launcher.listen(number)),
     };
     match OF_THIS_PROCESS.get(join) {
-        Some(progress) => progress.begin(number),
+        Some(telling) => telling.begin(number),
         None => Step::Continue,
     }
 }
+
+/// The variable with the address of the launcher's own store on this host.
+pub const LAUNCHER_VARIABLE: &str = "DRUMLINE_LAUNCHER";
 
 /// The variable with which a launcher says that it wants to know steps. Its value is this rank's number among
 /// the ranks of its host.
@@ -91,6 +94,8 @@ pub mod keys {
     pub const BEGUN: &str = "drumline/steps/begun/";
     /// The step before which all ranks stop.
     pub const STOP: &str = "drumline/steps/stop";
+    /// A rank has heard that it stops.
+    pub const STOPPED: &str = "drumline/steps/stopped/";
 }
 
 /// How far this rank is.
@@ -143,7 +148,7 @@ impl Progress {
     }
 }
 
-/// The launcher's store, and the number under which this rank answers.
+/// Where a launcher hears of steps, and the number under which this rank answers.
 struct Launcher {
     store: Endpoint,
     rank: String,
@@ -153,68 +158,94 @@ impl Launcher {
     /// `None` if no launcher asks for steps.
     fn from_env() -> Option<Launcher> {
         let rank = env::var(STEPS_VARIABLE).ok()?;
-        let store = env::var("DRUMLINE_STORE").ok()?.parse().ok()?;
+        let store = env::var(LAUNCHER_VARIABLE).ok()?.parse().ok()?;
         Some(Launcher { store, rank })
     }
 
     /// Tells the launcher the first step, and starts the thread that answers it. `None` if that cannot be.
-    fn listen(self, first: u64) -> Option<&'static Progress> {
-        // One for the process, whose end it outlives.
-        let progress: &'static Progress = Box::leak(Box::default());
-        let listening = self.tell_first(first).and_then(|store| {
+    fn listen(self, first: u64) -> Option<&'static Telling> {
+        let listening = self.connect().and_then(|telling| {
+            telling.tell(keys::FIRST, &first.to_string())?;
+            // One for the process, whose end it outlives.
+            let telling: &'static Telling = Box::leak(Box::new(telling));
             let answer = move || {
-                if let Err(error) = self.answer(&store, progress, first) {
+                if let Err(error) = telling.answer(first) {
                     tracing::warn!("cannot tell the launcher about steps: {error}");
-                    progress.release(None);
+                    telling.progress.release(None);
                 }
             };
             let thread = thread::Builder::new().name("steps".into()).stack_size(256 * 1024);
-            thread
-                .spawn(answer)
-                .map_err(|error| Error::Io { what: "start a thread".into(), error: error.into() })
+            thread.spawn(answer).map_err(|error| Error::Io {
+                what: "start a thread".into(),
+                error: error.into(),
+            })?;
+            Ok(telling)
         });
         let failed = listening.inspect_err(|error| {
             tracing::warn!("cannot tell the launcher about steps: {error}");
         });
-        failed.is_ok().then_some(progress)
+        failed.ok()
     }
 
-    fn tell_first(&self, first: u64) -> Result<TcpStore> {
+    fn connect(self) -> Result<Telling> {
         let config = Config::from_env()?;
         let secret = Secret::from_env()?.ok_or_else(|| Error::InvalidSetting {
             setting: "DRUMLINE_SECRET_FILE".into(),
             problem: "not set, but the launcher's store asks for the job's secret".into(),
         })?;
         let store = TcpStore::connect_at(&self.store, &secret, config.security, CONNECT_WITHIN)?;
-        store.set(&format!("{}{}", keys::FIRST, self.rank), first.to_string().as_bytes())?;
-        Ok(store)
+        Ok(Telling { store, rank: self.rank, progress: Progress::default() })
+    }
+}
+
+/// What this rank tells its launcher.
+struct Telling {
+    store: TcpStore,
+    rank: String,
+    progress: Progress,
+}
+
+impl Telling {
+    fn begin(&self, number: u64) -> Step {
+        let next = self.progress.begin(number);
+        if next == Step::Stop
+            && let Err(error) = self.tell(keys::STOPPED, "")
+        {
+            tracing::warn!("cannot tell the launcher that this rank stops: {error}");
+        }
+        next
     }
 
-    fn answer(&self, store: &TcpStore, progress: &Progress, first: u64) -> Result<()> {
-        self.tell_until_asked(store, progress, first)?;
-        let begun = progress.hold().map_or_else(String::new, |step| step.to_string());
-        store.set(&format!("{}{}", keys::BEGUN, self.rank), begun.as_bytes())?;
-        store.wait(&[keys::STOP], FOR_EVER)?;
-        progress.release(number(&store.get(keys::STOP)?));
+    fn tell(&self, key: &str, value: &str) -> Result<()> {
+        Ok(self.store.set(&format!("{key}{}", self.rank), value.as_bytes())?)
+    }
+
+    fn answer(&self, first: u64) -> Result<()> {
+        self.tell_until_asked(first)?;
+        let begun = self.progress.hold().map_or_else(String::new, |step| step.to_string());
+        self.tell(keys::BEGUN, &begun)?;
+        self.store.wait(&[keys::STOP], FOR_EVER)?;
+        self.progress.release(number(&self.store.get(keys::STOP)?));
         Ok(())
     }
 
     /// Waits until the launcher holds the ranks, and tells it the last step meanwhile if it wants to know.
-    fn tell_until_asked(&self, store: &TcpStore, progress: &Progress, first: u64) -> Result<()> {
-        let every = match store.check(&[keys::EVERY])? {
-            true => Some(Duration::from_millis(number(&store.get(keys::EVERY)?).unwrap_or(1000))),
+    fn tell_until_asked(&self, first: u64) -> Result<()> {
+        let every = match self.store.check(&[keys::EVERY])? {
+            true => {
+                Some(Duration::from_millis(number(&self.store.get(keys::EVERY)?).unwrap_or(1000)))
+            }
             false => None,
         };
-        let key = format!("{}{}", keys::LAST, self.rank);
         let mut told = None;
         loop {
             // The thread may be here before the first step has begun.
-            let begun = progress.begun().unwrap_or(first);
+            let begun = self.progress.begun().unwrap_or(first);
             if every.is_some() && told != Some(begun) {
-                store.set(&key, begun.to_string().as_bytes())?;
+                self.tell(keys::LAST, &begun.to_string())?;
                 told = Some(begun);
             }
-            match store.wait(&[keys::ASK], every.unwrap_or(FOR_EVER)) {
+            match self.store.wait(&[keys::ASK], every.unwrap_or(FOR_EVER)) {
                 Err(drumline_group::store::Error::StoreTimeout { .. }) => {}
                 other => return Ok(other?),
             }

@@ -15,6 +15,9 @@ struct Checkpoints;
 #[doc = include_str!("../../../docs/guides/groups-and-messages.md")]
 struct GroupsAndMessages;
 
+#[doc = include_str!("../../../docs/guides/logs.md")]
+struct Logs;
+
 #[doc = include_str!("../../../docs/guides/backends.md")]
 struct WritingBackends;
 

@@ -37,6 +37,8 @@
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and schemes that a program registers |
 //! | [`store`] | the key-value stores through which they meet |
 //! | [`step()`] | tells the launcher which step a rank begins |
+//! | [`record()`] | tells the launcher why a rank fails: its panic or its error |
+//! | [`spawn()`] | runs ranks in processes of this program, without a launcher |
 //! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
 //! | [`metrics_text`] | number, bytes and time of the calls of each kind, in Prometheus' format |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
@@ -74,16 +76,19 @@ pub use drumline_group::{
     TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16, connect_members,
     default_group, describe_addresses, f16, init_process_group, init_with_store, interruptible,
     is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
-    is_nccl_available, is_torchelastic_launched, metrics_text, register_backend,
+    is_nccl_available, is_torchelastic_launched, metrics_text, own_addresses, register_backend,
     register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline};
 pub use drumline_shm::{NumaBinding, bind_to_cores};
 pub use drumline_train as train;
+pub use drumline_train::{
+    Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, record, record_panics,
+    sampler, spawn, step,
+};
 #[doc(hidden)]
-pub use drumline_train::steps;
-pub use drumline_train::{Step, async_reduce, checkpoint, ddp, sampler, step};
+pub use drumline_train::{error_file, steps};
 
 #[cfg(doctest)]
 mod book;

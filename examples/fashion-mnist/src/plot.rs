@@ -1,4 +1,4 @@
-//! A picture of the training, as SVG.
+//! A picture of the training, as SVG, for light and for dark pages.
 
 use anyhow::Result;
 use plotters::{coord::Shift, prelude::*};
@@ -9,6 +9,16 @@ use crate::history::Epoch;
 type Point = (f64, f64);
 
 const FONT: &str = "sans-serif";
+
+/// What changes on dark pages. Both curves can be read on either.
+const DARK: &str = r##"
+<style>
+  @media (prefers-color-scheme: dark) {
+    rect[fill="#FFFFFF"] { fill: #0d1117 }
+    text { fill: #e6edf3 }
+    [stroke="#E4E4E4"] { stroke: #30363d }
+  }
+</style>"##;
 
 /// Draws the loss and the accuracy over the epochs, one above the other.
 pub fn svg(title: &str, epochs: &[Epoch]) -> Result<String> {
@@ -30,6 +40,9 @@ pub fn svg(title: &str, epochs: &[Epoch]) -> Result<String> {
         curve(&parts[0], names[0], blue, 0, losses.collect(), last)?;
         curve(&parts[1], names[1], red, 4, accuracies.collect(), last)?;
         area.present()?;
+    }
+    if let Some(end_of_tag) = text.find('>') {
+        text.insert_str(end_of_tag + 1, DARK);
     }
     Ok(text)
 }

@@ -91,6 +91,13 @@ pub(crate) enum Command {
     #[command(alias = "simulate")]
     Predict(Box<PredictOptions>),
 
+    /// Make a secret for a job on several hosts
+    #[command(after_help = SECRET_HELP)]
+    Secret {
+        /// The file to write; it must not exist
+        file: PathBuf,
+    },
+
     /// Print a page of the manual: drumline man run | man -l -
     #[command(hide = true)]
     Man {
@@ -101,6 +108,15 @@ pub(crate) enum Command {
     #[command(name = KEEP_SUBCOMMAND, hide = true)]
     KeepRanks,
 }
+
+const SECRET_HELP: &str = "\
+Only you can read the file (mode 600). Copy it to every host, and name it there by DRUMLINE_SECRET_FILE. A command line
+would show a secret to all users of the host, so no option takes one.
+
+Example:
+  drumline secret ~/job-secret
+  scp -p ~/job-secret host1:
+  DRUMLINE_SECRET_FILE=~/job-secret drumline run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint host0 train.py";
 
 const CHECK_HELP: &str = "\
 The exit code is 1 if something does not work. The settings in DRUMLINE_* apply as in a program.

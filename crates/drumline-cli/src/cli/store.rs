@@ -2,6 +2,7 @@
 
 use clap::Args;
 use drumline::auth::Level;
+use drumline_launch::TorchStore;
 
 use super::names::Names;
 
@@ -12,9 +13,9 @@ pub(super) struct StoreArgs {
     #[arg(long)]
     no_torch_store: bool,
 
-    /// Who may use that store, over loopback [default: user]
+    /// Who may use that store: `user` and `anyone` over loopback, `network` without any protection [default: user]
     #[arg(long, value_name = "WHO")]
-    torch_store: Option<TorchStore>,
+    torch_store: Option<Who>,
 
     /// How TCP connections between ranks are protected: `auth`, `integrity` or `tls`; unless given, as
     /// DRUMLINE_SECURITY says
@@ -23,21 +24,23 @@ pub(super) struct StoreArgs {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum TorchStore {
+enum Who {
     /// Processes of this user, and of root
     User,
     /// Every process of this host
     Anyone,
+    /// Every process that reaches the first host, at its true address
+    Network,
 }
 
 impl StoreArgs {
-    /// The port of the store, if there is one: that of --master-port, else `port`.
-    pub(super) fn port(
+    /// The store, if there is one, at the port of --master-port, else at `port`.
+    pub(super) fn of(
         self,
         master_port: Option<u16>,
         port: u16,
         names: &Names,
-    ) -> Result<Option<u16>, String> {
+    ) -> Result<Option<TorchStore>, String> {
         let of_the_store =
             [master_port.map(|_| "master-port"), self.torch_store.map(|_| "torch-store")];
         match (self.no_torch_store, of_the_store.into_iter().flatten().next()) {
@@ -47,11 +50,14 @@ impl StoreArgs {
                 names.of(option)
             )),
             (true, None) => Ok(None),
-            (false, _) => Ok(Some(master_port.unwrap_or(port))),
+            (false, _) => {
+                let port = master_port.unwrap_or(port);
+                Ok(Some(match self.torch_store {
+                    None | Some(Who::User) => TorchStore::User { port },
+                    Some(Who::Anyone) => TorchStore::Anyone { port },
+                    Some(Who::Network) => TorchStore::Network { port },
+                }))
+            }
         }
-    }
-
-    pub(super) fn takes_anyone(self) -> bool {
-        matches!(self.torch_store, Some(TorchStore::Anyone))
     }
 }

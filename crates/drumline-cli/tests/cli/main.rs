@@ -6,10 +6,16 @@ mod bench;
 mod check;
 mod closed;
 mod ending;
+mod error_files;
+#[allow(dead_code)]
+#[path = "../../../drumline-store/tests/store/etcd/server.rs"]
+mod etcd;
 mod first;
 mod hangs;
+mod hosts;
 mod launch;
 mod left;
+mod logs;
 mod monitoring;
 mod nodes;
 mod options;
@@ -17,3 +23,5 @@ mod predict;
 mod restarts;
 mod run;
 mod trace;
+
+use launch::HANG;

@@ -45,19 +45,6 @@ fn the_chosen_interpreter_gets_the_script() {
 }
 
 #[test]
-fn what_cannot_be_done_yet_is_refused_before_a_rank_starts() {
-    for options in [
-        &["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost"][..],
-        &["--log-dir", "logs", "--tee", "3"],
-        &["--local-ranks-filter", "0"],
-    ] {
-        let ended = Launch::new(options.iter().chain(&["--", "echo", "started"])).start().end();
-        assert_eq!((ended.code, &ended.stdout[..]), (2, &b""[..]), "{}", ended.stderr);
-        assert!(ended.stderr.contains("cannot be done yet"), "{}", ended.stderr);
-    }
-}
-
-#[test]
 fn variables_give_options_and_the_log_tells_which() {
     let script = ["sh", "-c", "echo $WORLD_SIZE"];
     let launch = Launch::new(script).variable("PET_NPROC_PER_NODE", "3");

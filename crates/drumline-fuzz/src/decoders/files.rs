@@ -1,9 +1,9 @@
-//! Decoders of files: checkpoints, the state of a sampler, traces.
+//! Decoders of files: checkpoints, the state of a sampler, traces, what a failed rank has written.
 
 use std::fs;
 
 use drumline_group::trace;
-use drumline_train::{checkpoint::Checkpoint, sampler::SamplerState};
+use drumline_train::{checkpoint::Checkpoint, error_file::ErrorFile, sampler::SamplerState};
 
 use super::scratch::Scratch;
 use crate::Verdict;
@@ -40,4 +40,12 @@ pub(super) fn trace(bytes: &[u8]) -> Verdict {
         let _ = summary.to_string();
     }
     summary.into()
+}
+
+/// The error file of a rank. What it says must be written as a file that says the same.
+pub(super) fn error_file(bytes: &[u8]) -> Verdict {
+    let read = ErrorFile::parse(bytes);
+    let ErrorFile::Failure(failure) = &read else { return Verdict::Refused };
+    assert_eq!(ErrorFile::parse(failure.to_json().as_bytes()), read);
+    Verdict::Taken
 }

@@ -69,6 +69,8 @@ pub const DECODERS: &[Decoder] = &[
     decoder("checkpoint", files::checkpoint, 16 * KIB, 128),
     decoder("sampler", files::sampler, 4 * KIB, 8),
     decoder("trace", files::trace, 512 * KIB, 128),
+    // A number of one digit becomes a value of some 32 bytes, in a list that has room for twice as many.
+    decoder("error-file", files::error_file, 16 * KIB, 128),
     decoder("prices", settings::prices, 16 * KIB, 32),
     // Bytes that are no text take most: each becomes a sign of three bytes, which an error escapes.
     decoder("url", settings::url, 4 * KIB, 64),

@@ -179,6 +179,24 @@ pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result
     Ok(format!("{}: {why}", describe(&addresses)))
 }
 
+/// The addresses of [`describe_addresses`].
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{Config, own_addresses};
+///
+/// let config = Config::default().bind_addresses(vec![[127, 0, 0, 1].into()]);
+/// assert_eq!(own_addresses(&config, None)?, config.bind_addresses);
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of [`describe_addresses`].
+pub fn own_addresses(config: &Config, master: Option<SocketAddr>) -> Result<Vec<IpAddr>> {
+    Ok(addresses(config, master)?.0)
+}
+
 /// An address that no network uses (RFC 5737). Only the default route leads there.
 const ELSEWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1);
 

@@ -99,7 +99,13 @@ pub(super) fn copy_mark(x: usize, y: usize, svg: &mut Vec<String>) {
 pub(super) fn beside(x: usize, y: usize, label: String, svg: &mut Vec<String>) {
     if !label.is_empty() {
         // Centred, and clear of the mark.
-        let (x, y) = (x + 36.max(12 + label.len() * 7 / 2), y + 4);
+        let (x, y) = (x + width_beside(&label) - label.len() * 7 / 2, y + 4);
         svg.push(format!(r#"<text class="span" x="{x}" y="{y}">{label}</text>"#));
     }
+}
+
+/// From the lane to the end of what stands beside it.
+pub(super) fn width_beside(label: &str) -> usize {
+    let half = label.len() * 7 / 2;
+    36.max(12 + half) + half
 }

@@ -5,7 +5,9 @@ use drumline_schedule::{Counts, MemoryUse, Schedule, Topology};
 
 use super::events::{Event, Kind};
 use super::legend::legend;
-use super::marks::{LANE, arrow, beside, bus, combine_mark, copy_mark, diamond, reach};
+use super::marks::{
+    LANE, arrow, beside, bus, combine_mark, copy_mark, diamond, reach, width_beside,
+};
 use super::story::tell;
 use crate::check::{CheckError, check_form};
 
@@ -102,8 +104,12 @@ fn render(
     // There are gaps between rounds, so the height of a row depends on its round.
     let top = |band: usize, row: usize| HEAD + (ROUND_GAP + 2 * PADDING) * band + ROW * row;
     let body = top(rounds.len(), rounds.last().map_or(0, |round| round.end)) + ROUND_GAP;
-    // Narrow drawings still hold the title and the legend.
-    let width = (lane(schedules.len()) - LANE / 2 + 20).max(620);
+    // Narrow drawings still hold the title and the legend, and the last lane the longest of its texts.
+    let ends = events.iter().filter_map(|event| {
+        let (rank, text) = text_beside(topology, &event.kind)?;
+        Some(lane(rank) + width_beside(&text) + 12)
+    });
+    let width = ends.chain([lane(schedules.len()) - LANE / 2 + 20, 620]).max().unwrap_or(0);
     let mut explained = vec![];
     let height = legend(body + LEGEND, width, events, &mut explained) + 32;
 
@@ -150,47 +156,53 @@ fn render(
     for (event, &row) in events.iter().zip(rows) {
         let band = rounds.iter().position(|round| row < round.end).unwrap_or(0);
         let y = top(band, row) + ROUND_GAP + PADDING + ROW / 2;
+        let mut above = 0;
         match &event.kind {
             &Kind::Message { from, to, src, dst, combine } => {
                 arrow(lane(from), lane(to), y, label(src), dst, combine, &mut svg);
             }
-            Kind::Combine { rank, dst, finish, reads, writes } => {
+            Kind::Combine { rank, finish, reads, writes, .. } => {
                 let lanes = |ranks: &[Rank]| -> Vec<usize> {
                     ranks.iter().map(|&rank| lane(rank)).collect()
                 };
                 bus(lane(*rank), y, &lanes(reads), &lanes(writes), &mut svg);
                 combine_mark(lane(*rank), y, *finish, &mut svg);
                 // Above the line, if there is one.
-                let above = if reads.is_empty() && writes.is_empty() { 0 } else { 9 };
-                beside(lane(*rank), y - above, label(*dst), &mut svg);
+                above = if reads.is_empty() && writes.is_empty() { 0 } else { 9 };
             }
-            Kind::Copy { rank, dst } => {
-                copy_mark(lane(*rank), y, &mut svg);
-                beside(lane(*rank), y, label(*dst), &mut svg);
-            }
+            Kind::Copy { rank, .. } => copy_mark(lane(*rank), y, &mut svg),
             Kind::Reach { rank, dst, src } => {
                 let from = lane(src.peer.unwrap_or(*rank));
                 let to = lane(dst.peer.unwrap_or(*rank));
                 reach(from, to, y, label(*dst), &mut svg);
             }
-            Kind::Post { rank } => {
-                diamond("post", lane(*rank), y, &mut svg);
-                beside(lane(*rank), y, "post".to_owned(), &mut svg);
-            }
-            Kind::Wait { rank, peers } => {
-                diamond("wait", lane(*rank), y, &mut svg);
-                let others = topology.neighbours(*rank).len() - 1;
-                let whom = match peers.len() == others && others > 1 {
-                    true => "all".to_owned(),
-                    false => peers.iter().map(Rank::to_string).collect::<Vec<_>>().join(" "),
-                };
-                beside(lane(*rank), y, format!("for {whom}"), &mut svg);
-            }
+            Kind::Post { rank } => diamond("post", lane(*rank), y, &mut svg),
+            Kind::Wait { rank, .. } => diamond("wait", lane(*rank), y, &mut svg),
+        }
+        if let Some((rank, text)) = text_beside(topology, &event.kind) {
+            beside(lane(rank), y - above, text, &mut svg);
         }
     }
     svg.append(&mut explained);
     svg.push("</svg>\n".to_owned());
     svg.join("\n")
+}
+
+/// What stands beside the mark of an event, and on which lane.
+fn text_beside(topology: &Topology, kind: &Kind) -> Option<(Rank, String)> {
+    match kind {
+        Kind::Combine { rank, dst, .. } | Kind::Copy { rank, dst } => Some((*rank, label(*dst))),
+        Kind::Post { rank } => Some((*rank, "post".to_owned())),
+        Kind::Wait { rank, peers } => {
+            let others = topology.neighbours(*rank).len() - 1;
+            let whom = match peers.len() == others && others > 1 {
+                true => "all".to_owned(),
+                false => peers.iter().map(Rank::to_string).collect::<Vec<_>>().join(" "),
+            };
+            Some((*rank, format!("for {whom}")))
+        }
+        Kind::Message { .. } | Kind::Reach { .. } => None,
+    }
 }
 
 struct Round {

@@ -56,6 +56,7 @@ pub enum Local {
     Held(Option<u64>),
     /// None of the workers run any more.
     Ended(Outcome),
-    /// This signal ends the launcher. The workers get it from the caller.
+    /// This signal ends the launcher. The caller ends the workers, without an
+    /// [`Action::Abandon`](super::Action::Abandon). The caller then waits for [`Action::End`](super::Action::End).
     Leaving(i32),
 }

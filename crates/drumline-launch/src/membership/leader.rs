@@ -7,7 +7,7 @@ use crate::{EndedWorld, Next};
 use super::{
     order::{self, Standing},
     sightings::{Knowledge, Sightings},
-    values::{How, Member, Origin, Outcome, Phase, Plan, State, Verdict, Why},
+    values::{How, Member, Named, Origin, Outcome, Phase, Plan, State, Verdict, Why},
 };
 
 /// The clocks of a leader. A new leader starts them anew.
@@ -48,6 +48,11 @@ impl Leader {
     }
 
     fn decide(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+        // A host that leaves may be lost before its workers have ended.
+        let leaver = match &next.phase {
+            Phase::Ending(Why::Left(leaver, signal)) => Some((leaver.clone(), *signal)),
+            _ => standing.leaver.clone(),
+        };
         if next.runs() {
             self.world(it, standing, next);
         }
@@ -59,7 +64,7 @@ impl Leader {
         if pause.zip(waited).is_some_and(|(pause, waited)| waited >= pause) {
             next.phase = Phase::Gathering;
         }
-        self.gather(it, standing, next);
+        self.gather(it, standing, leaver, next);
     }
 
     /// How long `holds` has been true.
@@ -74,7 +79,10 @@ impl Leader {
 
     /// Watches a world until all its members have ended.
     fn world(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
-        take_out_lost(it, next);
+        if take_out_lost(it, next) {
+            // The plan names the lost host before anything follows from it.
+            return;
+        }
         let outcomes = outcomes(it, next);
         let is_over = outcomes.len() == next.members.len();
         self.failure(it, next, is_over);
@@ -103,7 +111,9 @@ impl Leader {
         });
         // Of equal ones this is the first.
         let origin = failures
-            .min_by_key(|(_, at, failure)| (!failure.ending.is_never_a_reaction(), *at))
+            .min_by_key(|(_, at, failure)| {
+                (!failure.ending.is_never_a_reaction(), *at, failure.time)
+            })
             .map(|(host, _, failure)| Origin {
                 host,
                 name: it.seen.named(host).name,
@@ -133,7 +143,13 @@ impl Leader {
     }
 
     /// Starts the next world once there are enough hosts.
-    fn gather(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+    fn gather(
+        &mut self,
+        it: Knowledge<'_>,
+        standing: &Standing,
+        leaver: Option<(Named, i32)>,
+        next: &mut Plan,
+    ) {
         if !matches!(next.phase, Phase::Gathering) {
             self.elapsed(it.now, Clock::TooFew, false);
             self.elapsed(it.now, Clock::LastCall, false);
@@ -147,10 +163,10 @@ impl Leader {
         if standing.is_unsure {
             return;
         }
-        if let Some((leaver, signal)) = &standing.leaver
+        if let Some((leaver, signal)) = leaver
             && (!is_enough || it.seen.host_of(leaver.host).is_some_and(|it| it.keeps_store))
         {
-            next.phase = Phase::Over(Verdict::Stopped(leaver.clone(), *signal));
+            next.phase = Phase::Over(Verdict::Stopped(leaver, signal));
             return;
         }
         let has_called =
@@ -165,14 +181,14 @@ impl Leader {
 }
 
 /// Takes out members that are silent, and ends the world without them. What a member has said at its end stays true
-/// when it is silent.
-fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) {
+/// when it is silent. Returns whether there were any.
+fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) -> bool {
     let world = next.world;
     let is_lost = |member: &Member| {
         it.seen.is_silent(member.host, it.timing)
             && !matches!(it.seen.state_in(member.host, world), State::Ended(_))
     };
-    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return };
+    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return false };
     let lost = it.seen.named(first.host);
     next.members.retain(|member| !is_lost(member));
     // Workers fail when they lose their peers, long before the host is known to be lost.
@@ -180,10 +196,11 @@ fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) {
         next.failure.as_ref().is_some_and(|it| !it.failure.ending.is_never_a_reaction());
     match next.phase {
         Phase::Ending(Why::Failed) if is_reaction => next.failure = None,
-        Phase::Ending(_) => return,
+        Phase::Ending(_) => return true,
         _ => {}
     }
     next.phase = Phase::Ending(Why::Lost(lost));
+    true
 }
 
 /// Ends a world when the launcher of a member was told to end.
@@ -211,8 +228,7 @@ fn outcomes(it: Knowledge<'_>, next: &Plan) -> Vec<Outcome> {
 
 /// What follows a world, once all its members have ended.
 fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
-    let is_lossless = !matches!(next.phase, Phase::Ending(Why::Lost(_) | Why::Failed));
-    if is_lossless && outcomes.iter().all(|it| it.how == How::Success) {
+    if !matches!(next.phase, Phase::Ending(_)) && outcomes.iter().all(|it| it.how == How::Success) {
         next.phase = Phase::Over(Verdict::Finished);
         return;
     }
@@ -239,7 +255,7 @@ fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
 fn step_to_stop_at(it: Knowledge<'_>, next: &Plan) -> Option<u64> {
     let held = next.members.iter().map(|member| match it.seen.state_in(member.host, next.world) {
         State::Ended(_) => Some(None),
-        State::Waiting | State::Running => it.seen.report_of(member.host)?.held,
+        State::Waiting | State::Running => Some(it.seen.report_of(member.host)?.held?.begun),
     });
     let begun: Option<Vec<Option<u64>>> = held.collect();
     Some(begun?.into_iter().max().flatten().map_or(0, |step| step.saturating_add(1)))

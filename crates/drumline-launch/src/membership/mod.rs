@@ -65,7 +65,8 @@ mod machine;
 mod notes;
 mod order;
 mod sightings;
-
+#[cfg(test)]
+mod tests;
 mod timing;
 mod values;
 
@@ -76,7 +77,7 @@ pub use self::{
     machine::Membership,
     timing::Timing,
     values::{
-        Failure, Host, How, Member, Named, Origin, Outcome, Phase, Plan, Refused, Report, State,
-        Terms, Verdict, Why,
+        Failure, Held, Host, How, Member, Named, Origin, Outcome, Phase, Plan, Refused, Report,
+        State, Terms, Verdict, Why,
     },
 };

@@ -92,10 +92,18 @@ pub struct Report {
     pub state: State,
     /// The first failure of its workers in that world.
     pub failure: Option<Failure>,
-    /// Once its ranks are held: the last step that one of them has begun.
-    pub held: Option<Option<u64>>,
+    /// Once its ranks are held.
+    pub held: Option<Held>,
     /// The number of the signal that ends its launcher.
     pub leaves: Option<i32>,
+}
+
+/// The ranks of a host are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Held {
+    /// The last step that one of them has begun. `None`: none has begun one.
+    pub begun: Option<u64>,
 }
 
 /// How far a host is in its last world.
@@ -153,7 +161,8 @@ pub struct Failure {
     pub pid: u32,
     /// How it ended.
     pub ending: Ending,
-    /// When, in milliseconds since 1970, by the clock of its host. It is only shown.
+    /// When, in milliseconds since 1970, by the clock of its host. It is shown, and of failures that the leader sees
+    /// at once the one with the earlier time counts.
     pub time: u64,
     /// What the launcher of its host says about it, at most 8 KiB.
     pub text: String,

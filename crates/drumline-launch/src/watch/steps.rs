@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::{
     finding::Finding,
-    guard::{Guard, Ward},
+    guard::{Guard, LOOK_FOR, Ward},
 };
 use crate::{Result, groups::Groups, monitor::Monitor, waits};
 
@@ -101,7 +101,7 @@ impl Guard for StepGuard {
         let asked: Vec<_> =
             wards.get(worker).into_iter().chain(alike).map(|it| (it.rank, it.pid)).collect();
         let details = [format!("the last steps that ranks began: {}", shown(&self.begun, wards))];
-        let places = waits::of(asked).into_iter().flat_map(|(rank, lines)| {
+        let places = waits::within(LOOK_FOR, asked).into_iter().flat_map(|(rank, lines)| {
             lines.into_iter().map(move |line| format!("rank {rank}: {line}"))
         });
         Some(Finding {

@@ -210,6 +210,49 @@ impl Secret {
         &self.0
     }
 
+    /// A tag for `text` that only this secret makes: HMAC-SHA-256. A tag for one `purpose` is none for another, and no
+    /// proof in a handshake.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// use drumline::auth::Secret;
+    ///
+    /// let secret = Secret::random()?;
+    /// let tag = secret.sign("address", b"10.0.0.1:4000");
+    /// assert!(secret.has_signed("address", b"10.0.0.1:4000", &tag));
+    /// assert!(!secret.has_signed("address", b"10.0.0.2:4000", &tag));
+    /// assert!(!Secret::random()?.has_signed("address", b"10.0.0.1:4000", &tag));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn sign(&self, purpose: &str, text: &[u8]) -> [u8; Secret::TAG_BYTES] {
+        self.mac_of(purpose, text).finalize().into_bytes().into()
+    }
+
+    /// Whether this secret has made `tag` for `text`. Takes the same time for every wrong tag of this length.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// use drumline::auth::Secret;
+    ///
+    /// let secret = Secret::random()?;
+    /// let tag = secret.sign("plan", b"two hosts");
+    /// assert!(secret.has_signed("plan", b"two hosts", &tag));
+    /// assert!(!secret.has_signed("report", b"two hosts", &tag));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn has_signed(&self, purpose: &str, text: &[u8], tag: &[u8]) -> bool {
+        self.mac_of(purpose, text).verify_slice(tag).is_ok()
+    }
+
+    /// The length of a tag.
+    pub const TAG_BYTES: usize = 32;
+
+    fn mac_of(&self, purpose: &str, text: &[u8]) -> Hmac<Sha256> {
+        let length = (purpose.len() as u64).to_le_bytes();
+        let mac = self.mac().chain_update(b"drumline signed text").chain_update(length);
+        mac.chain_update(purpose).chain_update(text)
+    }
+
     /// HMAC-SHA-256 with this secret as its key.
     pub(super) fn mac(&self) -> Hmac<Sha256> {
         match Hmac::new_from_slice(&self.0) {

@@ -13,6 +13,7 @@ mod model;
 mod nine_methods;
 mod protocol;
 mod recorded;
+mod relay;
 mod secured;
 mod semantics;
 mod tcp;

@@ -9,4 +9,6 @@ mod async_reduce;
 mod checkpoint;
 mod ddp;
 mod errors;
+mod record;
 mod sampler;
+mod spawn;

@@ -8,8 +8,8 @@ use std::{fs, num::NonZeroUsize, path::Path, time::Duration};
 use clap::CommandFactory;
 use drumline::auth::Level;
 use drumline_launch::{
-    Etcd, Hosts, Joining, Meeting, NumaBinding, OnSignal, Streams, program::ProgramKind,
-    supervisor::Signal,
+    Etcd, Hosts, Joining, Meeting, NumaBinding, OnSignal, Streams, TorchStore,
+    program::ProgramKind, supervisor::Signal,
 };
 use tempfile::TempDir;
 
@@ -86,8 +86,11 @@ fn a_line_becomes_a_job() {
     assert_eq!(job.logs.stderr_filters, ["error"]);
     assert_eq!(job.logs.prefix.as_deref(), Some("${hostname}:"));
     assert_eq!(job.numa_binding, Some(NumaBinding::CoreComplex));
-    assert_eq!((job.security, job.torch_store), (Some(Level::Tls), Some(0)));
-    assert!(job.torch_store_takes_anyone && job.labels_stdout);
+    assert_eq!(
+        (job.security, job.torch_store),
+        (Some(Level::Tls), Some(TorchStore::Anyone { port: 0 }))
+    );
+    assert!(job.labels_stdout);
     assert_eq!((job.policy.kill_after, job.policy.shutdown_timeout), (seconds(1), seconds(120)));
     let on = |signal| job.signals.iter().find(|(it, _)| *it == signal).map(|(_, on)| *on);
     assert_eq!(on(Signal::TERM), Some(OnSignal::EndsJob));
@@ -203,8 +206,12 @@ fn hosts_meet_where_the_line_says() {
     ] {
         let job = job(&format!("run {line} x"));
         assert_eq!(job.meeting, Some(expected), "{line}");
-        assert_eq!((job.run_id.as_deref(), job.torch_store), (Some("none"), Some(0)), "{line}");
+        assert_eq!((job.run_id.as_deref(), job.torch_store), (Some("none"), store(0)), "{line}");
     }
+}
+
+fn store(port: u16) -> Option<TorchStore> {
+    Some(TorchStore::User { port })
 }
 
 #[test]
@@ -219,7 +226,7 @@ fn a_host_that_is_alone_waits_for_nobody() {
         ("--rdzv-backend etcd --rdzv-endpoint e", 0),
     ] {
         let job = job(&format!("run {line} x"));
-        assert_eq!((job.meeting, job.run_id, job.torch_store), (None, None, Some(port)), "{line}");
+        assert_eq!((job.meeting, job.run_id, job.torch_store), (None, None, store(port)), "{line}");
     }
     assert_eq!(job("run --no-torch-store --rdzv-endpoint localhost:7 x").torch_store, None);
 }

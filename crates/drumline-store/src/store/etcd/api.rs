@@ -75,11 +75,6 @@ impl Span {
         )
     }
 
-    /// Holds if the key was changed so often since it was made.
-    pub(super) fn has_version(&self, version: i64) -> Value {
-        self.with(json!({ "target": "VERSION", "result": "EQUAL", "version": version.to_string() }))
-    }
-
     /// A request to be told of changes from `revision` on.
     pub(super) fn watch(&self, revision: i64) -> Value {
         json!({ "create_request": self.with(json!({ "start_revision": revision.to_string() })) })
@@ -145,8 +140,6 @@ pub(super) struct Item {
     pub(super) value: Vec<u8>,
     #[serde(deserialize_with = "number")]
     pub(super) mod_revision: i64,
-    #[serde(deserialize_with = "number")]
-    pub(super) version: i64,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -93,7 +93,17 @@ fn of_page(status: u16, text: &str) -> Failure {
     if excerpt.contains("HTTP request to an HTTPS server") {
         return Failure::Server("it speaks TLS; write https:// in place of http://".into());
     }
+    if excerpt.starts_with("CommonName of client") {
+        return Failure::Cluster(
+            "it does not take a certificate with a common name (CN) from somebody who logs in; give one without (cert, \
+             key)"
+                .into(),
+        );
+    }
     match status {
+        421 => Failure::Server(format!(
+            "it does not serve this name ({excerpt}); add the name to its --host-whitelist, or give an address"
+        )),
         // Proxies say so as long as the server behind them is away.
         502..=504 | 429 => Failure::Passing(format!("it answers HTTP {status}: {excerpt}")),
         _ => not_etcd(&format!("it answers HTTP {status}: {excerpt}")),

@@ -581,10 +581,10 @@ impl Store for EtcdStore {
         };
         // etcd refuses a transaction that writes a key twice.
         let pairs: BTreeMap<_, _> = raw_pairs("set", pairs)?.into_iter().collect();
-        let (deadline, mut puts, mut bytes) = (self.deadline(), Vec::new(), 0);
+        let (mut puts, mut bytes) = (Vec::new(), 0);
         let write = |puts: &mut Vec<Value>| {
             let change = Change { then: std::mem::take(puts), ..Change::default() };
-            self.make(&operation, &change, deadline).map(drop)
+            self.make(&operation, &change, self.deadline()).map(drop)
         };
         for (raw, value) in pairs {
             if puts.len() == OPERATIONS_MAX || bytes + value.len() > VALUE_BYTES_MAX {
@@ -654,5 +654,37 @@ impl Store for EtcdStore {
             }
         };
         Ok(Box::new(EtcdStore { handle, timeout: Mutex::new(self.timeout()) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(process: u32) -> EtcdStore {
+        // Nobody listens at this port.
+        let cluster = Cluster { servers: vec!["http://127.0.0.1:1".into()], ..Cluster::default() };
+        let mut handle = Handle::new(&cluster, "job", Duration::from_secs(2)).unwrap();
+        handle.process = process;
+        EtcdStore { handle: Arc::new(handle), timeout: Mutex::new(DEFAULT_TIMEOUT) }
+    }
+
+    /// In a fork, the handle is the same and the process id differs. So this test changes the id.
+    #[test]
+    fn a_fork_uses_nothing_of_its_parent_and_makes_clones() {
+        let inherited = store(std::process::id() + 1);
+        let error = inherited.set("key", b"value").unwrap_err().to_string();
+        assert!(error.contains("is a fork") && error.contains("clone"), "{error}");
+        let clone = inherited.try_clone().unwrap();
+        let error = clone.set("key", b"value").unwrap_err().to_string();
+        assert!(error.contains("is it running?"), "{error}");
+    }
+
+    #[test]
+    fn passwords_that_others_can_read_on_the_way_are_known() {
+        for url in ["http://localhost:1", "http://127.0.0.1:1", "http://[::1]:1", "https://a:1"] {
+            assert!(!is_open_to_listeners(url), "{url}");
+        }
+        assert!(is_open_to_listeners("http://a:1") && is_open_to_listeners("http://10.0.0.1:1"));
     }
 }

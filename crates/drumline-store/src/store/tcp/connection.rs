@@ -22,12 +22,14 @@ use super::{
 };
 use crate::{
     auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
+    error_text::spent,
     net::Endpoint,
     net::{
         call::{self, Address, CallError, resolve, shake_hands, time_left},
         sleep_until,
         stream::Stream,
     },
+    store::interface::deadline_after,
 };
 
 /// The time limit for one attempt to connect. The kernel retransmits a lost first packet after 1 s and 3 s. A
@@ -137,25 +139,7 @@ impl Connection {
     /// Connects to `server`.
     pub(super) fn open(server: &Server, deadline: Instant) -> io::Result<Connection> {
         let open = OpenConnection::new(Arc::clone(&server.open));
-        let give_up = deadline.min(Instant::now() + HUNG_UP_MAX);
-        let mut has_hung_up = false;
-        let stream = loop {
-            match Connection::greet(server, deadline) {
-                Ok(stream) => break stream,
-                Err(CallError::HungUp) if Instant::now() + PAUSE_MIN < give_up => {
-                    has_hung_up = true;
-                    thread::sleep(PAUSE_MIN);
-                }
-                Err(CallError::HungUp) => return Err(ErrorKind::ConnectionReset.into()),
-                Err(CallError::Io(error)) if has_hung_up && is_timeout(&error) => {
-                    return Err(ErrorKind::ConnectionReset.into());
-                }
-                Err(CallError::Io(error)) => return Err(error),
-                Err(CallError::Refused(reason)) => {
-                    return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
-                }
-            }
-        };
+        let stream = Connection::reach(server, deadline)?;
         let mut connection =
             Connection { stream, is_extended: false, process: std::process::id(), _open: open };
         connection.send(&[Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)], deadline)?;
@@ -171,6 +155,30 @@ impl Connection {
     pub(super) fn over(stream: Stream, is_extended: bool) -> Connection {
         let (process, open) = (std::process::id(), OpenConnection::new(Arc::default()));
         Connection { stream, is_extended, process, _open: open }
+    }
+
+    /// Opens a connection to `server`, and goes through the handshake if there is a secret. If the server hangs up,
+    /// calls again for some time.
+    pub(super) fn reach(server: &Server, deadline: Instant) -> io::Result<Stream> {
+        let give_up = deadline.min(Instant::now() + HUNG_UP_MAX);
+        let mut has_hung_up = false;
+        loop {
+            match Connection::greet(server, deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(CallError::HungUp) if Instant::now() + PAUSE_MIN < give_up => {
+                    has_hung_up = true;
+                    thread::sleep(PAUSE_MIN);
+                }
+                Err(CallError::HungUp) => return Err(ErrorKind::ConnectionReset.into()),
+                Err(CallError::Io(error)) if has_hung_up && is_timeout(&error) => {
+                    return Err(ErrorKind::ConnectionReset.into());
+                }
+                Err(CallError::Io(error)) => return Err(error),
+                Err(CallError::Refused(reason)) => {
+                    return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
+                }
+            }
+        }
     }
 
     fn greet(server: &Server, deadline: Instant) -> Result<Stream, CallError> {
@@ -385,6 +393,38 @@ impl Connection {
             _ => Err(error),
         }
     }
+}
+
+/// Connects to `endpoint` as [`Connection::establish`] does. The error says what to look at.
+pub(super) fn reach(
+    endpoint: &Endpoint,
+    proof: (Option<&Secret>, Level),
+    timeout: Duration,
+) -> crate::Result<(Connection, Server)> {
+    let name = endpoint.to_string();
+    let tried = spent(timeout);
+    let established = Connection::establish(endpoint, proof, deadline_after(timeout));
+    established.map_err(|error| crate::Error::Store {
+        store: name.clone(),
+        operation: "connect".into(),
+        problem: match error.kind() {
+            ErrorKind::PermissionDenied => error.to_string(),
+            _ if is_hang_up(&error) => format!(
+                "it closes the connection at once ({error}): has one of the two a secret \
+                 (DRUMLINE_SECRET, DRUMLINE_SECRET_FILE) and the other none, or listens \
+                 something else there?"
+            ),
+            ErrorKind::ConnectionRefused => format!(
+                "tried for {tried}, and nobody listens there ({error}); is rank 0 or the \
+                 launcher, which hosts the store, running, or does it say why not, and are \
+                 MASTER_ADDR and MASTER_PORT the same everywhere?"
+            ),
+            _ => format!(
+                "tried for {tried}: {error}; is rank 0 or the launcher, which hosts the \
+                 store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
+            ),
+        },
+    })
 }
 
 /// Whether the other end has ended the connection before it said anything.

@@ -64,7 +64,7 @@ pub struct TcpStoreServer {
 
 /// The address of a door, and what clients must prove there.
 #[derive(Debug)]
-struct Place {
+pub(super) struct Place {
     endpoint: Endpoint,
     address: Address,
     secret: Option<Secret>,
@@ -220,6 +220,22 @@ impl TcpStoreServer {
         &self.places[0].endpoint
     }
 
+    /// The endpoints of all its doors, in their order, with the actual ports.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// use drumline::store::{BYTES_MAX, tcp::{Door, TcpStoreServer}};
+    ///
+    /// let door = Door::Loopback { host: "127.0.0.1".into(), port: 0 };
+    /// let server = TcpStoreServer::open(&[door.clone(), door], BYTES_MAX)?;
+    /// let [first, second] = [0, 1].map(|n| server.endpoints().nth(n));
+    /// assert!(first.is_some() && first != second);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn endpoints(&self) -> impl ExactSizeIterator<Item = &Endpoint> {
+        self.places.iter().map(|place| &place.endpoint)
+    }
+
     /// How a client in this process connects to the server.
     pub(super) fn as_target(&self) -> connection::Server {
         let Place { address, secret, level, .. } = &self.places[0];
@@ -254,7 +270,7 @@ impl TcpStoreServer {
 }
 
 /// Opens the listening socket of `door`.
-fn open_door(door: &Door) -> Result<(Gate, Place)> {
+pub(super) fn open_door(door: &Door) -> Result<(Gate, Place)> {
     let endpoint = door.endpoint();
     let listener = door.listen().map_err(|problem| Error::Store {
         store: endpoint.to_string(),

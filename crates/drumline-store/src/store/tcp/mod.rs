@@ -31,13 +31,13 @@ mod connection;
 mod door;
 mod host;
 pub mod protocol;
+mod relay;
 #[doc(hidden)]
 pub mod replies;
 pub mod server;
 pub mod wait;
 
 use std::{
-    io::ErrorKind,
     net::SocketAddr,
     sync::{Mutex, atomic::Ordering},
     thread,
@@ -45,7 +45,7 @@ use std::{
 };
 
 use self::{
-    connection::{ANSWER_PATIENCE, Connection, Server, is_hang_up},
+    connection::{ANSWER_PATIENCE, Connection, Server, reach},
     protocol::WORKERS,
 };
 use super::interface::{DEFAULT_TIMEOUT, deadline_after};
@@ -56,7 +56,7 @@ use crate::{
     net::{Endpoint, call::Address},
 };
 
-pub use self::{door::Door, host::TcpStoreServer};
+pub use self::{door::Door, host::TcpStoreServer, relay::Relay};
 
 /// How long a host waits for ranks to leave before it logs which ones it awaits.
 const WARN_AFTER: Duration = Duration::from_secs(10);
@@ -273,31 +273,8 @@ impl TcpStore {
         proof: (Option<&Secret>, Level),
         timeout: Duration,
     ) -> Result<TcpStore> {
-        let name = endpoint.to_string();
-        let tried = spent(timeout);
-        let established = Connection::establish(endpoint, proof, deadline_after(timeout));
-        let (connection, target) = established.map_err(|error| Error::Store {
-            store: name.clone(),
-            operation: "connect".into(),
-            problem: match error.kind() {
-                ErrorKind::PermissionDenied => error.to_string(),
-                _ if is_hang_up(&error) => format!(
-                    "it closes the connection at once ({error}): has one of the two a secret \
-                     (DRUMLINE_SECRET, DRUMLINE_SECRET_FILE) and the other none, or listens \
-                     something else there?"
-                ),
-                ErrorKind::ConnectionRefused => format!(
-                    "tried for {tried}, and nobody listens there ({error}); is rank 0 or the \
-                     launcher, which hosts the store, running, or does it say why not, and are \
-                     MASTER_ADDR and MASTER_PORT the same everywhere?"
-                ),
-                _ => format!(
-                    "tried for {tried}: {error}; is rank 0 or the launcher, which hosts the \
-                     store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
-                ),
-            },
-        })?;
-        Ok(TcpStore::new(name, target, connection, None))
+        let (connection, target) = reach(endpoint, proof, timeout)?;
+        Ok(TcpStore::new(endpoint.to_string(), target, connection, None))
     }
 
     fn new(

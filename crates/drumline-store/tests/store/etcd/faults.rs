@@ -1,6 +1,14 @@
 //! Servers that are stopped, killed, started again; requests and answers that are lost.
 
-use std::{thread, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use drumline_store::store::{Cluster, EtcdStore, Store};
 use rustix::process::Signal;
@@ -28,21 +36,19 @@ fn a_change_happens_once_however_often_it_is_sent() {
     const THREADS: usize = 4;
     const ROUNDS: usize = 40;
     let server = Server::start(&[]);
-    let port = before(server.port, |number| match mixed(number) % 16 {
+    let proxy = before(server.port, |number| match mixed(number) % 16 {
         0 => Fault::LostRequest,
         1 | 2 => Fault::LostAnswer,
         3 => Fault::Again,
         4 => Fault::Late,
         _ => Fault::None,
     });
-    let cluster =
-        Cluster { servers: vec![format!("http://127.0.0.1:{port}")], ..Cluster::default() };
-    let store = EtcdStore::open(&cluster, "job", HANG).unwrap();
+    let store = through(proxy.port);
     thread::scope(|scope| {
         for me in 0..THREADS {
-            let store = &store;
+            let (store, proxy) = (&store, &proxy);
             scope.spawn(move || {
-                let other = EtcdStore::open(&store_cluster(port), "job", HANG).unwrap();
+                let other = through(proxy.port);
                 let store: &dyn Store = if me % 2 == 0 { store } else { &other };
                 for round in 0..ROUNDS {
                     store.add("sum", 1).unwrap();
@@ -76,8 +82,72 @@ fn a_change_happens_once_however_often_it_is_sent() {
     assert_eq!(items, expected);
 }
 
-fn store_cluster(port: u16) -> Cluster {
-    Cluster { servers: vec![format!("http://127.0.0.1:{port}")], ..Cluster::default() }
+/// A handle that asks what listens at `port`.
+fn through(port: u16) -> EtcdStore {
+    let servers = vec![format!("http://127.0.0.1:{port}")];
+    EtcdStore::open(&Cluster { servers, ..Cluster::default() }, "job", HANG).unwrap()
+}
+
+#[test]
+fn what_arrives_after_a_clear_changes_nothing() {
+    if !is_installed() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let next = Arc::new(Mutex::new(VecDeque::new()));
+    let faults = Arc::clone(&next);
+    let proxy =
+        before(server.port, move |_| faults.lock().unwrap().pop_front().unwrap_or(Fault::None));
+    let (store, direct) = (through(proxy.port), open(&[&server], "job"));
+
+    // A change of a new writer, whose mark is made first, and one of a writer that has changed something.
+    for (faults, held) in
+        [(&[Fault::Held, Fault::None, Fault::Held][..], 2), (&[Fault::Held][..], 1)]
+    {
+        next.lock().unwrap().extend(faults);
+        store.set("old", b"1").unwrap();
+        direct.clear().unwrap();
+        assert_eq!(proxy.deliver(), held);
+        assert!(!direct.check(&["old"]).unwrap());
+        store.set("other", b"1").unwrap();
+    }
+    // To clear takes a look, and then a transaction.
+    next.lock().unwrap().extend([Fault::None, Fault::Held]);
+    store.clear().unwrap();
+    direct.set("new", b"1").unwrap();
+    assert_eq!(proxy.deliver(), 1);
+    assert_eq!(direct.list_keys().unwrap(), ["new"]);
+}
+
+#[test]
+fn who_waits_is_told_and_does_not_ask_again_and_again() {
+    if !is_installed() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&asked);
+    let proxy = before(server.port, move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Fault::None
+    });
+    let (store, direct) = (through(proxy.port), open(&[&server], "job"));
+    let (before, start) = (asked.load(Ordering::Relaxed), Instant::now());
+    thread::scope(|scope| {
+        let value = scope.spawn(|| store.get("late"));
+        let item = scope.spawn(|| store.queue_pop("work"));
+        let either = scope.spawn(|| store.wait(&["late", "more"], HANG));
+        thread::sleep(Duration::from_secs(2));
+        direct.set("late", b"1").unwrap();
+        direct.queue_push("work", b"2").unwrap();
+        direct.queue_push("more", b"3").unwrap();
+        assert_eq!(value.join().unwrap().unwrap(), b"1");
+        assert_eq!(item.join().unwrap().unwrap(), b"2");
+        either.join().unwrap().unwrap();
+    });
+    // One that asks every 100 ms would have asked more than 20 times, and so would each of the others.
+    let asked = asked.load(Ordering::Relaxed) - before;
+    assert!(asked < 20 + 2 * start.elapsed().as_secs(), "{asked}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -23,29 +23,51 @@ pub(super) enum Fault {
     Again,
     /// The caller is told nothing, and etcd sees it later.
     Late,
+    /// etcd has done it, nobody is told, and etcd sees it once more at [`Proxy::deliver`].
+    Held,
 }
 
 /// How much later: long enough for other requests to come before it.
 const LATER: Duration = Duration::from_millis(60);
 
+type Held = Arc<Mutex<Vec<Vec<u8>>>>;
+
+pub(super) struct Proxy {
+    pub(super) port: u16,
+    etcd: u16,
+    held: Held,
+}
+
+impl Proxy {
+    /// Delivers the requests that are held, and returns how many they were.
+    pub(super) fn deliver(&self) -> usize {
+        let held = std::mem::take(&mut *self.held.lock().unwrap());
+        let answers = held.iter().map(|request| forward(self.etcd, request).unwrap());
+        answers.filter(|answer| answer.starts_with(b"HTTP/1.1 200")).count()
+    }
+}
+
 /// Listens until the process ends. `fault` chooses what happens to the request with this number.
-pub(super) fn before(etcd: u16, fault: impl Fn(u64) -> Fault + Send + Sync + 'static) -> u16 {
+pub(super) fn before(etcd: u16, fault: impl Fn(u64) -> Fault + Send + Sync + 'static) -> Proxy {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
+    let held = Held::default();
+    let proxy = Proxy { port, etcd, held: Arc::clone(&held) };
     let (fault, count) = (Arc::new(fault), Arc::new(AtomicU64::new(0)));
     thread::spawn(move || {
         for stream in listener.incoming() {
             let (stream, fault, count) = (stream.unwrap(), Arc::clone(&fault), Arc::clone(&count));
+            let held = Arc::clone(&held);
             thread::spawn(move || {
-                serve(stream, etcd, &|| fault(count.fetch_add(1, Ordering::Relaxed)))
+                serve(stream, etcd, &held, &|| fault(count.fetch_add(1, Ordering::Relaxed)));
             });
         }
     });
-    port
+    proxy
 }
 
 /// Serves one connection until one end closes it, or a fault does.
-fn serve(mut caller: TcpStream, etcd: u16, fault: &dyn Fn() -> Fault) {
+fn serve(mut caller: TcpStream, etcd: u16, held: &Held, fault: &dyn Fn() -> Fault) {
     let mut from_caller = BufReader::new(caller.try_clone().unwrap());
     while let Some(request) = message(&mut from_caller) {
         if request.starts_with(b"POST /v3/watch") {
@@ -70,6 +92,11 @@ fn serve(mut caller: TcpStream, etcd: u16, fault: &dyn Fn() -> Fault) {
             Fault::Again => {
                 forward(etcd, &request);
                 later(request);
+                return;
+            }
+            Fault::Held => {
+                forward(etcd, &request);
+                held.lock().unwrap().push(request);
                 return;
             }
             Fault::Late => {

@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::Duration,
 };
@@ -12,7 +12,9 @@ use drumline_store::{
     Error,
     store::{Cluster, EtcdStore, Store, TcpStore, etcd::User},
 };
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+};
 
 use super::{
     cluster,
@@ -74,7 +76,7 @@ fn users_are_asked_for_and_checked() {
 fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new([]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params.distinguished_name.push(DnType::CommonName, name);
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
@@ -82,29 +84,39 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
 fn signed(
     authority: &CertifiedIssuer<'static, KeyPair>,
     host: &str,
-    directory: &std::path::Path,
+    directory: &Path,
+    name: &str,
+) -> (PathBuf, PathBuf) {
+    let mut params = CertificateParams::new([host.to_owned()]).unwrap();
+    // etcd takes no other from somebody who logs in.
+    params.distinguished_name = DistinguishedName::new();
+    written(authority, params, directory, name)
+}
+
+fn written(
+    authority: &CertifiedIssuer<'static, KeyPair>,
+    params: CertificateParams,
+    directory: &Path,
     name: &str,
 ) -> (PathBuf, PathBuf) {
     let key = KeyPair::generate().unwrap();
-    let certificate =
-        CertificateParams::new([host.to_owned()]).unwrap().signed_by(&key, authority).unwrap();
+    let certificate = params.signed_by(&key, authority).unwrap();
     let paths = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
     std::fs::write(&paths.0, certificate.pem()).unwrap();
     std::fs::write(&paths.1, key.serialize_pem()).unwrap();
     paths
 }
 
-/// A server that speaks TLS with a certificate for `host`, and asks for those that the same authority signed.
-fn secured(authority: &CertifiedIssuer<'static, KeyPair>, host: &str) -> Server {
-    Server::start_as("https", |directory| {
-        let (certificate, key) = signed(authority, host, directory, "server");
-        let ca = directory.join("ca.crt");
-        std::fs::write(&ca, authority.pem()).unwrap();
-        let files = [("--cert-file", certificate), ("--key-file", key), ("--trusted-ca-file", ca)];
-        let files =
-            files.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]);
-        files.chain(["--client-cert-auth".to_owned()]).collect()
-    })
+/// Arguments of a server that speaks TLS with a certificate for `host`, and asks for those that `authority` has
+/// signed. Their files are in `directory`, as that of the authority, `ca.crt`.
+fn tls(authority: &CertifiedIssuer<'static, KeyPair>, host: &str, directory: &Path) -> Vec<String> {
+    let (certificate, key) = signed(authority, host, directory, "server");
+    let ca = directory.join("ca.crt");
+    std::fs::write(&ca, authority.pem()).unwrap();
+    let files = [("--cert-file", certificate), ("--key-file", key), ("--trusted-ca-file", ca)];
+    let files =
+        files.iter().flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]);
+    files.chain(["--client-cert-auth".to_owned()]).collect()
 }
 
 #[test]
@@ -113,7 +125,7 @@ fn certificates_are_checked_at_both_ends() {
         return;
     }
     let (ours, theirs) = (authority("ours"), authority("theirs"));
-    let server = secured(&ours, "127.0.0.1");
+    let server = Server::start_as("https", |folder| tls(&ours, "127.0.0.1", folder));
     let own = signed(&ours, "client", server.directory.path(), "client");
     let strange = signed(&theirs, "client", server.directory.path(), "stranger");
     let url = format!("https://127.0.0.1:{}", server.port);
@@ -146,7 +158,7 @@ fn certificates_are_checked_at_both_ends() {
     let plain = url.replace("https", "http");
     told(&Cluster { servers: vec![plain], ..right.clone() }, SHORT, "https://");
 
-    let elsewhere = secured(&ours, "another.host");
+    let elsewhere = Server::start_as("https", |folder| tls(&ours, "another.host", folder));
     let url = format!("https://127.0.0.1:{}", elsewhere.port);
     told(&Cluster { servers: vec![url], ..right.clone() }, HANG, "another name");
     let without_tls = Server::start(&[]);
@@ -154,6 +166,37 @@ fn certificates_are_checked_at_both_ends() {
     told(&Cluster { servers: vec![url], ..right.clone() }, SHORT, "http://");
     let url = answering(b"HTTP/1.0 400 Bad Request\r\n\r\n").replace("http", "https");
     told(&Cluster { servers: vec![url], ..right }, HANG, "write http://");
+}
+
+#[test]
+fn users_log_in_over_tls() {
+    if !is_installed() {
+        return;
+    }
+    let mut server = Server::start(&[]);
+    server.ask_for_users();
+    let authority = authority("ours");
+    let directory = server.directory.path();
+    let more = tls(&authority, "127.0.0.1", directory);
+    let mut named = CertificateParams::new(["client".to_owned()]).unwrap();
+    named.distinguished_name.push(DnType::CommonName, "somebody");
+    let named = written(&authority, named, directory, "named");
+    let nameless = signed(&authority, "client", directory, "nameless");
+    server.kill();
+    server.secure(more);
+    server.run();
+
+    let right = Cluster {
+        servers: vec![server.url().replace("http", "https")],
+        ca: Some(server.file("ca.crt")),
+        certificate: Some(nameless),
+        ..as_user(Cluster::default(), "drum", "right")
+    };
+    let store = EtcdStore::open(&right, "job", HANG).unwrap();
+    store.set("key", b"value").unwrap();
+    assert_eq!(store.get("key").unwrap(), b"value");
+    let text = refusal(&Cluster { certificate: Some(named), ..right }, HANG);
+    assert!(text.contains("common name"), "{text}");
 }
 
 /// A server that answers every connection with `answer`.

@@ -133,6 +133,15 @@ impl Server {
         self.running = Some(Running { shell, etcd });
     }
 
+    /// From its next start on it speaks TLS, with `more` arguments.
+    pub(super) fn secure(&mut self, more: Vec<String>) {
+        let (plain, secured) = (self.url(), self.url().replace("http", "https"));
+        for argument in self.arguments.iter_mut().filter(|argument| **argument == plain) {
+            argument.clone_from(&secured);
+        }
+        self.arguments.extend(more);
+    }
+
     /// Waits until it answers. `false`: it has ended.
     fn is_up(&mut self, asks: bool) -> bool {
         let deadline = Instant::now() + HANG;
@@ -140,7 +149,7 @@ impl Server {
             let answers = match asks {
                 true => self
                     .request("GET /health", "")
-                    .is_some_and(|it| it.contains(r#"{"health":"true"}"#)),
+                    .is_some_and(|it| it.contains(r#""health":"true""#)),
                 false => TcpStream::connect(("127.0.0.1", self.port)).is_ok(),
             };
             if answers {

@@ -1,0 +1,230 @@
+//! The thread that speaks with the store in which the hosts meet. A store may be slow, and the launcher must hear
+//! signals and exits meanwhile.
+
+use std::{
+    io::{self, PipeReader, Write as _},
+    os::fd::{AsFd, BorrowedFd},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline::store::Error as StoreError;
+use rustix::io::ioctl_fionbio;
+
+use super::keys::{BEAT, COUNT, HOST, PLAN, REPORT, WORLD, key};
+use super::{
+    generation,
+    meeting::{self, Own, Place},
+};
+use crate::{Error, Result, job::Meeting, launch::Launch, lease::BootTime};
+
+/// What to write to the store and what to read from it, in this order.
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    /// Where the ranks of a world meet.
+    pub(super) announcement: Option<(u64, Vec<u8>)>,
+    /// What this host reports, without its beat, if that has changed.
+    pub(super) report: Option<Vec<u8>>,
+    pub(super) beat: u64,
+    /// Whether to read how many hosts have come.
+    pub(super) counts: bool,
+    pub(super) hosts: Vec<u64>,
+    pub(super) reports: Vec<u64>,
+    /// The world whose ranks look for the place where they meet.
+    pub(super) announcement_of: Option<u64>,
+}
+
+/// What was read.
+#[derive(Debug)]
+pub(super) struct Heard {
+    /// When the round began: the others have heard of this host until then, at least.
+    pub(super) began: BootTime,
+    pub(super) plan: Option<Vec<u8>>,
+    pub(super) count: Option<u64>,
+    pub(super) hosts: Vec<(u64, Vec<u8>)>,
+    pub(super) reports: Vec<(u64, Option<Told>)>,
+    pub(super) announcement: Option<Vec<u8>>,
+}
+
+/// What a host reports, without its beat, and its beat.
+pub(super) type Told = (Vec<u8>, u64);
+
+/// How this host has come to the others.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    /// The number of this host. No other has it, and it has no other one until it comes anew.
+    pub(super) number: u64,
+    pub(super) address: std::net::IpAddr,
+    pub(super) is_hosted: bool,
+    pub(super) beat_every: Duration,
+    pub(super) name: String,
+}
+
+#[derive(Debug)]
+pub(super) enum Message {
+    /// The store is open, or cannot be opened.
+    Opened(Result<()>),
+    Arrived(drumline::store::Result<Arrival>),
+    Heard(drumline::store::Result<Heard>),
+    /// The plan that is in the store now.
+    Planned(drumline::store::Result<Option<Vec<u8>>>),
+}
+
+#[derive(Debug)]
+pub(super) enum Request {
+    /// Announces this host: what it says of itself, under its number.
+    Announce(Vec<u8>),
+    Round(Round),
+    WritePlan {
+        expected: Option<Vec<u8>>,
+        plan: Vec<u8>,
+    },
+    /// Comes anew, under another number.
+    Arrive,
+}
+
+/// The launcher's end.
+#[derive(Debug)]
+pub(super) struct Background {
+    requests: Sender<Request>,
+    messages: Receiver<Message>,
+    ready: PipeReader,
+}
+
+impl Background {
+    /// Starts the thread, which first opens the store. It ends when this is dropped.
+    pub(super) fn start(
+        launch: &Launch<'_>,
+        meeting: &Meeting,
+        deadline: Instant,
+    ) -> Result<Background> {
+        let (requests, requested) = channel();
+        let (sender, messages) = channel();
+        let (ready, mut wake) = io::pipe().map_err(Error::system("make a pipe"))?;
+        ioctl_fionbio(&ready, true).map_err(Error::system("set up a pipe"))?;
+        ioctl_fionbio(&wake, true).map_err(Error::system("set up a pipe"))?;
+        let (own, meeting) = (Own::of(launch), meeting.clone());
+        let work = move || {
+            let mut tell = |message| {
+                let _ = sender.send(message);
+                // If the pipe is full, the launcher has enough to read.
+                let _ = wake.write(&[0]);
+            };
+            match meeting::open(&own, &meeting, deadline) {
+                Ok(place) => {
+                    tell(Message::Opened(Ok(())));
+                    serve(place, &requested, &mut tell);
+                }
+                Err(error) => tell(Message::Opened(Err(error))),
+            }
+        };
+        thread::Builder::new()
+            .name("drumline-hosts".into())
+            .spawn(work)
+            .map_err(Error::system("start a thread"))?;
+        Ok(Background { requests, messages, ready })
+    }
+
+    pub(super) fn ask(&self, request: Request) {
+        // The thread ends only after an error, which it has told.
+        let _ = self.requests.send(request);
+    }
+
+    /// What the thread has told since.
+    pub(super) fn told(&mut self) -> Option<Message> {
+        let mut bytes = [0; 64];
+        while io::Read::read(&mut self.ready, &mut bytes).is_ok_and(|count| count > 0) {}
+        self.messages.try_recv().ok()
+    }
+}
+
+/// Readable once the thread has told something.
+impl AsFd for Background {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+/// Carries out what the launcher asks for, until it asks for nothing more.
+fn serve(mut place: Place, requested: &Receiver<Request>, tell: &mut impl FnMut(Message)) {
+    let (mut number, mut generation) = (0, None);
+    for request in requested {
+        match request {
+            Request::Arrive => {
+                let found = match generation {
+                    Some(generation) => Ok(generation),
+                    None => generation::current(&mut place.store),
+                };
+                let arrived = found.and_then(|found| {
+                    generation = Some(found);
+                    generation::enter(&mut place.store, found);
+                    arrive(&place)
+                });
+                number = arrived.as_ref().map_or(0, |arrival| arrival.number);
+                tell(Message::Arrived(arrived));
+            }
+            Request::Announce(host) => {
+                if let Err(error) = place.store.set(&key(HOST, number), &host) {
+                    tell(Message::Heard(Err(error)));
+                }
+            }
+            Request::Round(round) => tell(Message::Heard(hear(&place, number, round))),
+            Request::WritePlan { expected, plan } => {
+                let written = place.store.replace(PLAN, expected.as_deref(), &plan);
+                let planned = written.and_then(|is_ours| match is_ours {
+                    true => Ok(Some(plan)),
+                    false => Ok(place.store.read(&[PLAN.to_owned()])?.pop().flatten()),
+                });
+                tell(Message::Planned(planned));
+            }
+        }
+    }
+}
+
+fn arrive(place: &Place) -> drumline::store::Result<Arrival> {
+    let count = place.store.add(COUNT, 1)?;
+    let number = u64::try_from(count).ok().filter(|&number| number > 0);
+    let number = number.ok_or_else(|| StoreError::Store {
+        store: place.name.clone(),
+        operation: "count hosts".into(),
+        problem: format!("somebody has set the number to {count}: start with another --rdzv-id"),
+    })?;
+    Ok(Arrival {
+        number,
+        address: place.address,
+        is_hosted: place.is_hosted,
+        beat_every: place.beat_every,
+        name: place.name.clone(),
+    })
+}
+
+fn hear(place: &Place, number: u64, round: Round) -> drumline::store::Result<Heard> {
+    let began = BootTime::now();
+    let store = &place.store;
+    if let Some((world, announcement)) = round.announcement {
+        store.set(&key(WORLD, world), &announcement)?;
+    }
+    if let Some(report) = round.report {
+        store.set(&key(REPORT, number), &report)?;
+    }
+    store.set(&key(BEAT, number), round.beat.to_string().as_bytes())?;
+
+    let count = if round.counts { u64::try_from(store.add(COUNT, 0)?).ok() } else { None };
+    let mut keys = vec![PLAN.to_owned()];
+    keys.extend(round.hosts.iter().map(|&host| key(HOST, host)));
+    keys.extend(round.reports.iter().flat_map(|&host| [key(REPORT, host), key(BEAT, host)]));
+    keys.extend(round.announcement_of.map(|world| key(WORLD, world)));
+    let mut values = store.read(&keys)?.into_iter();
+    let mut next = || values.next().flatten();
+    let plan = next();
+    let hosts = round.hosts.into_iter().filter_map(|host| Some((host, next()?))).collect();
+    let report = |host| {
+        let (report, beat) = (next(), next());
+        let beat = beat.and_then(|beat| String::from_utf8(beat).ok()?.parse().ok());
+        (host, report.zip(beat))
+    };
+    let reports = round.reports.into_iter().map(report).collect();
+    let announcement = round.announcement_of.and_then(|_| values.next().flatten());
+    Ok(Heard { began, plan, count, hosts, reports, announcement })
+}

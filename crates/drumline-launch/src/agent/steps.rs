@@ -1,0 +1,53 @@
+//! Stops the ranks of this host before a step that all hosts agree on: the launcher's side of [`drumline::step`].
+
+use std::time::{Duration, Instant};
+
+use drumline::steps::keys;
+
+use crate::{Result, stores::Stores};
+
+/// Ranks that are held, or that are about to be.
+#[derive(Debug)]
+pub(super) struct Holding {
+    /// The local ranks that call `step`.
+    ranks: Vec<usize>,
+    since: Instant,
+}
+
+/// How long a rank may take to answer. The thread that answers needs no lock that a step holds.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+impl Holding {
+    /// Asks the ranks of this host to hold. `None` if none of them calls `step`.
+    pub(super) fn begin(stores: &Stores, local_ranks: usize) -> Result<Option<Holding>> {
+        let ranks: Vec<usize> =
+            (0..local_ranks).filter(|&rank| stores.has(keys::FIRST, rank)).collect();
+        if ranks.is_empty() {
+            return Ok(None);
+        }
+        stores.tell(keys::ASK, "")?;
+        Ok(Some(Holding { ranks, since: Instant::now() }))
+    }
+
+    /// The last step that a rank of this host has begun, once all ranks have answered. A rank that has ended, or that
+    /// is stuck, does not.
+    pub(super) fn answer(&self, stores: &Stores) -> Option<Option<u64>> {
+        let answers = self.ranks.iter().map(|&rank| stores.told(keys::BEGUN, rank));
+        let answers: Vec<Option<Vec<u8>>> = answers.collect();
+        if answers.iter().any(Option::is_none) && self.since.elapsed() < ANSWER_MAX {
+            return None;
+        }
+        let number = |answer: Vec<u8>| String::from_utf8(answer).ok()?.parse().ok();
+        Some(answers.into_iter().flatten().filter_map(number).max())
+    }
+}
+
+/// Lets the ranks go on until this step.
+pub(super) fn stop_at(stores: &Stores, step: u64) -> Result<()> {
+    stores.tell(keys::STOP, &step.to_string())
+}
+
+/// Whether a rank of this host has heard that it stops.
+pub(super) fn has_stopped(stores: &Stores, local_ranks: usize) -> bool {
+    (0..local_ranks).any(|rank| stores.has(keys::STOPPED, rank))
+}

@@ -1,0 +1,132 @@
+//! Waits for everything that the launcher waits for.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::{
+    Result,
+    attempt::{Attempt, Ended},
+    ending::signal_name,
+    events::{Events, Source},
+    job::{Job, OnSignal},
+    signals::Signals,
+    supervisor::Event,
+};
+
+/// The events and signals of this process.
+#[derive(Debug)]
+pub(crate) struct Listener<'a> {
+    job: &'a Job,
+    pub(crate) events: Events,
+    signals: Signals,
+}
+
+impl Listener<'_> {
+    pub(crate) fn new(job: &Job) -> Result<Listener<'_>> {
+        let signals = Signals::listen_to(job.signals.iter().map(|(signal, _)| *signal))?;
+        let events = Events::new()?;
+        events.add(signals.ready(), Source::Signals)?;
+        Ok(Listener { job, events, signals })
+    }
+
+    /// Waits until all workers have ended.
+    pub(crate) fn supervise(&mut self, attempt: &mut Attempt) -> Result<()> {
+        while attempt.verdict().is_none() {
+            let ready = self.events.wait(attempt.timeout())?;
+
+            // Signals come first: if a worker ended because all processes got a signal, the worker has not
+            // failed.
+            self.pass_on(attempt);
+            if ready.contains(&Source::Channel) {
+                attempt.hear_exit()?;
+            }
+            if ready.contains(&Source::Watch) {
+                attempt.hear_watch();
+            }
+            attempt.handle(Event::Tick);
+        }
+        Ok(())
+    }
+
+    /// Passes the signals that have arrived on to the workers. Returns the first one that ends the job.
+    pub(crate) fn pass_on(&mut self, attempt: &mut Attempt) -> Option<Signal> {
+        let mut ending = None;
+        for signal in self.signals.arrived() {
+            if signal == Signal::TSTP {
+                // The ranks stop, too, because a stopped launcher does not read their pipes.
+                attempt.handle(Event::PassOn(Signal::STOP));
+                stop_myself();
+            } else if !ends_job(self.job, signal) {
+                attempt.handle(Event::PassOn(signal));
+            } else {
+                let is_news = !attempt.is_ending();
+                attempt.handle(Event::End(signal));
+                ending.get_or_insert(signal);
+                if is_news {
+                    attempt.note(&format!(
+                        "{} passed on to the ranks; those still running in {:?} will be killed \
+                         (Ctrl-C: at once)",
+                        signal_name(signal.as_raw()),
+                        self.job.policy.shutdown_timeout,
+                    ));
+                }
+            }
+        }
+        ending
+    }
+
+    /// Waits until all output is printed, and returns `true`. If the reader of the output has stopped, this may
+    /// take for ever. A signal that ends a job then ends the wait, and the result is `false`.
+    pub(crate) fn finish_output(&mut self, ended: &mut Ended) -> Result<bool> {
+        ended.console.finish();
+        self.events.add(ended.console.finished(), Source::Output)?;
+        loop {
+            if self.events.wait(None)?.contains(&Source::Output) {
+                self.events.remove(ended.console.finished())?;
+                return Ok(true);
+            }
+            if self.ending_signal().is_some() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Waits for this time. A signal that ends a job ends the wait, and is returned.
+    pub(crate) fn pause(&mut self, time: Duration) -> Result<Option<Signal>> {
+        let until = Instant::now() + time;
+        loop {
+            if let Some(signal) = self.ending_signal() {
+                return Ok(Some(signal));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.events.wait(Some(left))?;
+        }
+    }
+
+    /// The first signal that ends a job, of those that have arrived.
+    pub(crate) fn ending_signal(&mut self) -> Option<Signal> {
+        let mut ending = None;
+        for signal in self.signals.arrived() {
+            if ends_job(self.job, signal) {
+                ending.get_or_insert(signal);
+            } else if signal == Signal::TSTP {
+                stop_myself();
+            }
+        }
+        ending
+    }
+}
+
+/// Whether this signal to the launcher ends the job.
+fn ends_job(job: &Job, signal: Signal) -> bool {
+    job.signals.contains(&(signal, OnSignal::EndsJob))
+}
+
+/// Does what Ctrl-Z does to a program without a handler for it.
+fn stop_myself() {
+    let _ = signal_hook::low_level::emulate_default_handler(Signal::TSTP.as_raw());
+}

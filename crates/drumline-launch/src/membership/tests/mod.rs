@@ -1,0 +1,381 @@
+//! Each rule, on launchers that share a store which always answers at once.
+
+mod town;
+mod values;
+
+use std::time::Duration;
+
+use super::*;
+use crate::{Ending, NoRestart};
+use town::{Town, host, ms};
+
+const SEGV: Ending = Ending::Signal { number: 11, core_dumped: false };
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// So many hosts of a job of `min` to `max` hosts that run, two ranks each.
+fn running(min: usize, max: usize, hosts: u64) -> Town {
+    let mut town = Town::new(&vec![host(min..=max, 2); hosts as usize]);
+    let numbers: Vec<u64> = (1..=hosts).collect();
+    town.run_until("all run", |town| town.running() == numbers);
+    town.pass(secs(20));
+    town
+}
+
+// Gathering
+
+#[test]
+fn two_hosts_meet_run_and_end_well() {
+    let mut town = Town::new(&[host(2..=2, 8), host(2..=2, 4)]);
+    town.run_until("both run", |town| town.running() == [1, 2]);
+    let worlds = [1, 2].map(|host| town.world_of(host).clone());
+    assert_eq!(worlds.clone().map(|it| (it.world, it.restart, it.size)), [(1, 0, 12); 2]);
+    assert_eq!(worlds.clone().map(|it| it.place), [0, 1]);
+    assert_eq!(worlds.map(|it| it.first.name), ["a", "a"]);
+    town.workers_end(1, How::Success);
+    town.pass(secs(60));
+    assert_eq!((town.running(), town.ends()), (vec![2], vec![]));
+    town.workers_end(2, How::Success);
+    town.run_until("both end", |town| town.ends().len() == 2);
+    assert_eq!(town.exit_codes(), [0, 0]);
+}
+
+#[test]
+fn a_host_alone_starts_at_its_first_poll() {
+    let mut town = Town::new(&[host(1..=1, 8)]);
+    town.pass(ms(1));
+    assert_eq!(town.running(), [1]);
+}
+
+#[test]
+fn with_enough_hosts_the_last_call_runs_and_with_all_there_is_none() {
+    let mut town = Town::new(&[host(2..=3, 1), host(2..=3, 1)]);
+    town.pass(ms(29_900));
+    assert!(town.running().is_empty());
+    town.pass(ms(300));
+    assert_eq!(town.running(), [1, 2]);
+
+    let mut town = Town::new(&[host(2..=3, 1), host(2..=3, 1)]);
+    town.pass(secs(10));
+    town.join(host(2..=3, 1));
+    town.pass(ms(300));
+    assert_eq!(town.running(), [1, 2, 3]);
+}
+
+#[test]
+fn without_enough_hosts_in_time_the_job_ends_and_says_who_came() {
+    let mut town = Town::new(&[host(3..=3, 1), host(3..=3, 1)]);
+    town.pass(ms(599_900));
+    assert_eq!(town.ends(), []);
+    town.run_until("both end", |town| town.ends().len() == 2);
+    assert_eq!(town.exit_codes(), [1, 1]);
+    let text = town.ends()[1].1.to_string();
+    assert_eq!(text, "1 of 3 hosts are missing; those that came: a at 10.0.0.1, b at 10.0.0.2");
+}
+
+#[test]
+fn the_node_rank_decides_first_then_who_came_first() {
+    let ranked = |node_rank| Host { node_rank, ..host(4..=4, 1) };
+    let mut town = Town::new(&[None, Some(2), None, Some(0)].map(ranked));
+    town.run_until("all run", |town| town.running().len() == 4);
+    assert_eq!(town.order(), [4, 2, 1, 3]);
+}
+
+#[test]
+fn other_terms_are_refused_and_both_ends_say_why() {
+    let mut other = host(2..=2, 1);
+    other.terms.run_id = "other".into();
+    let mut town = Town::new(&[host(2..=2, 1), other, host(2..=2, 1)]);
+    town.run_until("the two run", |town| town.running() == [1, 3]);
+    let why = "its run id is other, that of the job is job";
+    assert_eq!(town.ends(), [(2, End::Refused(why.into()))]);
+    assert_eq!(town.exit_codes(), [2]);
+    let note = format!("host b is refused: {why}");
+    assert!(town.has_note(1, &note) && town.has_note(3, &note));
+    town.pass(secs(10));
+    assert_eq!(town.plan().unwrap().refused, [], "it has gone");
+}
+
+#[test]
+fn a_host_that_cannot_be_read_is_refused() {
+    let mut town = Town::new(&[host(2..=2, 1), host(2..=2, 1), host(2..=2, 1)]);
+    town.damage(2, b"2 something new");
+    town.run_until("the two run", |town| town.running() == [1, 3]);
+    assert!(matches!(&town.ends()[..], [(2, End::Refused(why))] if why.contains("host/2")));
+}
+
+#[test]
+fn of_two_hosts_with_one_node_rank_the_later_is_refused_unless_the_other_has_gone() {
+    let ranked = |node_rank| Host { node_rank: Some(node_rank), ..host(2..=2, 1) };
+    let mut town = Town::new(&[ranked(0), ranked(1)]);
+    town.run_until("both run", |town| town.running() == [1, 2]);
+    town.join(ranked(1));
+    town.run_until("it is refused", |town| town.exit_codes() == [2]);
+    assert!(town.ends()[0].1.to_string().contains("host b at 10.0.0.2 has node rank 1, too"));
+
+    // The launcher of the second host starts anew.
+    town.crash(2);
+    let again = town.join(ranked(1));
+    town.run_until("both run", |town| town.running() == [1, again]);
+    assert_eq!((town.order(), town.exit_codes()), (vec![1, again], vec![2]));
+}
+
+// Failures
+
+#[test]
+fn a_failure_ends_all_and_they_start_again_after_growing_pauses() {
+    let mut town = running(3, 3, 3);
+    for (restart, pause) in [(1, secs(1)), (2, secs(2))] {
+        town.worker_fails(2, Ending::Code(3));
+        let time = town.run_until("all end", |town| town.running().is_empty());
+        assert!(time >= ms(100), "other failures are waited for");
+        let time = town.run_until("all run", |town| town.running() == [1, 2, 3]);
+        assert!(time >= pause && time < pause + ms(500), "{time:?}");
+        assert_eq!(town.world_of(3).restart, restart);
+        assert_eq!(town.plan().unwrap().budget.used(), restart);
+        town.pass(secs(20));
+    }
+    town.worker_fails(2, Ending::Code(3));
+    town.run_until("all end", |town| town.ends().len() == 3);
+    assert_eq!(town.exit_codes(), [3, 3, 3]);
+    let (_, End::Over(verdict, origin)) = &town.ends()[0] else { panic!() };
+    assert_eq!(verdict, &Verdict::Failed(NoRestart::UsedUp(2)));
+    assert_eq!(origin.as_ref().map(|it| (it.host, it.failure.rank)), Some((2, 2)));
+}
+
+#[test]
+fn of_failures_of_one_moment_the_likeliest_origin_counts() {
+    let mut town = running(3, 3, 3);
+    let origin = |town: &mut Town, failures: &[(u64, Ending)]| {
+        for (host, ending) in failures {
+            town.worker_fails(*host, *ending);
+            town.pass(ms(20));
+        }
+        town.run_until("the leader sees it", |town| town.plan().unwrap().failure.is_some());
+        town.run_until("all end", |town| town.running().is_empty());
+        town.plan().unwrap().failure.unwrap().host
+    };
+    assert_eq!(origin(&mut town, &[(3, Ending::Code(1)), (1, Ending::Code(1))]), 3);
+    town.run_until("all run", |town| town.running() == [1, 2, 3]);
+    town.pass(secs(20));
+    assert_eq!(origin(&mut town, &[(2, Ending::Code(1)), (3, SEGV)]), 3);
+}
+
+#[test]
+fn a_command_line_that_is_wrong_is_not_tried_again() {
+    let mut town = running(2, 2, 2);
+    town.worker_fails(2, Ending::Code(127));
+    town.run_until("both end", |town| town.ends().len() == 2);
+    assert_eq!(town.exit_codes(), [127, 127]);
+}
+
+// Losses
+
+#[test]
+fn a_lost_host_is_taken_out_and_the_others_go_on_at_once() {
+    let mut town = running(2, 3, 3);
+    town.crash(2);
+    let time = town.run_until("the others start again", |town| {
+        town.running() == [1, 3] && town.world_of(3).world == 2
+    });
+    assert!(time < ms(3_700), "{time:?}");
+    let world = town.world_of(3);
+    assert_eq!((world.restart, world.size, world.place), (0, 4, 1));
+    assert_eq!(town.plan().unwrap().budget.used(), 0);
+    assert!(town.has_note(1, "host b at 10.0.0.2 does not answer"));
+}
+
+#[test]
+fn a_lost_leader_is_replaced() {
+    let mut town = running(2, 3, 3);
+    town.crash(1);
+    let time = town.run_until("the others start again", |town| {
+        town.running() == [2, 3] && town.world_of(3).world == 2
+    });
+    assert!(time < ms(4_000), "{time:?}");
+    assert_eq!((town.order(), town.plan().unwrap().leader), (vec![2, 3], 2));
+}
+
+#[test]
+fn an_exit_code_is_the_doing_of_a_host_that_is_lost_but_a_signal_is_not() {
+    for (ending, used) in [(Ending::Code(1), 0), (SEGV, 1)] {
+        let mut town = running(2, 3, 3);
+        town.crash(2);
+        town.worker_fails(3, ending);
+        town.run_until("the others start again", |town| {
+            town.running() == [1, 3] && town.world_of(3).world == 2
+        });
+        assert_eq!(town.plan().unwrap().budget.used(), used);
+        assert_eq!(town.world_of(1).restart, used);
+    }
+}
+
+#[test]
+fn a_spare_replaces_a_lost_host_behind_those_that_stay() {
+    let mut town = Town::new(&vec![host(3..=3, 1); 4]);
+    town.run_until("three run", |town| town.running() == [1, 2, 3]);
+    assert!(town.has_note(4, "this one is a spare"));
+    town.pass(secs(20));
+    town.crash(2);
+    town.run_until("the spare runs", |town| town.running() == [1, 3, 4]);
+    assert_eq!(town.order(), [1, 3, 4]);
+}
+
+#[test]
+fn with_too_few_left_the_others_gather_again() {
+    let mut town = running(2, 2, 2);
+    town.crash(2);
+    town.pass(secs(60));
+    assert!(town.running().is_empty());
+    let third = town.join(host(2..=2, 2));
+    town.run_until("they run", |town| town.running() == [1, third]);
+    assert_eq!(town.world_of(1).restart, 0);
+
+    town.crash(third);
+    town.run_until("the other ends", |town| town.ends().len() == 1);
+    assert!(matches!(&town.ends()[..], [(1, End::Over(Verdict::NoQuorum { .. }, None))]));
+}
+
+#[test]
+fn a_host_that_was_cut_off_joins_anew_once_its_workers_are_dead() {
+    let mut town = running(1, 2, 2);
+    town.launchers.get_mut(&2).unwrap().is_cut = true;
+    town.run_until("its workers are dead", |town| town.running() == [1]);
+    town.run_until("the other has gone on", |town| town.world_of(1).world == 2);
+    town.launchers.get_mut(&2).unwrap().is_cut = false;
+    town.pass(ms(200));
+    assert_eq!(town.launchers.keys().copied().collect::<Vec<_>>(), [1, 3]);
+    town.run_until("the leader asks for the step", |town| town.launchers[&1].held);
+}
+
+#[test]
+fn a_success_outlives_its_host() {
+    let mut town = running(2, 2, 2);
+    town.workers_end(2, How::Success);
+    town.pass(secs(1));
+    town.crash(2);
+    town.pass(secs(30));
+    assert_eq!(town.running(), [1]);
+    town.workers_end(1, How::Success);
+    town.run_until("it ends", |town| town.exit_codes() == [0]);
+}
+
+// Joins
+
+#[test]
+fn newcomers_are_taken_in_at_a_step() {
+    let mut town = running(2, 4, 2);
+    town.join(host(2..=4, 2));
+    town.pass(ms(200));
+    town.join(host(2..=4, 2));
+    town.run_until("all are held", |town| {
+        town.launchers.values().filter(|it| it.held).count() == 2
+    });
+    town.local(1, Local::Held(Some(41)));
+    town.pass(secs(1));
+    assert_eq!(town.plan().unwrap().phase, Phase::Holding);
+    town.local(2, Local::Held(Some(42)));
+    town.run_until("all stop", |town| {
+        [1, 2].iter().all(|host| town.launchers[host].stops_at == Some(43))
+    });
+    town.workers_end(2, How::StoppedAtStep);
+    town.pass(secs(5));
+    assert_eq!(town.running(), [1], "one still saves a checkpoint");
+    town.workers_end(1, How::StoppedAtStep);
+    town.run_until("all run", |town| town.running() == [1, 2, 3, 4]);
+    assert_eq!(town.order(), [1, 2, 3, 4]);
+    assert_eq!((town.world_of(4).restart, town.plan().unwrap().budget.used()), (0, 0));
+}
+
+#[test]
+fn a_job_that_ends_while_hosts_come_is_finished() {
+    let mut town = running(2, 3, 2);
+    town.join(host(2..=3, 2));
+    town.run_until("all are held", |town| {
+        town.launchers.values().filter(|it| it.held).count() == 2
+    });
+    town.workers_end(1, How::Success);
+    town.workers_end(2, How::Success);
+    town.run_until("all end", |town| town.ends().len() == 3);
+    assert_eq!(town.exit_codes(), [0, 0, 0]);
+}
+
+#[test]
+fn ranks_that_have_not_begun_a_step_stop_before_the_first() {
+    let mut town = running(1, 2, 1);
+    town.join(host(1..=2, 2));
+    town.run_until("it is held", |town| town.launchers[&1].held);
+    town.local(1, Local::Held(None));
+    town.run_until("it stops", |town| town.launchers[&1].stops_at == Some(0));
+}
+
+// Leaving
+
+#[test]
+fn when_a_launcher_is_told_to_end_the_others_go_on_or_end_with_its_signal() {
+    let mut town = running(2, 3, 3);
+    town.local(1, Local::Leaving(15));
+    town.run_until("the others are told", |town| town.running() == [1]);
+    town.workers_end(1, How::Abandoned);
+    town.run_until("the others run again", |town| town.running() == [2, 3]);
+    assert_eq!((town.order(), town.world_of(2).restart), (vec![2, 3], 0));
+    town.pass(secs(5));
+    assert_eq!(town.ends(), [(1, End::Left(15))]);
+
+    town.local(3, Local::Leaving(2));
+    town.workers_end(3, How::Abandoned);
+    town.run_until("all end", |town| town.ends().len() == 3);
+    assert_eq!(town.exit_codes(), [143, 130, 130]);
+}
+
+#[test]
+fn when_the_host_with_the_store_leaves_all_end() {
+    let keeper = Host { keeps_store: true, ..host(1..=3, 2) };
+    let mut town = Town::new(&[keeper, host(1..=3, 2), host(1..=3, 2)]);
+    town.run_until("all run", |town| town.running() == [1, 2, 3]);
+    town.local(1, Local::Leaving(15));
+    town.workers_end(1, How::Abandoned);
+    town.run_until("the others end", |town| town.ends().len() == 2);
+    town.run_until("it ends last", |town| town.ends().len() == 3);
+    assert_eq!(town.exit_codes(), [143, 143, 143]);
+}
+
+#[test]
+fn a_host_leaves_while_it_waits() {
+    let mut town = Town::new(&[host(2..=2, 1)]);
+    town.pass(secs(1));
+    town.local(1, Local::Leaving(2));
+    town.run_until("it ends", |town| town.exit_codes() == [130]);
+    town.join(host(2..=2, 1));
+    town.join(host(2..=2, 1));
+    town.run_until("the others run", |town| town.running() == [2, 3]);
+}
+
+// The end
+
+#[test]
+fn the_host_with_the_store_stays_until_the_others_have_heard() {
+    let keeper = Host { keeps_store: true, ..host(2..=2, 2) };
+    let mut town = Town::new(&[keeper, host(2..=2, 2)]);
+    town.run_until("both run", |town| town.running() == [1, 2]);
+    town.workers_end(1, How::Success);
+    town.workers_end(2, How::Success);
+    town.pass(ms(20)); // its report is written
+    town.launchers.get_mut(&2).unwrap().is_cut = true;
+    town.pass(secs(2));
+    assert_eq!(town.ends(), []);
+    town.launchers.get_mut(&2).unwrap().is_cut = false;
+    town.run_until("both end", |town| town.ends().len() == 2);
+    assert_eq!(town.exit_codes(), [0, 0]);
+}
+
+#[test]
+fn who_comes_when_the_job_is_over_hears_how_it_ended() {
+    let mut town = running(1, 1, 1);
+    town.worker_fails(1, Ending::Code(2));
+    town.run_until("it ends", |town| town.exit_codes() == [2]);
+    town.join(host(1..=1, 2));
+    town.run_until("the newcomer ends", |town| town.exit_codes() == [2, 2]);
+}

@@ -1,0 +1,269 @@
+//! The stores of a world on one host: where its workers meet.
+//!
+//! ```text
+//!                 first host of the world                        every other host
+//!  steps          launcher's store, Unix socket                  launcher's store, Unix socket
+//!  drumline       store of the ranks, TCP, asks for the secret ◄─ ranks connect to it
+//!  torch          store for torch, loopback, this user only       a door on loopback, this user only
+//!                     and TCP, asks for the secret ◄───────────── carries its clients
+//! ```
+//!
+//! With `--torch-store network` the store for torch listens on the network, without a secret, and nothing is carried.
+
+use std::{net::IpAddr, time::Duration};
+
+use drumline::{
+    Endpoint,
+    auth::Level,
+    steps::keys,
+    store::{
+        Store as _,
+        tcp::{Door, Relay, TcpStore, TcpStoreServer},
+    },
+};
+
+use crate::{
+    Result,
+    environment::Rendezvous,
+    job::TorchStore,
+    launch::{Launch, new_run_id},
+};
+
+/// The stores of a world. They start before the first worker and end after the last. So the launcher has their actual
+/// ports and need not guess.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    pub(crate) own: TcpStore,
+    _ranks: Option<TcpStoreServer>,
+    _torch: Option<TorchDoor>,
+    pub(crate) rendezvous: Rendezvous,
+}
+
+/// Where programs of torch come in. It is open while this lives.
+#[derive(Debug)]
+enum TorchDoor {
+    Here { _server: TcpStoreServer },
+    Carried { _relay: Relay },
+}
+
+/// Where the ranks of all hosts meet: what the first host of a world tells the others.
+///
+/// As text, one line each: `ranks=tcp://10.0.0.1:4711` and `torch=tcp://10.0.0.1:4712`, or
+/// `master=tcp://10.0.0.1:29500`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    ranks: Endpoint,
+    torch: Option<Torch>,
+}
+
+/// Where the store for programs of torch is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Torch {
+    /// Behind a door that asks for the secret.
+    Secured(Endpoint),
+    /// On the network.
+    Exposed { host: String, port: u16 },
+}
+
+const LOOPBACK: &str = "127.0.0.1";
+
+/// How long the store of the first host may take to answer another launcher, which meanwhile says nothing to the others.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+impl Launch<'_> {
+    /// The stores of the only host.
+    pub(crate) fn stores_alone(&self) -> Result<Stores> {
+        let own = self.own_store()?;
+        let torch = match self.job.torch_store {
+            Some(store) => Some(self.serve(&[self.torch_door(store)])?),
+            None => None,
+        };
+        let master =
+            torch.as_ref().and_then(|it| Some((LOOPBACK.to_owned(), it.address()?.port())));
+        let endpoint = own_endpoint(&own)?;
+        Ok(Stores {
+            own,
+            _ranks: None,
+            rendezvous: self.rendezvous(endpoint.clone(), endpoint, master),
+            _torch: torch.map(|server| TorchDoor::Here { _server: server }),
+        })
+    }
+
+    /// The stores of the first of several hosts, which the others reach at `address`.
+    pub(crate) fn stores_of_first(&self, address: IpAddr) -> Result<(Stores, Announcement)> {
+        let own = self.own_store()?;
+        let on_network = || self.secured(Endpoint::Tcp { host: address.to_string(), port: 0 });
+        let ranks = self.serve(&[on_network()])?;
+        let host = address.to_string();
+        let (torch, place, master) = match self.job.torch_store {
+            None => (None, None, None),
+            Some(TorchStore::Network { port }) => {
+                let server = self.serve(&[Door::Exposed { host: host.clone(), port }])?;
+                let port = server.address().map_or(port, |address| address.port());
+                let place = Torch::Exposed { host: host.clone(), port };
+                (Some(server), Some(place), Some((host, port)))
+            }
+            Some(store) => {
+                let server = self.serve(&[on_network(), self.torch_door(store)])?;
+                let place = Torch::Secured(server.endpoint().clone());
+                let Some(Endpoint::Tcp { host, port }) = server.endpoints().nth(1).cloned() else {
+                    return Err(no_address());
+                };
+                (Some(server), Some(place), Some((host, port)))
+            }
+        };
+        let announcement = Announcement { ranks: ranks.endpoint().clone(), torch: place };
+        let endpoint = own_endpoint(&own)?;
+        let stores = Stores {
+            own,
+            rendezvous: self.rendezvous(endpoint, announcement.ranks.clone(), master),
+            _ranks: Some(ranks),
+            _torch: torch.map(|server| TorchDoor::Here { _server: server }),
+        };
+        Ok((stores, announcement))
+    }
+
+    /// The stores of another host than the first.
+    pub(crate) fn stores_at(&self, announcement: &Announcement) -> Result<Stores> {
+        let own = self.own_store()?;
+        let (torch, master) = match (&announcement.torch, self.job.torch_store) {
+            (None, _) | (_, None) => (None, None),
+            (Some(Torch::Exposed { host, port }), _) => (None, Some((host.clone(), *port))),
+            (Some(Torch::Secured(endpoint)), Some(store)) => {
+                let proof = (self.secret.secret(), self.level());
+                let relay = Relay::open(&self.torch_door(store), endpoint, proof, ANSWER_MAX)?;
+                let port = relay.address().map(|address| address.port());
+                let master = port.map(|port| (LOOPBACK.to_owned(), port));
+                (Some(TorchDoor::Carried { _relay: relay }), master)
+            }
+        };
+        let endpoint = own_endpoint(&own)?;
+        Ok(Stores {
+            own,
+            _ranks: None,
+            rendezvous: self.rendezvous(endpoint, announcement.ranks.clone(), master),
+            _torch: torch,
+        })
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.job.security.unwrap_or(self.config.security)
+    }
+
+    /// The store in which this host's ranks tell the launcher about steps.
+    fn own_store(&self) -> Result<TcpStore> {
+        let endpoint = Endpoint::Unix(format!("drumline-run-{}", new_run_id()));
+        Ok(TcpStore::to_own(self.serve(&[self.secured(endpoint)])?)?)
+    }
+
+    fn serve(&self, doors: &[Door]) -> Result<TcpStoreServer> {
+        Ok(TcpStoreServer::open(doors, self.config.store_bytes_max)?)
+    }
+
+    fn secured(&self, endpoint: Endpoint) -> Door {
+        Door::Secured { endpoint, secret: self.secret.secret().clone(), level: self.level() }
+    }
+
+    fn torch_door(&self, store: TorchStore) -> Door {
+        let host = LOOPBACK.to_owned();
+        match store {
+            TorchStore::User { port } => Door::Loopback { host, port },
+            TorchStore::Anyone { port } | TorchStore::Network { port } => {
+                Door::Exposed { host, port }
+            }
+        }
+    }
+
+    fn rendezvous(
+        &self,
+        launcher: Endpoint,
+        store: Endpoint,
+        master: Option<(String, u16)>,
+    ) -> Rendezvous {
+        let (secret_file, run_id) = (self.secret.path(), self.run_id.clone());
+        Rendezvous { launcher, store, secret_file, master, run_id }
+    }
+}
+
+impl Stores {
+    /// Whether one of these ranks has begun a [step](drumline::step).
+    pub(crate) fn has_stepped(&self, local_ranks: usize) -> bool {
+        (0..local_ranks).any(|rank| self.has(keys::FIRST, rank))
+    }
+
+    /// Whether this rank has said something under this key.
+    pub(crate) fn has(&self, key: &str, local_rank: usize) -> bool {
+        self.own.check(&[&format!("{key}{local_rank}")]).unwrap_or(false)
+    }
+
+    /// What this rank has said under this key.
+    pub(crate) fn told(&self, key: &str, local_rank: usize) -> Option<Vec<u8>> {
+        self.has(key, local_rank).then(|| self.own.get(&format!("{key}{local_rank}")).ok())?
+    }
+
+    /// Tells all ranks of this host.
+    pub(crate) fn tell(&self, key: &str, value: &str) -> Result<()> {
+        Ok(self.own.set(key, value.as_bytes())?)
+    }
+}
+
+impl Announcement {
+    pub(crate) fn to_text(&self) -> String {
+        let torch = match &self.torch {
+            None => String::new(),
+            Some(Torch::Secured(endpoint)) => format!("torch={endpoint}\n"),
+            Some(Torch::Exposed { host, port }) => {
+                let endpoint = Endpoint::Tcp { host: host.clone(), port: *port };
+                format!("master={endpoint}\n")
+            }
+        };
+        format!("ranks={}\n{torch}", self.ranks)
+    }
+
+    /// `None` if it is not understood.
+    pub(crate) fn from_text(text: &str) -> Option<Announcement> {
+        let (mut ranks, mut torch) = (None, None);
+        for line in text.lines() {
+            let (name, value) = line.split_once('=')?;
+            let endpoint: Endpoint = value.parse().ok()?;
+            match (name, endpoint) {
+                ("ranks", endpoint) => ranks = Some(endpoint),
+                ("torch", endpoint) => torch = Some(Torch::Secured(endpoint)),
+                ("master", Endpoint::Tcp { host, port }) => {
+                    torch = Some(Torch::Exposed { host, port });
+                }
+                _ => return None,
+            }
+        }
+        Some(Announcement { ranks: ranks?, torch })
+    }
+}
+
+fn own_endpoint(store: &TcpStore) -> Result<Endpoint> {
+    store.name().parse().map_err(|_| no_address())
+}
+
+/// A server that runs has an address.
+fn no_address() -> crate::Error {
+    let error = std::io::Error::other("the store that was just started has no address");
+    crate::Error::system("start a store")(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_survives_its_text() {
+        let ranks: Endpoint = "tcp://10.0.0.1:4711".parse().unwrap();
+        let torch = Torch::Secured("tcp://[fd00::1]:4712".parse().unwrap());
+        let exposed = Torch::Exposed { host: "10.0.0.1".into(), port: 29500 };
+        for torch in [None, Some(torch), Some(exposed)] {
+            let announcement = Announcement { ranks: ranks.clone(), torch };
+            assert_eq!(Announcement::from_text(&announcement.to_text()), Some(announcement));
+        }
+        for text in ["", "ranks=", "ranks=tcp://h:1\nx=tcp://h:1\n", "torch=tcp://h:1\n", "ranks"] {
+            assert_eq!(Announcement::from_text(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Why ranks could not be started, or how one failed.
+
+use std::{io, os::unix::process::ExitStatusExt, process::ExitStatus};
+
+/// Why ranks could not be started, or how the first of them failed.
+///
+/// ```
+/// # use drumline_train as drumline;
+/// use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
+///
+/// let error = drumline::SpawnError::Failed {
+///     rank: 1,
+///     pid: 7,
+///     status: ExitStatus::from_raw(9),
+///     message: None,
+///     backtrace: None,
+/// };
+/// assert_eq!(error.to_string(), "rank 1 (pid 7) was killed by signal 9 [errors.md#the-launcher]");
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpawnError {
+    /// A rank failed. The others were ended.
+    #[error("rank {rank} (pid {pid}) {}{} [errors.md#the-launcher]", how(*status), said(message.as_deref(), backtrace.as_deref()))]
+    Failed {
+        /// The first rank that failed.
+        rank: usize,
+        /// Its process.
+        pid: u32,
+        /// How it ended.
+        status: ExitStatus,
+        /// The text of its panic or error. `None`: a signal killed it, or it called `exit`.
+        message: Option<String>,
+        /// Where it panicked.
+        backtrace: Option<String>,
+    },
+
+    /// A process ended without a call of [`spawn`](crate::spawn()).
+    #[error(
+        "rank {rank} (pid {pid}) ended well, but before it came to the call of spawn: a process runs the program from \
+         its beginning, so what stands before the call must not depend on what changes [errors.md#the-launcher]"
+    )]
+    NotReached {
+        /// The rank.
+        rank: usize,
+        /// Its process.
+        pid: u32,
+    },
+
+    /// A rank cannot start ranks.
+    #[error("a process that spawn has started cannot call spawn [errors.md#the-launcher]")]
+    Nested,
+
+    /// The environment has a `DRUMLINE_SPAWN` that is not from [`spawn`](crate::spawn()).
+    #[error(
+        "DRUMLINE_SPAWN is {value:?}, which spawn does not write: unset it [errors.md#settings]"
+    )]
+    NotUnderstood {
+        /// What it is.
+        value: String,
+    },
+
+    /// The store of the ranks cannot be hosted, or a setting of the environment is invalid.
+    #[error(transparent)]
+    Group(#[from] drumline_group::Error),
+
+    /// A system call failed.
+    #[error("{what}: {error} [errors.md#io]")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's error.
+        error: io::Error,
+    },
+}
+
+impl SpawnError {
+    /// For `map_err`.
+    pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> SpawnError {
+        move |error| SpawnError::System { what, error: error.into() }
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".into(),
+    }
+}
+
+fn said(message: Option<&str>, backtrace: Option<&str>) -> String {
+    match (message, backtrace) {
+        (None, _) => String::new(),
+        (Some(message), Some(backtrace)) if backtrace.contains(message) => {
+            format!(":\n{backtrace}\n")
+        }
+        (Some(message), Some(backtrace)) => format!(": {message}\n{backtrace}\n"),
+        (Some(message), None) => format!(": {message}"),
+    }
+}

@@ -1,0 +1,217 @@
+//! Ranks that a program starts itself, as real processes.
+//!
+//! Each test is such a program. A rank runs the test alone, up to the call that has started the rank.
+
+use std::{
+    convert::Infallible,
+    env,
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline::{Config, ReduceOp, Spawn, SpawnError, init_process_group};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+
+/// Far longer than any test needs: it only tells a hang from slowness.
+const HANG: Duration = Duration::from_secs(30);
+
+/// So many processes that run the test with this name.
+fn ranks(ranks: usize, test: &str) -> Spawn {
+    let arguments = ["--exact", &format!("spawn::{test}"), "--nocapture"].map(Into::into).into();
+    Spawn { arguments: Some(arguments), ..Spawn::new(ranks) }
+}
+
+fn is_there(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| !stat.rsplit(')').next().unwrap().trim_start().starts_with(['Z', 'X']))
+}
+
+fn wait_for_the_end_of(pids: &[u32]) {
+    let started = Instant::now();
+    while pids.iter().any(|&pid| is_there(pid)) {
+        assert!(started.elapsed() < HANG, "processes are left");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until it is ended.
+fn sleep() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+#[test]
+fn ranks_meet_and_have_what_the_program_has_computed() {
+    let factor: f32 = "2".parse().unwrap();
+    let processes = ranks(3, "ranks_meet_and_have_what_the_program_has_computed").start(|rank| {
+        let group = init_process_group("env://", &Config::from_env()?)?;
+        assert_eq!((group.rank(), group.world_size()), (rank, 3));
+        let mut sum = [factor * rank as f32];
+        group.all_reduce(&mut sum, ReduceOp::Sum)?;
+        assert_eq!(sum, [6.0]);
+        group.destroy()
+    });
+    let processes = processes.unwrap();
+    assert_eq!(processes.ids().len(), 3);
+    processes.join().unwrap();
+}
+
+fn lose_patience() {
+    panic!("out of patience");
+}
+
+#[test]
+fn the_first_panic_is_told_with_its_backtrace_and_the_others_end() {
+    let test = "the_first_panic_is_told_with_its_backtrace_and_the_others_end";
+    let processes = ranks(3, test).start(|rank| -> Result<(), Infallible> {
+        if rank == 1 {
+            lose_patience();
+        }
+        sleep()
+    });
+    let processes = processes.unwrap();
+    let ids = processes.ids();
+    let error = processes.join().unwrap_err();
+    wait_for_the_end_of(&ids);
+    let text = error.to_string();
+    let SpawnError::Failed { rank, pid, status, message, backtrace } = error else {
+        panic!("{text}")
+    };
+    assert_eq!((rank, pid, status.code()), (1, ids[1], Some(101)));
+    assert_eq!(message.as_deref(), Some("out of patience"));
+    let backtrace = backtrace.unwrap();
+    assert!(backtrace.contains("lose_patience") && backtrace.contains("spawn.rs:"), "{backtrace}");
+    assert!(!backtrace.contains("rust_begin_unwind"), "{backtrace}");
+    assert!(text.starts_with("rank 1 (pid ") && text.contains("lose_patience"), "{text}");
+    assert!(text.ends_with(" [errors.md#the-launcher]"), "{text}");
+}
+
+#[test]
+fn an_error_is_told() {
+    let processes = ranks(1, "an_error_is_told").start(|_| "x".parse::<u32>().map(|_| ()));
+    match processes.unwrap().join() {
+        Err(SpawnError::Failed { rank: 0, status, message, .. }) => {
+            assert_eq!(status.code(), Some(1));
+            assert_eq!(message.as_deref(), Some("invalid digit found in string"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A stopped process does not hear SIGTERM.
+#[test]
+fn a_killed_rank_is_told_and_the_others_are_killed_after_the_grace_period() {
+    let test = "a_killed_rank_is_told_and_the_others_are_killed_after_the_grace_period";
+    let options = Spawn { grace_period: Duration::from_millis(50), ..ranks(2, test) };
+    let processes = options.start(|rank| {
+        let signal = if rank == 1 { Signal::KILL } else { Signal::STOP };
+        kill_process(getpid(), signal)
+    });
+    let processes = processes.unwrap();
+    let ids = processes.ids();
+    match processes.join() {
+        Err(SpawnError::Failed { rank: 1, status, message: None, backtrace: None, .. }) => {
+            assert_eq!(status.signal(), Some(9));
+        }
+        other => panic!("{other:?}"),
+    }
+    wait_for_the_end_of(&ids);
+}
+
+#[test]
+fn who_does_not_wait_long_gets_an_answer_and_dropping_ends_the_processes() {
+    let test = "who_does_not_wait_long_gets_an_answer_and_dropping_ends_the_processes";
+    let processes = ranks(2, test).start(|_| -> Result<(), Infallible> { sleep() });
+    let mut processes = processes.unwrap();
+    assert!(!processes.join_timeout(Duration::from_millis(1)).unwrap());
+    let ids = processes.ids();
+    assert!(ids.iter().all(|&pid| is_there(pid)));
+    drop(processes);
+    wait_for_the_end_of(&ids);
+}
+
+/// A directory that the program and its ranks know.
+fn shared() -> PathBuf {
+    let program = match env::var_os("DRUMLINE_SPAWN") {
+        Some(_) => getppid().unwrap(),
+        None => getpid(),
+    };
+    env::temp_dir().join(format!("drumline-spawn-test-{program}"))
+}
+
+#[test]
+fn calls_that_come_before_are_passed_by() {
+    let test = "calls_that_come_before_are_passed_by";
+    let _ = fs::create_dir(shared());
+    let append = |name: String| {
+        let mut file = File::options().append(true).create(true).open(shared().join(name))?;
+        file.write_all(b"x")
+    };
+    for round in 0..2 {
+        let processes = ranks(2, test).start(|rank| append(format!("{round}.{rank}")));
+        processes.unwrap().join().unwrap();
+    }
+    let last = ranks(1, test).start(|_| append("last".into()));
+    last.unwrap().join().unwrap();
+
+    let files = fs::read_dir(shared()).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<(String, String)> = files
+        .map(|path| {
+            (path.file_name().unwrap().to_str().unwrap().into(), fs::read_to_string(path).unwrap())
+        })
+        .collect();
+    files.sort();
+    fs::remove_dir_all(shared()).unwrap();
+    let expected = ["0.0", "0.1", "1.0", "1.1", "last"].map(|name| (name.into(), "x".into()));
+    assert_eq!(files, expected);
+}
+
+#[test]
+fn a_process_that_does_not_come_to_its_call_is_told() {
+    let processes = ranks(1, "there_is_no_such_test").start(|_| Ok::<_, Infallible>(()));
+    match processes.unwrap().join() {
+        Err(SpawnError::NotReached { rank: 0, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_starts_no_ranks() {
+    let processes = ranks(1, "a_rank_starts_no_ranks")
+        .start(|_| ranks(1, "a_rank_starts_no_ranks").start(|_| Ok::<_, Infallible>(())).map(drop));
+    let text = processes.unwrap().join().unwrap_err().to_string();
+    assert!(text.contains("cannot call spawn"), "{text}");
+}
+
+/// A program that prints the process ids of its ranks. As a test, it does nothing.
+#[test]
+fn program_with_ranks() {
+    if env::var_os("DRUMLINE_SPAWN").is_none() && env::var_os("SPAWN_TEST").is_none() {
+        return;
+    }
+    let processes = ranks(2, "program_with_ranks").start(|_| -> Result<(), Infallible> {
+        println!("\npid {}", std::process::id());
+        sleep()
+    });
+    processes.unwrap().join().unwrap();
+}
+
+#[test]
+fn ranks_end_with_a_program_that_is_killed() {
+    let mut program = Command::new(env::current_exe().unwrap());
+    program.args(["--exact", "spawn::program_with_ranks", "--nocapture"]).env("SPAWN_TEST", "1");
+    let mut program = program.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(program.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let pids = lines.filter_map(|line| line.strip_prefix("pid ")?.parse().ok());
+    let pids: Vec<u32> = pids.take(2).collect();
+    assert!(pids.iter().all(|&pid| is_there(pid)));
+    kill_process(Pid::from_child(&program), Signal::KILL).unwrap();
+    program.wait().unwrap();
+    wait_for_the_end_of(&pids);
+}
