@@ -4,7 +4,7 @@
 use std::{
     ffi::OsString,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -286,6 +286,17 @@ impl Ended {
     pub(crate) fn last_words(&self) -> LastWords {
         let Verdict::Failed { worker } = self.verdict else { return LastWords::default() };
         LastWords::of(worker, &self.console, &self.files)
+    }
+
+    /// What a worker has written to its error file.
+    pub(crate) fn error(&self, worker: usize) -> Option<ErrorFile> {
+        self.files.error_file(worker).and_then(|path| ErrorFile::read(&path))
+    }
+
+    /// The error file of a worker, if it is there and stays there.
+    pub(crate) fn kept_error_file(&self, worker: usize) -> Option<PathBuf> {
+        let is_kept = self.files.private().is_none();
+        self.files.error_file(worker).filter(|path| is_kept && path.exists())
     }
 
     /// Tells the launcher of this launcher why the world failed, in the file `to`: in the words of the worker that

@@ -44,6 +44,8 @@ pub struct Job {
     pub virtual_local_rank: bool,
     /// What is written to files, and what is shown.
     pub logs: Logs,
+    /// The file that says, as JSON, how the job ended on this host: `--report`.
+    pub report: Option<PathBuf>,
     /// What happens after a failure.
     pub restarts: Restarts,
     /// The store for programs that use torch. `None`: there is no such store.
@@ -86,6 +88,7 @@ impl Job {
             role: "default".into(),
             virtual_local_rank: false,
             logs: Logs::default(),
+            report: None,
             restarts: Restarts::default(),
             torch_store: Some(TorchStore::User { port: 0 }),
             labels_stdout: true,

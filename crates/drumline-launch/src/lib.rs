@@ -90,6 +90,7 @@ mod listener;
 mod logs;
 pub mod membership;
 mod monitor;
+mod outcome;
 mod output;
 mod prefix;
 mod processes;

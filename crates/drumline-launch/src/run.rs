@@ -8,7 +8,7 @@ use crate::{
     launch::Launch,
     listener::Listener,
     monitor::happening::Happening,
-    report,
+    outcome, report,
     restarts::{EndedWorld, Next, RestartBudget},
     supervisor::Verdict,
     tell::tell,
@@ -29,6 +29,10 @@ use crate::{
 /// The program cannot be run, the port is taken, or a system call failed. No worker is left in this case,
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
+    run_and_tell(job).inspect_err(|error| outcome::write_error(job, error))
+}
+
+fn run_and_tell(job: &Job) -> Result<u8> {
     let launch = Launch::of(job)?;
     launch.monitor.tell(Happening::JobBegins {
         program: launch.program.to_string_lossy().into_owned(),
@@ -61,6 +65,7 @@ fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
         if is_printed {
             tell(launch, &ended);
         }
+        outcome::write(job, restart, &ended)?;
         let ending = match (ended.verdict, ended.first_failure()) {
             // Nobody abandons the only host.
             (Verdict::Success | Verdict::Abandoned, _) => return Ok(0),

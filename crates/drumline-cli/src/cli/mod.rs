@@ -39,6 +39,7 @@ pub(crate) use self::{
     names::Names,
     rseq::Rseq,
     run::{Asked, LaunchArgs, RunArgs},
+    variables::first_paragraph,
 };
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.

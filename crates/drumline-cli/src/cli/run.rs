@@ -122,6 +122,7 @@ impl RunArgs {
             virtual_local_rank: self.ranks.virtual_local_rank,
             numa_binding,
             disables_rseq: self.ranks.rseq.disable_rseq,
+            report: self.output.report.clone(),
             logs: self.output.logs(ranks.get(), names, host)?,
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,

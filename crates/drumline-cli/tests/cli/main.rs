@@ -20,6 +20,7 @@ mod monitoring;
 mod nodes;
 mod options;
 mod predict;
+mod report;
 mod restarts;
 mod run;
 mod trace;
