@@ -22,6 +22,10 @@ NO_RESTART = Differs("*", "Exit codes 2, 126 and 127 are not followed by a resta
 MACROS = Differs("*, argument *", "torchrun also replaces `$local_rank`, and `$$` by `$`; here they stay")
 GOES_ON = Differs("*", "Other signals that you name are passed on, and the job goes on; torchrun ends it.")
 STDIN = Differs("*, stdin", "Its stdin is empty; under torchrun all ranks share that of the launcher.")
+HOSTS_STORE = Differs("*, variable MASTER_*", "Each host offers torch's store to its ranks at a free port of 127.0.0.1")
+PREFIX = Differs("file */filtered_*", "torchrun's is `[${role_name}${local_rank}]:`.")
+NO_FILE = Differs("file JOB/attempt_0/0", "Without files there is no directory; torchrun always makes one and leaves it.")
+NO_SUCH_RANK = Differs("*", "A local rank that does not exist is refused")
 NO_NAME = Differs("*", "A signal that you do not name keeps its meaning; it kills torchrun, whose ranks then go on")
 KILLED = Differs("left behind", "SIGKILL to the launcher ends the ranks and all that they have started; torchrun's go on")
 RUN_PATH = Differs("*, path|*, group leader", "torchrun runs it in processes of its own interpreter.")
@@ -30,10 +34,7 @@ PORT = Differs("*, variable MASTER_PORT", "On one host its port is that of the s
 
 # What differs on every line.
 ALWAYS = [
-    Differs(
-        "*, variable TORCHELASTIC_ERROR_FILE",
-        "Without `--log-dir` these files are in a private directory, which is removed when the world has ended.",
-    ),
+    Differs("temporary files", "Without files there is no directory; torchrun always makes one and leaves it."),
     Differs("*, variable DRUMLINE_*", "Workers also get variables of Drumline, whose names begin with `DRUMLINE_`."),
     Differs("*, variable MASTER_ADDR", "One host gives its ranks 127.0.0.1"),
     Differs("*, session leader", "A worker leads a process group, and under torchrun a session."),
@@ -41,11 +42,14 @@ ALWAYS = [
 ]
 
 TWO = "--nproc-per-node 2"
+# Several hosts need one. torchrun knows no such variable.
+SECRET = {"DRUMLINE_SECRET": "that of test_command_lines.py"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A command line behind `torchrun` and `drumline run`. `{told}` is the script of all ranks."""
+    """A command line behind `torchrun` and `drumline run`. `{told}` is the script of all ranks, `{host}` the number of a
+    host. All hosts are this one."""
 
     words: str
     environment: dict[str, str] = field(default_factory=dict)
@@ -54,6 +58,7 @@ class Line:
     # Sent to the launcher once both ranks are ready.
     signal: str | None = None
     stdin: str = ""
+    hosts: int = 1
     # Also among the tests that always run.
     is_quick: bool = False
     differs: tuple[Differs, ...] = ()
@@ -94,6 +99,14 @@ LINES = {
         f"--monitor-interval 0.05 --start-method fork --event-log-handler null --logs-specs default {TWO} {{told}}"
     ),
     "input": Line("{told} do=read", stdin="typed\n", differs=(STDIN,)),
+    # ---- two hosts
+    "static, two hosts": Line(
+        f"--nnodes 2 --node-rank {{host}} --master-addr 127.0.0.1 --master-port {{port}} {TWO} {{told}}",
+        SECRET, hosts=2, differs=(HOSTS_STORE,),
+    ),
+    "c10d, two hosts": Line(
+        "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id 7 {told}", SECRET, hosts=2
+    ),
     # ---- torch.distributed.launch, as tutorials call it
     "launch": Line("--nnodes 1 --nproc_per_node 2 {told}", command="launch", is_quick=True),
     "launch, arguments like flags": Line(
@@ -119,6 +132,36 @@ LINES = {
     "no number": Line("--nproc-per-node many {told}", differs=(REFUSED,)),
     "no GPU": Line("--nproc-per-node gpu {told}", differs=(REFUSED,)),
     "a module without Python": Line(f"-m --no-python {TWO} told", differs=(REFUSED,)),
+    # ---- output
+    "files": Line(f"--log-dir {{folder}}/logs --redirects 3 {TWO} {{told}}", is_quick=True),
+    "files, and a restart": Line(
+        f"--log_dir={{folder}}/logs -r 3 --max-restarts 1 {TWO} {{told}} do=leave:1@1! do=wait@0!"
+    ),
+    "files of some ranks": Line(f"--log-dir {{folder}}/logs -r 0:1,1:2 {TWO} {{told}}"),
+    "files that are shown, too": Line(f"--log-dir {{folder}}/logs -t 3 {TWO} {{told}}"),
+    "files of one rank that are shown, too": Line(f"--log-dir {{folder}}/logs -r 3 -t 1:1 {TWO} {{told}}"),
+    "some ranks are shown": Line(f"--log-dir {{folder}}/logs -t 3 --local-ranks-filter 1 {TWO} {{told}}"),
+    "what stands in front": Line(
+        f"--log-dir {{folder}}/logs -t 3 --log-line-prefix-template '<${{role_name}} ${{local_rank}} ${{rank}}> ' "
+        f"{TWO} {{told}}"
+    ),
+    "what stands in front, from a variable": Line(
+        f"--log-dir {{folder}}/logs -t 3 --role a {TWO} {{told}}",
+        {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}> "},
+    ),
+    "lines with a word": Line(
+        f"--log-dir {{folder}}/logs -t 3 --duplicate-stdout-filters 'out 1,t 0' --duplicate-stderr-filters 'rr 1' "
+        f"{TWO} {{told}}",
+        differs=(PREFIX,),
+    ),
+    "an error file": Line(f"--log-dir {{folder}}/logs {TWO} {{told}} do=record@1 do=wait", differs=(NO_FILE,)),
+    "the error file of the launcher": Line(
+        f"--log-dir {{folder}}/logs {TWO} {{told}} do=record@1 do=wait",
+        {"TORCHELASTIC_ERROR_FILE": "{folder}/logs/first.json"},
+        differs=(NO_FILE,),
+    ),
+    "no rank of that number": Line(f"-r 0:3,2:1 {TWO} {{told}}", differs=(NO_SUCH_RANK,)),
+    "timers": Line(f"{TWO} {{told}}", {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}),
     # ---- restarts
     "a restart": Line(f"--max-restarts 2 {TWO} {{told}} do=leave:1@1! do=wait@0!", is_quick=True),
     "restarts are used up": Line(f"--max-restarts 1 {TWO} {{told}} do=leave:1@1 do=wait"),

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,51 +33,60 @@ LIMIT_S = 240
 # A launcher that was killed leaves it to others to end its ranks.
 PATIENCE_S = 5
 
+# What told.py prints, behind what a launcher puts in front.
+RANKS_LINE = r"^(?:\[\S+\]:? ?)?((?:\S.*)?\b(?:out|err) \d+)$"
+
 Outcome = dict[str, object]
 
 
 def outcome(launcher: str, line: Line, folder: Path, port: int) -> Outcome:
-    """Runs the line, and flattens what came of it."""
-    folder.mkdir()
-    told = folder / "told"
-    told.mkdir()
+    """Runs the line, on as many hosts as it asks for, and flattens what came of it."""
+    told, temporary = folder / "told", folder / "tmp"
+    for made in (folder, told, temporary):
+        made.mkdir()
     places = {"told": TOLD, "python": sys.executable, "port": port, "folder": folder}
-    filled = lambda text: re.sub(r"(?<!\$)\{(\w+)\}", lambda found: str(places[found[1]]), text)
     *command, prefix = LAUNCHERS[launcher]
-    with (folder / "stdout").open("w+") as out, (folder / "stderr").open("w+") as err:
-        job = subprocess.Popen(
-            [*command, prefix + line.command, *map(filled, shlex.split(line.words))], cwd=folder, text=True,
-            env=environment(told) | {name: filled(value) for name, value in line.environment.items()},
-            stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True,
-        )  # fmt: skip
-        try:
-            if line.signal:
-                wait_for(lambda: len([*told.glob("*, ready.json")]) == 2 or job.poll() is not None)
-                job.send_signal(signal.Signals[line.signal])
+    jobs = []
+    for host in range(line.hosts):
+        filled = partial(fill, {**places, "host": host})
+        with (folder / f"stdout {host}").open("w") as out, (folder / f"stderr {host}").open("w") as err:
+            jobs.append(subprocess.Popen(
+                [*command, prefix + line.command, *map(filled, shlex.split(line.words))], cwd=folder, text=True,
+                env=environment(told, temporary) | {name: filled(value) for name, value in line.environment.items()},
+                stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True,
+            ))  # fmt: skip
+    try:
+        if line.signal:
+            wait_for(lambda: len([*told.glob("*, ready.json")]) == 2 or jobs[0].poll() is not None)
+            jobs[0].send_signal(signal.Signals[line.signal])
+        for job in jobs:
             job.communicate(line.stdin, timeout=LIMIT_S)
-        finally:
+    finally:
+        for job in jobs:
             job.kill()
             job.wait()
-            left = left_behind(told)
-        for stream in (out, err):
-            stream.seek(0)
-        print(f"---- {launcher}\n{out.read()}\n{err.read()}")
-    found: Outcome = {"exit code": job.returncode, "left behind": left}
+        left = left_behind(told)
+    found: Outcome = {"exit code": [job.returncode for job in jobs], "left behind": left}
     for file in told.glob("*.json"):
         if not file.stem.endswith(", ready"):
             found |= flat(file.stem, json.loads(file.read_text()))
     replaced = {str(folder): "FOLDER", str(port): "PORT"}
-    return {key: plain(value, replaced) for key, value in found.items()} | shown(folder)
+    found = {key: plain(value, replaced) for key, value in found.items()}
+    return found | shown(launcher, folder) | files(folder / "logs") | {"temporary files": any(temporary.iterdir())}
 
 
-def environment(told: Path) -> dict[str, str]:
+def fill(places: dict[str, object], text: str) -> str:
+    return re.sub(r"(?<!\$)\{(\w+)\}", lambda found: str(places[found[1]]), text)
+
+
+def environment(told: Path, temporary: Path) -> dict[str, str]:
     """That of this process, without an outer launcher's."""
     foreign = ("PET_", "TORCHELASTIC_", "DRUMLINE_", "PYTEST_", "MASTER_", "OMP_")
     here = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     # A restart after a pause is a restart. torchrun does not know this variable and takes no notice.
     return here | {
         "TOLD": str(told), "PYTHONPATH": str(TOLD.parent), "LC_ALL": "C.UTF-8", "PET_RESTART_DELAY": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(temporary),
     }  # fmt: skip
 
 
@@ -115,22 +125,48 @@ def plain(value: object, replaced: dict[str, str]) -> object:
     return value
 
 
-def shown(folder: Path) -> Outcome:
+def shown(launcher: str, folder: Path) -> Outcome:
     """Lines of ranks, without a number in brackets in front of them, and not those that a report quotes with spaces in
     front. Their order is that of processes."""
     found: Outcome = {}
     for stream in ("stdout", "stderr"):
-        lines = re.findall(r"^(?:\[\S+\]:? ?)?((?:\S.*)?\b(?:out|err) \d+)$", (folder / stream).read_text(), re.MULTILINE)
-        found[f"shown on {stream}"] = sorted(lines)
+        text = "".join(file.read_text() for file in sorted(folder.glob(f"{stream} *")))
+        print(f"---- {stream} of {launcher}\n{text}")
+        found[f"shown on {stream}"] = sorted(re.findall(RANKS_LINE, text, re.MULTILINE))
     return found
 
 
+def files(logs: Path) -> Outcome:
+    """What is below --log-dir. The launcher has drawn a part of the name of the folder of the job."""
+    found: Outcome = {}
+    for file in logs.rglob("*"):
+        job, *rest = file.relative_to(logs).parts
+        text = "a folder" if file.is_dir() else file.read_text()
+        if file.suffix == ".json":
+            text = error_of(json.loads(text))
+        found["file " + "/".join(["JOB" if rest or file.is_dir() else job, *rest])] = text
+    return found
+
+
+def error_of(file: dict) -> object:
+    """An error file, without the time and the addresses in the traceback."""
+    message = file["message"]
+    if "extraInfo" in message:
+        *_, last = message["extraInfo"].pop("py_callstack").splitlines()
+        message["extraInfo"] = [*message["extraInfo"], last]
+    return file
+
+
 def drawn_by_launcher(key: str, value: object, line: Line) -> object:
-    """A name or port that the launcher has drawn, in place of one that the line gives."""
+    """A name, port or folder that the launcher has drawn, in place of one that the line gives."""
     if key.endswith("variable TORCHELASTIC_RUN_ID") and "rdzv-id" not in line.words:
         return "random"
     if key.endswith("variable MASTER_PORT") and value != "PORT":
         return "free"
+    if key.endswith("variable TORCHELASTIC_ERROR_FILE"):
+        return "/".join(Path(str(value)).parts[-2:])
+    if key.endswith("variable TORCHELASTIC_TIMER_FILE"):
+        return "a pipe"
     return value
 
 

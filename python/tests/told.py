@@ -57,11 +57,16 @@ def ignore() -> None:
         signal.pause()
 
 
-def leave(how: str) -> None:
-    """By an exit code or a signal, as soon as no rank misses it."""
+def meet() -> None:
+    """Waits until all ranks are ready."""
     ready()
     while len([*FOLDER.glob(f"start {START}, *, ready.json")]) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.01)
+
+
+def leave(how: str) -> None:
+    """By an exit code or a signal, as soon as no rank misses it."""
+    meet()
     if how.isdigit():
         sys.exit(int(how))
     os.kill(os.getpid(), signal.Signals[how])
@@ -72,7 +77,8 @@ def read() -> None:
 
 
 def record() -> None:
-    """Raises an error under torch's ``@record``."""
+    """Raises an error under torch's ``@record``, as soon as no rank misses it."""
+    meet()
     from torch.distributed.elastic.multiprocessing.errors import record
 
     @record

@@ -13,12 +13,15 @@
 //! - Without a fault there is no error. With a fault, every error blames the rank at fault.
 //! - The store through which the ranks meet handles each request as a sequential model does.
 //!
+//! The [`membership`] of the hosts of a job has histories and seeds of its own.
+//!
 //! Two kinds of jobs are not drawn from a seed and have no faults: [`large`] jobs of a thousand
 //! ranks, and [`ConformanceJob`]s, which carry out cases of the conformance suite.
 //!
 //! ```text
 //! cargo run --release -p drumline-sim -- --seeds 0..10000
 //! cargo run -p drumline-sim -- --seed 4711 --trace
+//! cargo run --release -p drumline-sim -- --membership --seeds 0..10000
 //! ```
 
 #![forbid(unsafe_code)]
@@ -35,6 +38,7 @@ pub mod large;
 mod launchers;
 mod link;
 mod member;
+pub mod membership;
 mod messages;
 mod network;
 mod process;
@@ -47,5 +51,5 @@ mod time;
 mod warnings;
 
 pub use conformance_job::{ConformanceJob, Place};
-pub use seed::{run, run_all};
+pub use seed::{Simulated, run, run_all};
 pub use summary::RunSummary;

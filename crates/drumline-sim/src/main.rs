@@ -7,8 +7,9 @@ use std::{
 };
 
 use clap::Parser;
+use drumline_sim::Simulated;
 
-/// Simulates whole jobs on virtual time, with faults, and checks them.
+/// Simulates whole jobs, or the launchers of their hosts, on virtual time, with faults, and checks them.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Run one seed.
@@ -20,6 +21,9 @@ struct Arguments {
     /// Run these seeds, on all cores.
     #[arg(long, value_parser = range, default_value = "0..1000")]
     seeds: Range<u64>,
+    /// Simulate the launchers of the hosts of a job instead of its ranks.
+    #[arg(long)]
+    membership: bool,
     /// Stop after this number of failures.
     #[arg(long, default_value_t = 10)]
     failures_max: u64,
@@ -39,8 +43,13 @@ fn main() -> ExitCode {
         None => arguments.seeds.clone(),
     };
     let (failures, faults, events) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    drumline_sim::run_all(seeds.clone(), arguments.trace, arguments.failures_max, &|result| {
-        match result {
+    let what = if arguments.membership { Simulated::Membership } else { Simulated::Job };
+    drumline_sim::run_all(
+        what,
+        seeds.clone(),
+        arguments.trace,
+        arguments.failures_max,
+        &|result| match result {
             Ok(summary) => {
                 faults.fetch_add(u64::from(summary.fault), Ordering::Relaxed);
                 events.fetch_add(summary.events, Ordering::Relaxed);
@@ -49,8 +58,8 @@ fn main() -> ExitCode {
                 failures.fetch_add(1, Ordering::Relaxed);
                 println!("{problem}");
             }
-        }
-    });
+        },
+    );
     let failures = failures.into_inner();
     println!(
         "{} seeds, {} faults struck, {} events: {failures} failed",

@@ -10,6 +10,7 @@ use fastrand::Rng;
 
 use crate::{
     draw::draw,
+    membership,
     scenario::Scenario,
     simulation::Simulation,
     start_up,
@@ -44,9 +45,42 @@ pub fn run(seed: u64, trace: bool) -> Result<RunSummary, String> {
     })
 }
 
-/// Runs the jobs of seeds on all cores, until `failures_max` of them have failed. Hands `ended` each
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Simulated {
+    /// A job, from start-up to its last call.
+    Job,
+    /// The hosts of a job: see [`membership`].
+    Membership,
+}
+
+impl Simulated {
+    /// Runs one seed. With `trace`, prints every event to stderr.
+    ///
+    /// # Errors
+    ///
+    /// The first check that fails.
+    pub fn run(self, seed: u64, trace: bool) -> Result<RunSummary, String> {
+        match self {
+            Simulated::Job => run(seed, trace),
+            Simulated::Membership => membership::run(seed, trace),
+        }
+    }
+
+    fn describe(self, seed: u64, problem: &str) -> String {
+        let option = match self {
+            Simulated::Job => "",
+            Simulated::Membership => "--membership ",
+        };
+        let replay = format!("cargo run -p drumline-sim -- {option}--seed {seed} --trace");
+        format!("seed {seed}: {problem}\n    replay: {replay}")
+    }
+}
+
+/// Runs seeds on all cores, until `failures_max` of them have failed. Hands `ended` each
 /// seed's summary, or what failed and the command that shows it. For `trace`, see [`run`].
 pub fn run_all(
+    what: Simulated,
     seeds: Range<u64>,
     trace: bool,
     failures_max: u64,
@@ -59,9 +93,9 @@ pub fn run_all(
             if seed >= seeds.end {
                 break;
             }
-            let result = run(seed, trace);
+            let result = what.run(seed, trace);
             failures.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
-            ended(result.map_err(|problem| describe(seed, &problem)));
+            ended(result.map_err(|problem| what.describe(seed, &problem)));
         }
     };
     thread::scope(|scope| {
@@ -69,11 +103,6 @@ pub fn run_all(
             scope.spawn(work);
         }
     });
-}
-
-fn describe(seed: u64, problem: &str) -> String {
-    let replay = format!("cargo run -p drumline-sim -- --seed {seed} --trace");
-    format!("seed {seed}: {problem}\n    replay: {replay}")
 }
 
 #[expect(clippy::print_stderr, reason = "the trace is for people")]

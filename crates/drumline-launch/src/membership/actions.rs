@@ -26,7 +26,8 @@ pub enum Action {
     Hold,
     /// Let the workers stop before this step; if they never call `step`, end them gently. [`Local::Ended`](super::Local::Ended) follows.
     StopAt(u64),
-    /// End the workers, for this reason. [`Local::Ended`](super::Local::Ended) follows.
+    /// End the workers, for this reason. [`Local::Ended`](super::Local::Ended) follows. With [`Why::CutOff`], kill
+    /// them, and carry out the next action when they are gone.
     Abandon(Why),
     /// Tell people.
     Note(String),

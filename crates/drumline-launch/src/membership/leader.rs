@@ -7,7 +7,7 @@ use crate::{EndedWorld, Next};
 use super::{
     order::{self, Standing},
     sightings::{Knowledge, Sightings},
-    values::{How, Member, Origin, Outcome, Phase, Plan, State, Verdict, Why},
+    values::{How, Member, Named, Origin, Outcome, Phase, Plan, State, Verdict, Why},
 };
 
 /// The clocks of a leader. A new leader starts them anew.
@@ -48,6 +48,11 @@ impl Leader {
     }
 
     fn decide(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+        // A host that leaves may be lost before its workers have ended.
+        let leaver = match &next.phase {
+            Phase::Ending(Why::Left(leaver, signal)) => Some((leaver.clone(), *signal)),
+            _ => standing.leaver.clone(),
+        };
         if next.runs() {
             self.world(it, standing, next);
         }
@@ -59,7 +64,7 @@ impl Leader {
         if pause.zip(waited).is_some_and(|(pause, waited)| waited >= pause) {
             next.phase = Phase::Gathering;
         }
-        self.gather(it, standing, next);
+        self.gather(it, standing, leaver, next);
     }
 
     /// How long `holds` has been true.
@@ -138,7 +143,13 @@ impl Leader {
     }
 
     /// Starts the next world once there are enough hosts.
-    fn gather(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+    fn gather(
+        &mut self,
+        it: Knowledge<'_>,
+        standing: &Standing,
+        leaver: Option<(Named, i32)>,
+        next: &mut Plan,
+    ) {
         if !matches!(next.phase, Phase::Gathering) {
             self.elapsed(it.now, Clock::TooFew, false);
             self.elapsed(it.now, Clock::LastCall, false);
@@ -152,10 +163,10 @@ impl Leader {
         if standing.is_unsure {
             return;
         }
-        if let Some((leaver, signal)) = &standing.leaver
+        if let Some((leaver, signal)) = leaver
             && (!is_enough || it.seen.host_of(leaver.host).is_some_and(|it| it.keeps_store))
         {
-            next.phase = Phase::Over(Verdict::Stopped(leaver.clone(), *signal));
+            next.phase = Phase::Over(Verdict::Stopped(leaver, signal));
             return;
         }
         let has_called =
@@ -217,8 +228,7 @@ fn outcomes(it: Knowledge<'_>, next: &Plan) -> Vec<Outcome> {
 
 /// What follows a world, once all its members have ended.
 fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
-    let is_lossless = !matches!(next.phase, Phase::Ending(Why::Lost(_) | Why::Failed));
-    if is_lossless && outcomes.iter().all(|it| it.how == How::Success) {
+    if !matches!(next.phase, Phase::Ending(_)) && outcomes.iter().all(|it| it.how == How::Success) {
         next.phase = Phase::Over(Verdict::Finished);
         return;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::RestartBudget;
+use crate::{Ending, RestartBudget};
 
 use super::{
     actions::{Action, End, WorldPlan},
@@ -11,7 +11,7 @@ use super::{
     notes,
     sightings::{Knowledge, Sightings},
     timing::Timing,
-    values::{Held, Host, Outcome, Phase, Plan, Report, State, Why},
+    values::{Failure, Held, Host, How, Outcome, Phase, Plan, Report, State, Why},
 };
 
 /// The membership of one host: see the [module](super).
@@ -23,6 +23,8 @@ pub struct Membership {
     /// The last plan that was read, and when one was first found to be over.
     plan: Option<Plan>,
     over_at: Option<Duration>,
+    /// When the first plan was read.
+    learned_at: Option<Duration>,
     /// What the next poll says, but for its beat.
     report: Report,
     /// What the last poll said that came to its end.
@@ -67,6 +69,7 @@ impl Membership {
             timing,
             plan: None,
             over_at: None,
+            learned_at: None,
             report,
             written: None,
             asked: None,
@@ -88,8 +91,9 @@ impl Membership {
 
     /// When [`Event::Tick`] is due, if ever.
     pub fn deadline(&self) -> Option<Duration> {
-        let over = self.over_at.map(|at| at + self.patience());
-        let leave = self.leaves_at.map(|at| at + self.timing.silent);
+        let over = self.over_at.filter(|_| !self.is_busy).map(|at| at + self.patience());
+        let leave =
+            self.leaves_at.filter(|_| self.over_at.is_none()).map(|at| at + self.patience());
         let lease = self.lease.filter(|_| self.over_at.is_none());
         [over, leave, lease].into_iter().flatten().min().filter(|_| !self.is_done)
     }
@@ -150,7 +154,7 @@ impl Membership {
         self.over_at.is_some() && self.host.keeps_store
     }
 
-    /// How long this host stays when the job is over.
+    /// How long this host stays when the job is over, or when its launcher was told to end.
     fn patience(&self) -> Duration {
         if self.host.keeps_store { self.timing.linger } else { self.timing.silent }
     }
@@ -190,7 +194,10 @@ impl Membership {
         self.seen.own(self.me, now, &self.host, self.written.clone());
         match view.plan {
             Some(plan) => self.learn(now, plan, actions),
-            None if self.plan.is_some() => self.end(End::Forgotten, actions),
+            // It may have been written since it was read.
+            None if self.learned_at.is_some_and(|at| at < view.began) => {
+                self.end(End::Forgotten, actions);
+            }
             None => {}
         }
     }
@@ -205,6 +212,7 @@ impl Membership {
         if matches!(plan.phase, Phase::Over(_)) {
             self.over_at.get_or_insert(now);
         }
+        self.learned_at.get_or_insert(now);
         self.report.plan = plan.version;
         self.plan = Some(plan);
         self.poll_at = self.poll_at.min(now + self.pause());
@@ -222,9 +230,25 @@ impl Membership {
             Local::Held(begun) => self.report.held = Some(Held { begun }),
             Local::Ended(outcome) => {
                 self.is_busy = false;
+                if outcome.how == How::Failed && self.report.failure.is_none() {
+                    self.report.failure = Some(self.nameless_failure());
+                }
                 self.report.state = State::Ended(outcome);
             }
             Local::Leaving(signal) => self.report.leaves = Some(signal),
+        }
+    }
+
+    /// A worker failed, and nobody said which.
+    fn nameless_failure(&self) -> Failure {
+        let place = self.plan.as_ref().and_then(|plan| plan.members.get(plan.place(self.me)?));
+        Failure {
+            rank: place.map_or(0, |it| it.first_rank),
+            local_rank: 0,
+            pid: 0,
+            ending: Ending::Code(1),
+            time: 0,
+            text: String::new(),
         }
     }
 
@@ -250,7 +274,7 @@ impl Membership {
         }
         if let Phase::Over(verdict) = &plan.phase {
             if self.is_busy {
-                return self.abandon(Why::CutOff, actions);
+                return self.cut_off(actions);
             }
             let has_said = self.written.as_ref().is_some_and(|it| it.plan >= plan.version);
             let is_heard = has_said && (!self.host.keeps_store || self.all_have_heard(plan));
@@ -324,8 +348,9 @@ impl Membership {
 
     fn abandon(&mut self, why: Why, actions: &mut Vec<Action>) {
         // A launcher that was told to end is ending its workers.
-        let ends_them = self.report.leaves.is_some() && why != Why::CutOff;
-        if !ends_them && !std::mem::replace(&mut self.told.abandon, true) {
+        let is_asked = self.report.leaves.is_some() || self.told.abandon;
+        if !is_asked || why == Why::CutOff {
+            self.told.abandon = true;
             actions.push(Action::Abandon(why));
         }
     }
@@ -356,7 +381,7 @@ impl Membership {
             .as_ref()
             .is_some_and(|it| it.leaves.is_some() && it.state == self.report.state);
         let is_needed = self.is_leader() || self.host.keeps_store;
-        if (has_said && !is_needed) || now >= since + self.timing.silent {
+        if (has_said && !is_needed) || now >= since + self.patience() {
             self.end(End::Left(signal), actions);
         }
     }

@@ -1,11 +1,10 @@
-//! Ten thousand jobs, half of them with a fault.
+//! Ten thousand jobs, half of them with a fault, and histories of their hosts.
 
-use drumline_sim::{run, run_all};
+use drumline_sim::{Simulated, run, run_all};
 
-#[test]
-fn nobody_hangs_no_sum_is_wrong_and_the_right_rank_is_blamed() {
+fn succeeds(what: Simulated, seeds: std::ops::Range<u64>) {
     let problem = std::sync::Mutex::new(None);
-    run_all(0..10_000, false, 1, &|result| {
+    run_all(what, seeds, false, 1, &|result| {
         if let Err(what) = result {
             problem.lock().unwrap().get_or_insert(what);
         }
@@ -16,8 +15,20 @@ fn nobody_hangs_no_sum_is_wrong_and_the_right_rank_is_blamed() {
 }
 
 #[test]
+fn nobody_hangs_no_sum_is_wrong_and_the_right_rank_is_blamed() {
+    succeeds(Simulated::Job, 0..10_000);
+}
+
+#[test]
+fn two_worlds_never_run_at_once_and_no_job_is_stuck() {
+    succeeds(Simulated::Membership, 0..300);
+}
+
+#[test]
 fn a_seed_is_a_run() {
     for seed in 0..50 {
         assert_eq!(run(seed, false), run(seed, false), "seed {seed}");
+        let membership = || Simulated::Membership.run(seed, false);
+        assert_eq!(membership(), membership(), "seed {seed}");
     }
 }

@@ -1,0 +1,787 @@
+//! One history, event by event.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    time::Duration,
+};
+
+use drumline_launch::{
+    Ending,
+    membership::{
+        Action, End, Event, Failure, Host, How, Local, Membership, Outcome, Plan, Why, WorldPlan,
+    },
+};
+use fastrand::Rng;
+
+use super::{
+    checks::{self, Promises},
+    draw::{Fault, Machine, Scenario},
+    launcher::{Launcher, LauncherEnd, Polling},
+    network::Fate,
+    store::{Answer, Request, Store},
+    workers::{Turn, Workers, World},
+};
+use crate::time::{MS, Nanos, SECOND};
+
+/// How long a launcher waits for an answer of the store.
+const PATIENCE: Nanos = SECOND;
+
+/// How long a launcher tries to reach a store that has ended.
+const STORE_GONE_AFTER: Nanos = 10 * SECOND;
+
+/// One history.
+#[derive(Debug)]
+pub(super) struct History {
+    rng: Rng,
+    scenario: Scenario,
+    promises: Promises,
+    trace: bool,
+    pub(super) now: Nanos,
+    pub(super) events: u64,
+    queue: BinaryHeap<Reverse<(Nanos, u64)>>,
+    due: BTreeMap<u64, Happening>,
+    /// What has been put into the queue, in all.
+    numbers: u64,
+    store: Store,
+    /// When the host with the store has ended.
+    store_ended_at: Option<Nanos>,
+    machines: Vec<State>,
+    launchers: Vec<Launcher>,
+    /// What each number stands for.
+    hosts: BTreeMap<u64, Host>,
+    worlds: BTreeMap<u64, World>,
+}
+
+/// What is wrong with a machine.
+#[derive(Clone, Debug, Default)]
+struct State {
+    /// The launcher is stopped until then, ...
+    stopped_until: Nanos,
+    /// ... and the workers and their keeper until then.
+    frozen_until: Nanos,
+    cut_until: Nanos,
+    launcher: Option<usize>,
+}
+
+#[derive(Debug)]
+enum Happening {
+    Launch(usize),
+    Wake(usize),
+    Arrives {
+        launcher: usize,
+        id: u64,
+        request: Request,
+    },
+    Answered {
+        launcher: usize,
+        id: u64,
+        answer: Answer,
+    },
+    Impatient {
+        launcher: usize,
+        id: u64,
+    },
+    Fault(Fault),
+    /// The lease of a launcher may have run out.
+    Lease(usize),
+    Workers {
+        launcher: usize,
+        world: u64,
+        turn: Turn,
+    },
+    StoreGone,
+}
+
+impl History {
+    pub(super) fn new(rng: Rng, scenario: Scenario, trace: bool) -> History {
+        let mut history = History {
+            rng,
+            promises: Promises::of(&scenario),
+            trace,
+            now: 0,
+            events: 0,
+            queue: BinaryHeap::new(),
+            due: BTreeMap::new(),
+            numbers: 0,
+            store: Store::default(),
+            store_ended_at: None,
+            machines: vec![State::default(); scenario.machines.len()],
+            launchers: Vec::new(),
+            hosts: BTreeMap::new(),
+            worlds: BTreeMap::new(),
+            scenario,
+        };
+        history.tell(|it| format!("{:#?}", it.scenario));
+        for at in 0..history.machines.len() {
+            history.at(history.scenario.machines[at].starts_at, Happening::Launch(at));
+        }
+        for (at, fault) in history.scenario.faults.clone() {
+            history.at(at, Happening::Fault(fault));
+        }
+        history
+    }
+
+    pub(super) fn run(mut self) -> Result<History, String> {
+        while let Some(Reverse((at, number))) = self.queue.pop() {
+            if at > self.scenario.deadline {
+                break;
+            }
+            self.now = at;
+            self.events += 1;
+            if let Some(happening) = self.due.remove(&number) {
+                self.happen(happening).map_err(|problem| format!("{} ms: {problem}", at / MS))?;
+            }
+            if self.launchers.iter().all(|it| it.end.is_some()) && self.is_over() {
+                break;
+            }
+        }
+        checks::at_the_end(&self.launchers, self.store.plan.as_ref())?;
+        Ok(self)
+    }
+
+    /// Whether no launcher will come any more.
+    fn is_over(&self) -> bool {
+        let comes = |it: &Happening| matches!(it, Happening::Launch(_) | Happening::Fault(_));
+        !self.due.values().any(comes)
+    }
+
+    #[expect(clippy::print_stderr, reason = "the trace is for people")]
+    fn tell(&self, what: impl FnOnce(&History) -> String) {
+        if self.trace {
+            eprintln!("{:>9.3} ms  {}", self.now as f64 / MS as f64, what(self));
+        }
+    }
+
+    fn at(&mut self, at: Nanos, happening: Happening) {
+        self.numbers += 1;
+        let number = self.numbers;
+        self.queue.push(Reverse((at, number)));
+        self.due.insert(number, happening);
+    }
+
+    fn soon(&mut self, max: Nanos) -> Nanos {
+        self.now + self.rng.u64(1..=max)
+    }
+
+    fn machine(&self, launcher: usize) -> &Machine {
+        &self.scenario.machines[self.launchers[launcher].machine]
+    }
+
+    fn clock(&self, launcher: usize) -> Duration {
+        self.machine(launcher).clock.shows(self.now)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.now >= self.scenario.quiet_at
+    }
+
+    fn happen(&mut self, happening: Happening) -> Result<(), String> {
+        // A stopped process hears of everything when it goes on.
+        let waits_until = match &happening {
+            Happening::Wake(launcher)
+            | Happening::Answered { launcher, .. }
+            | Happening::Impatient { launcher, .. }
+            | Happening::Workers { launcher, turn: Turn::Run, .. } => {
+                self.machines[self.launchers[*launcher].machine].stopped_until
+            }
+            Happening::Lease(launcher) | Happening::Workers { launcher, .. } => {
+                self.machines[self.launchers[*launcher].machine].frozen_until
+            }
+            Happening::Arrives { .. } => self.store_waits_until(),
+            Happening::Launch(_) | Happening::Fault(_) | Happening::StoreGone => 0,
+        };
+        if waits_until > self.now {
+            self.at(waits_until, happening);
+            return Ok(());
+        }
+        match happening {
+            Happening::Launch(machine) => self.launch(machine),
+            Happening::Wake(launcher) => {
+                if self.launchers[launcher].wakes_at == Some(self.now) {
+                    self.launchers[launcher].wakes_at = None;
+                }
+                return self.wake(launcher);
+            }
+            Happening::Arrives { launcher, id, request } => {
+                return self.arrives(launcher, id, request);
+            }
+            Happening::Answered { launcher, id, answer } => {
+                return self.answered(launcher, id, answer);
+            }
+            Happening::Impatient { launcher, id } => self.impatient(launcher, id),
+            Happening::Fault(fault) => return self.fault(fault),
+            Happening::Lease(launcher) => self.check_lease(launcher),
+            Happening::Workers { launcher, world, turn } => {
+                let workers = &self.launchers[launcher].workers;
+                if workers.as_ref().is_some_and(|it| it.world == world) {
+                    return self.turn(launcher, turn);
+                }
+            }
+            Happening::StoreGone => self.give_up(),
+        }
+        Ok(())
+    }
+
+    // Machines
+
+    fn launch(&mut self, machine: usize) {
+        let launcher = self.launchers.len();
+        self.launchers.push(Launcher::new(machine));
+        self.machines[machine].launcher = Some(launcher);
+        self.tell(|_| format!("launcher {launcher} starts on machine {machine}"));
+        match self.store_ended_at {
+            Some(_) => self.launchers[launcher].end = Some(LauncherEnd::StoreGone),
+            None => self.join(launcher),
+        }
+    }
+
+    fn fault(&mut self, fault: Fault) -> Result<(), String> {
+        self.tell(|_| format!("{fault:?}"));
+        let now = self.now;
+        let living = |it: &History, machine: usize| {
+            it.machines[machine].launcher.filter(|at| it.launchers[*at].end.is_none())
+        };
+        let keeps_store =
+            |it: &History, machine: usize| it.scenario.machines[machine].host.keeps_store;
+        match fault {
+            Fault::Crash { machine, again } if !keeps_store(self, machine) => {
+                if let Some(launcher) = self.machines[machine].launcher {
+                    if living(self, machine).is_some() {
+                        self.kill(launcher);
+                        self.launchers[launcher].end = Some(LauncherEnd::Crashed);
+                    }
+                    self.machines[machine] = State::default();
+                    if let Some(again) = again {
+                        self.at(now + again, Happening::Launch(machine));
+                    }
+                }
+            }
+            Fault::Stop { machine, lasts, whole } => {
+                let state = &mut self.machines[machine];
+                state.stopped_until = state.stopped_until.max(now + lasts);
+                if whole {
+                    state.frozen_until = state.frozen_until.max(now + lasts);
+                }
+            }
+            Fault::Cut { machine, lasts } if !keeps_store(self, machine) => {
+                let state = &mut self.machines[machine];
+                state.cut_until = state.cut_until.max(now + lasts);
+            }
+            Fault::CutAll { lasts } => {
+                for machine in 0..self.machines.len() {
+                    if !keeps_store(self, machine) {
+                        let state = &mut self.machines[machine];
+                        state.cut_until = state.cut_until.max(now + lasts);
+                    }
+                }
+            }
+            Fault::Leave { machine, signal } => {
+                if let Some(launcher) = living(self, machine) {
+                    return self.told_to_end(launcher, signal);
+                }
+            }
+            Fault::Fail { machine, ending } => {
+                if let Some(launcher) = living(self, machine)
+                    && let Some(workers) = &self.launchers[launcher].workers
+                {
+                    let world = workers.world;
+                    self.at(now, Happening::Workers { launcher, world, turn: Turn::Fail(ending) });
+                }
+            }
+            Fault::Crash { .. } | Fault::Cut { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn told_to_end(&mut self, launcher: usize, signal: i32) -> Result<(), String> {
+        if self.launchers[launcher].leaves.is_some() {
+            return Ok(());
+        }
+        self.launchers[launcher].leaves = Some(signal);
+        if self.launchers[launcher].membership.is_none() {
+            self.launchers[launcher].end = Some(LauncherEnd::Left);
+            self.ended(launcher);
+            return Ok(());
+        }
+        self.handle(launcher, Event::Local(Local::Leaving(signal)))?;
+        self.abandon(launcher, SECOND)
+    }
+
+    // Requests
+
+    fn store_waits_until(&self) -> Nanos {
+        let keeper = self.scenario.machines.iter().position(|it| it.host.keeps_store);
+        keeper.map_or(0, |keeper| self.machines[keeper].stopped_until)
+    }
+
+    fn send(&mut self, launcher: usize, request: Request) -> u64 {
+        let id = self.launchers[launcher].id();
+        let quiet = self.is_quiet();
+        let fate = self.scenario.network.message(&mut self.rng, quiet);
+        let cut_until = self.machines[self.launchers[launcher].machine].cut_until;
+        let fate = match fate {
+            // What is sent on a connection that is cut may arrive when it is mended.
+            Fate::Arrives(after) if cut_until > self.now => match self.rng.u8(0..3) {
+                0 => Fate::Arrives(cut_until - self.now + after),
+                _ => Fate::Lost,
+            },
+            fate => fate,
+        };
+        if let Fate::Arrives(after) = fate {
+            self.at(self.now + after, Happening::Arrives { launcher, id, request });
+        }
+        self.at(self.now + PATIENCE, Happening::Impatient { launcher, id });
+        id
+    }
+
+    fn arrives(&mut self, launcher: usize, id: u64, request: Request) -> Result<(), String> {
+        if self.store_ended_at.is_some() {
+            return Ok(());
+        }
+        let (answer, replaced) = self.store.handle(request);
+        if let Some(old) = replaced {
+            self.plan_changed(old)?;
+        }
+        let is_cut = self.machines[self.launchers[launcher].machine].cut_until > self.now;
+        let quiet = self.is_quiet();
+        match self.scenario.network.message(&mut self.rng, quiet) {
+            Fate::Arrives(after) if !is_cut => {
+                self.at(self.now + after, Happening::Answered { launcher, id, answer });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn plan_changed(&mut self, old: Option<Plan>) -> Result<(), String> {
+        let Some(new) = self.store.plan.clone() else { return Ok(()) };
+        self.tell(|_| format!("plan: {new:?}"));
+        let hosts = &self.hosts;
+        self.promises.plan(&self.scenario, hosts, &self.worlds, old.as_ref(), &new)?;
+        for gone in old.iter().flat_map(|it| &it.members) {
+            let is_out = new.place(gone.host).is_none()
+                && old.as_ref().map(|it| it.world) == Some(new.world);
+            let is_next = old.as_ref().is_some_and(|it| it.world < new.world);
+            if (is_out || is_next) && self.runs_as(gone.host) {
+                return Err(format!("host {} is out while its workers run", gone.host));
+            }
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, launcher: usize, id: u64, answer: Answer) -> Result<(), String> {
+        if self.launchers[launcher].end.is_some() {
+            return Ok(());
+        }
+        let asked = &mut self.launchers[launcher].asked;
+        if asked.join == Some(id) {
+            asked.join = None;
+            if let Answer::Number(number) = answer {
+                self.launchers[launcher].number = Some(number);
+                self.hosts.insert(number, self.machine(launcher).host.clone());
+                self.tell(|_| format!("launcher {launcher} is host {number}"));
+                self.join(launcher);
+            } else if let Some(number) = self.launchers[launcher].number {
+                let host = self.machine(launcher).host.clone();
+                let membership = Membership::new(number, host, self.scenario.timing);
+                self.launchers[launcher].membership = Some(membership);
+                self.launchers[launcher].joined_at = self.now;
+                return self.wake(launcher);
+            }
+        } else if asked.plan == Some(id) {
+            asked.plan = None;
+            if let Answer::Planned(Some(plan)) = answer {
+                return self.handle(launcher, Event::Planned(plan));
+            }
+        } else if let Some(mut polling) = asked.poll.take_if(|it| it.id == id) {
+            if let Answer::View(view) = answer {
+                polling.add(view);
+            }
+            match polling.rest.pop() {
+                Some(request) => {
+                    polling.id = self.send(launcher, request);
+                    self.launchers[launcher].asked.poll = Some(polling);
+                }
+                None => return self.handle(launcher, Event::Polled(polling.view)),
+            }
+        }
+        Ok(())
+    }
+
+    fn impatient(&mut self, launcher: usize, id: u64) {
+        if self.launchers[launcher].end.is_some() {
+            return;
+        }
+        let asked = &mut self.launchers[launcher].asked;
+        if asked.join == Some(id) {
+            self.join(launcher);
+        } else if asked.plan == Some(id) {
+            asked.plan = None;
+        } else if asked.poll.as_ref().is_some_and(|it| it.id == id) {
+            asked.poll = None;
+            self.wake_soon(launcher);
+        }
+    }
+
+    /// A launcher gets its number, and then writes who it is.
+    fn join(&mut self, launcher: usize) {
+        let request = match self.launchers[launcher].number {
+            None => Request::Number,
+            Some(number) => Request::Host(number, self.machine(launcher).host.clone()),
+        };
+        self.launchers[launcher].asked.join = Some(self.send(launcher, request));
+    }
+
+    // Launchers
+
+    fn wake(&mut self, launcher: usize) -> Result<(), String> {
+        let shown = self.clock(launcher);
+        let Some(membership) = &self.launchers[launcher].membership else { return Ok(()) };
+        if self.launchers[launcher].end.is_some() {
+            return Ok(());
+        }
+        if membership.deadline().is_some_and(|it| shown >= it) {
+            self.handle(launcher, Event::Tick)?;
+        }
+        let is_polling = self.launchers[launcher].asked.poll.is_some();
+        let it = &mut self.launchers[launcher];
+        let (Some(membership), None) = (&mut it.membership, &it.end) else { return Ok(()) };
+        if !is_polling && shown >= membership.poll_at() {
+            let poll = membership.poll(shown);
+            let splits = self.scenario.network.splits;
+            let order = splits.then(|| self.rng.u8(0..6));
+            let number = it.number.unwrap_or(0);
+            let mut polling = Polling::new(0, number, poll, shown, order);
+            if let Some(request) = polling.rest.pop() {
+                polling.id = self.send(launcher, request);
+                self.launchers[launcher].asked.poll = Some(polling);
+            }
+        }
+        self.wake_soon(launcher);
+        Ok(())
+    }
+
+    /// Wakes a launcher when something is due.
+    fn wake_soon(&mut self, launcher: usize) {
+        let it = &self.launchers[launcher];
+        let (Some(membership), None) = (&it.membership, &it.end) else { return };
+        let poll = it.asked.poll.is_none().then(|| membership.poll_at());
+        let next = [poll, membership.deadline()].into_iter().flatten().min();
+        let Some(next) = next else { return };
+        let next = self.machine(launcher).clock.moment(next).max(self.now);
+        if it.wakes_at.is_none_or(|it| it > next || it < self.now) {
+            self.launchers[launcher].wakes_at = Some(next);
+            self.at(next, Happening::Wake(launcher));
+        }
+    }
+
+    fn handle(&mut self, launcher: usize, event: Event) -> Result<(), String> {
+        let shown = self.clock(launcher);
+        let it = &mut self.launchers[launcher];
+        let (Some(membership), None) = (&mut it.membership, &it.end) else { return Ok(()) };
+        let actions = membership.handle(shown, event);
+        it.lease = membership.lease();
+        for action in actions {
+            self.act(launcher, action)?;
+        }
+        self.wake_soon(launcher);
+        Ok(())
+    }
+
+    fn act(&mut self, launcher: usize, action: Action) -> Result<(), String> {
+        if !matches!(action, Action::WritePlan { .. }) {
+            self.tell(|it| {
+                format!(
+                    "launcher {launcher} (host {:?}): {action:?}",
+                    it.launchers[launcher].number
+                )
+            });
+        }
+        match action {
+            Action::WritePlan { expected, plan } => {
+                if self.launchers[launcher].asked.plan.is_none() {
+                    let id = self.send(launcher, Request::CompareSet { expected, plan });
+                    self.launchers[launcher].asked.plan = Some(id);
+                }
+            }
+            Action::Start(world) => return self.start(launcher, world),
+            Action::Hold => self.plan_turn(launcher, 100 * MS, Turn::Hold),
+            Action::StopAt(step) => return self.stop_at(launcher, step),
+            Action::Abandon(Why::CutOff) => self.kill(launcher),
+            Action::Abandon(_) => return self.abandon(launcher, 600 * MS),
+            Action::Note(_) => {}
+            Action::Rejoin => {
+                self.no_workers(launcher)?;
+                let it = &mut self.launchers[launcher];
+                let machine = it.machine;
+                let next_id = it.next_id;
+                *it = Launcher { next_id, ..Launcher::new(machine) };
+                self.join(launcher);
+            }
+            Action::End(end) => {
+                self.no_workers(launcher)?;
+                self.launchers[launcher].end = Some(LauncherEnd::Part(end));
+                self.ended(launcher);
+            }
+        }
+        Ok(())
+    }
+
+    fn no_workers(&self, launcher: usize) -> Result<(), String> {
+        match &self.launchers[launcher].workers {
+            Some(workers) => Err(format!("launcher {launcher} ends while it has {workers:?}")),
+            None => Ok(()),
+        }
+    }
+
+    fn ended(&mut self, launcher: usize) {
+        if self.machine(launcher).host.keeps_store && self.store_ended_at.is_none() {
+            self.store_ended_at = Some(self.now);
+            self.at(self.now + STORE_GONE_AFTER, Happening::StoreGone);
+        }
+    }
+
+    /// Those that are left have not reached the store for long.
+    fn give_up(&mut self) {
+        for launcher in self.launchers.iter_mut().filter(|it| it.end.is_none()) {
+            launcher.end = Some(LauncherEnd::StoreGone);
+        }
+    }
+
+    // Workers
+
+    fn plan_turn(&mut self, launcher: usize, max: Nanos, turn: Turn) {
+        let at = self.soon(max);
+        if let Some(workers) = &self.launchers[launcher].workers {
+            let world = workers.world;
+            self.at(at, Happening::Workers { launcher, world, turn });
+        }
+    }
+
+    fn start(&mut self, launcher: usize, plan: WorldPlan) -> Result<(), String> {
+        self.no_workers(launcher)?;
+        let world = self.worlds.entry(plan.world).or_insert_with(|| World::new(plan.clone()));
+        if world.plan.members != plan.members {
+            return Err(format!("world {} has two sets of members", plan.world));
+        }
+        let first_rank = plan.members.get(plan.place).map_or(0, |it| it.first_rank);
+        self.launchers[launcher].workers = Some(Workers {
+            world: plan.world,
+            first_rank,
+            since: None,
+            is_ending: false,
+            held: None,
+        });
+        self.plan_turn(launcher, 300 * MS, Turn::Run);
+        Ok(())
+    }
+
+    fn stop_at(&mut self, launcher: usize, step: u64) -> Result<(), String> {
+        let Some(workers) = &self.launchers[launcher].workers else { return Ok(()) };
+        let held = workers.held;
+        let Some(world) = self.worlds.get_mut(&workers.world) else { return Ok(()) };
+        let wanted = world.begun.map_or(0, |begun| begun + 1);
+        if held.is_none() || step != wanted || *world.stops_at.get_or_insert(step) != step {
+            return Err(format!("workers held at {held:?} should stop at {step}, not {wanted}"));
+        }
+        self.plan_turn(launcher, 800 * MS, Turn::Stop);
+        Ok(())
+    }
+
+    /// The launcher ends its workers.
+    fn abandon(&mut self, launcher: usize, within: Nanos) -> Result<(), String> {
+        let Some(workers) = &mut self.launchers[launcher].workers else { return Ok(()) };
+        if workers.since.is_none() {
+            return self.gone(launcher, How::Abandoned);
+        }
+        workers.is_ending = true;
+        self.plan_turn(launcher, within, Turn::Go { failed: false });
+        Ok(())
+    }
+
+    /// All workers of a host die at once.
+    fn kill(&mut self, launcher: usize) {
+        let Some(workers) = self.launchers[launcher].workers.take() else { return };
+        if workers.since.is_some() {
+            self.peers_notice(launcher, workers.world);
+        }
+    }
+
+    /// Workers of other hosts may fail, because they lose their peers.
+    fn peers_notice(&mut self, launcher: usize, world: u64) {
+        for peer in 0..self.launchers.len() {
+            let workers = &self.launchers[peer].workers;
+            let is_peer =
+                workers.as_ref().is_some_and(|it| it.world == world && it.since.is_some());
+            if peer != launcher
+                && is_peer
+                && self.rng.u32(0..100) < self.scenario.program.reacts_percent
+            {
+                let ending = match self.rng.bool() {
+                    true => Ending::Code(1),
+                    false => Ending::Signal { number: 6, core_dumped: false },
+                };
+                self.plan_turn(peer, 500 * MS, Turn::Fail(ending));
+            }
+        }
+    }
+
+    fn check_lease(&mut self, launcher: usize) {
+        self.launchers[launcher].lease_is_watched = false;
+        if self.launchers[launcher].workers.is_none() {
+            return;
+        }
+        if self.lease_is_over(launcher) {
+            self.tell(|_| format!("the workers of launcher {launcher} die with its lease"));
+            self.kill(launcher);
+        } else {
+            self.watch_lease(launcher);
+        }
+    }
+
+    fn lease_is_over(&self, launcher: usize) -> bool {
+        let shown = self.clock(launcher);
+        self.launchers[launcher].lease.is_none_or(|lease| shown >= lease)
+    }
+
+    fn watch_lease(&mut self, launcher: usize) {
+        if let Some(lease) = self.launchers[launcher].lease
+            && !std::mem::replace(&mut self.launchers[launcher].lease_is_watched, true)
+        {
+            let at = self.machine(launcher).clock.moment(lease);
+            self.at(at.max(self.now), Happening::Lease(launcher));
+        }
+    }
+
+    /// Whether the host with this number has workers that may live.
+    fn runs_as(&self, number: u64) -> bool {
+        (0..self.launchers.len())
+            .any(|at| self.launchers[at].number == Some(number) && self.running(at).is_some())
+    }
+
+    /// The world whose workers run on a host.
+    fn running(&self, launcher: usize) -> Option<u64> {
+        let workers = self.launchers[launcher].workers.as_ref()?;
+        (workers.since.is_some() && !self.lease_is_over(launcher)).then_some(workers.world)
+    }
+
+    fn turn(&mut self, launcher: usize, turn: Turn) -> Result<(), String> {
+        let Some(workers) = self.launchers[launcher].workers.clone() else { return Ok(()) };
+        if workers.since.is_some() && self.lease_is_over(launcher) {
+            self.kill(launcher);
+            return Ok(());
+        }
+        let is_calm = workers.since.is_some() && !workers.is_ending;
+        match turn {
+            Turn::Run => self.begins(launcher, workers.world),
+            Turn::Succeed if is_calm && workers.held.is_none() => self.gone(launcher, How::Success),
+            Turn::Fail(ending) if is_calm => self.fails(launcher, &workers, ending),
+            Turn::Hold if is_calm => self.holds(launcher, workers.world),
+            Turn::Stop if is_calm => {
+                let steps = self.scenario.program.steps;
+                self.gone(launcher, if steps { How::StoppedAtStep } else { How::Abandoned })
+            }
+            Turn::Go { failed: true } => self.gone(launcher, How::Failed),
+            Turn::Go { failed: false } => self.gone(launcher, How::Abandoned),
+            _ => Ok(()),
+        }
+    }
+
+    fn begins(&mut self, launcher: usize, world: u64) -> Result<(), String> {
+        if self.lease_is_over(launcher) {
+            return self.gone(launcher, How::Abandoned);
+        }
+        for other in 0..self.launchers.len() {
+            if let Some(running) = self.running(other).filter(|it| *it != world) {
+                return Err(format!(
+                    "worlds {running} and {world} run at once, on launchers {other} and {launcher}"
+                ));
+            }
+        }
+        if let Some((last, _)) = self.worlds.last_key_value()
+            && self.worlds[last].started.iter().next().is_some()
+            && *last > world
+        {
+            return Err(format!("world {world} starts after world {last}"));
+        }
+        self.tell(|_| format!("launcher {launcher} runs world {world}"));
+        let now = self.now;
+        let number = self.launchers[launcher].number.unwrap_or(0);
+        if let Some(workers) = &mut self.launchers[launcher].workers {
+            workers.since = Some(now);
+        }
+        self.watch_lease(launcher);
+        if let Some(run) = self.worlds.get_mut(&world) {
+            run.started.insert(number);
+            if run.started.len() == run.plan.members.len() {
+                run.complete_at = Some(now);
+                for other in 0..self.launchers.len() {
+                    let ends = self.scenario.program.lasts + self.rng.u64(0..50 * MS);
+                    if self.running(other) == Some(world) {
+                        let turn = Turn::Succeed;
+                        let launcher = other;
+                        self.at(now + ends, Happening::Workers { launcher, world, turn });
+                    }
+                }
+            }
+        }
+        self.handle(launcher, Event::Local(Local::Started))
+    }
+
+    fn fails(&mut self, launcher: usize, workers: &Workers, ending: Ending) -> Result<(), String> {
+        self.tell(|_| format!("a worker of launcher {launcher} fails: {ending}"));
+        let number = self.launchers[launcher].number.unwrap_or(0);
+        if let Some(it) = &mut self.launchers[launcher].workers {
+            it.is_ending = true;
+        }
+        if let Some(world) = self.worlds.get_mut(&workers.world) {
+            world.failed.insert(number);
+        }
+        let failure = Failure {
+            rank: workers.first_rank,
+            local_rank: 0,
+            pid: 1000,
+            ending,
+            time: self.rng.u64(..), // clocks jump
+            text: String::new(),
+        };
+        self.plan_turn(launcher, 600 * MS, Turn::Go { failed: true });
+        self.peers_notice(launcher, workers.world);
+        self.handle(launcher, Event::Local(Local::Failed(failure)))
+    }
+
+    fn holds(&mut self, launcher: usize, world: u64) -> Result<(), String> {
+        let Some(run) = self.worlds.get_mut(&world) else { return Ok(()) };
+        let begun = run.complete_at.filter(|_| self.scenario.program.steps);
+        let begun = begun.map(|at| (self.now - at) / (100 * MS) + self.rng.u64(0..2));
+        run.begun = run.begun.max(begun);
+        if let Some(workers) = &mut self.launchers[launcher].workers {
+            workers.held = Some(begun);
+        }
+        self.handle(launcher, Event::Local(Local::Held(begun)))
+    }
+
+    /// None of the workers run any more.
+    fn gone(&mut self, launcher: usize, how: How) -> Result<(), String> {
+        let Some(workers) = self.launchers[launcher].workers.take() else { return Ok(()) };
+        self.tell(|_| format!("the workers of launcher {launcher} have ended: {how:?}"));
+        let number = self.launchers[launcher].number.unwrap_or(0);
+        if let Some(world) = self.worlds.get_mut(&workers.world)
+            && how == How::Success
+        {
+            world.succeeded.insert(number);
+        }
+        let lived = workers.since.map_or(0, |since| self.now - since);
+        let outcome = Outcome {
+            how,
+            lived: Duration::from_nanos(lived),
+            stepped: self.scenario.program.steps && lived > SECOND,
+        };
+        let result = self.handle(launcher, Event::Local(Local::Ended(outcome)));
+        if matches!(&self.launchers[launcher].end, Some(LauncherEnd::Part(End::Left(_)))) {
+            self.peers_notice(launcher, workers.world);
+        }
+        result
+    }
+}

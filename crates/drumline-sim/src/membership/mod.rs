@@ -1,0 +1,44 @@
+//! Whole histories of the hosts of a job: launchers that meet in a store, on the real state machines.
+//!
+//! Launchers come, leave, crash, stop for a while and are cut off from the store. Requests are late or lost, or their
+//! answers are. Workers fail, by themselves or because of a peer. After a while the faults stop. One number, the seed,
+//! decides everything.
+//!
+//! After every event these facts are checked:
+//!
+//! - Two worlds never run at once. Workers run from their start to their end, or until the lease of their host.
+//! - A plan follows from the one before: ranks are 0 to size - 1 without a gap, hosts that stay keep their order,
+//!   and nothing follows the end.
+//! - A host that is taken out has no workers. Losses, joins and leaves cost no restart, and no job has more restarts
+//!   than it may.
+//! - A job that is finished has workers that all succeeded, and one that failed has a worker that did.
+//!
+//! At the end of every history all launchers must have ended, and those that heard the end of the job with one code.
+
+mod checks;
+mod clock;
+mod draw;
+mod history;
+mod launcher;
+mod network;
+mod store;
+mod workers;
+
+use fastrand::Rng;
+
+use crate::summary::{RunSummary, caught};
+
+/// Runs the history of a seed and checks it. With `trace`, prints what happens to stderr.
+///
+/// # Errors
+///
+/// The first check that fails.
+pub fn run(seed: u64, trace: bool) -> Result<RunSummary, String> {
+    caught(|| {
+        let mut rng = Rng::with_seed(seed ^ 0x6d65_6d62_6572);
+        let scenario = draw::draw(&mut rng);
+        let fault = !scenario.faults.is_empty();
+        let ended = history::History::new(rng, scenario, trace).run()?;
+        Ok(RunSummary { fault, events: ended.events, virtual_ns: ended.now })
+    })
+}
