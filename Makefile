@@ -363,7 +363,7 @@ sdist: $(PYTHON_VENV)/installed
 $(PYTHON_VENV)/installed:
 	$(PYTHON) -m venv $(PYTHON_VENV)
 	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-	    'maturin>=1.9,<2' numpy pytest expecttest mypy 'pyright[nodejs]'
+	    'maturin>=1.9,<2' numpy pytest cloudpickle expecttest mypy 'pyright[nodejs]'
 	$(PYTHON_VENV)/bin/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
 	    open(site + "/torch-venv.pth", "w").write(site.replace("python-venv", "torch-venv"))'
 	touch $@

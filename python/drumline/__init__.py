@@ -82,7 +82,15 @@ if TYPE_CHECKING:
     )
     from drumline.groups import ProcessGroup, Work
     from drumline.sampler import DistributedSampler, evaluation_shard
-    from drumline._spawn import ProcessRaisedError, spawn
+    from drumline._spawn import (
+        ProcessContext,
+        ProcessException,
+        ProcessExitedException,
+        ProcessRaisedError,
+        ProcessRaisedException,
+        spawn,
+        start_processes,
+    )
     from drumline._world import is_initialized
     from drumline.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 
@@ -102,8 +110,12 @@ __all__ = [
     "P2POp",
     "PoisonedError",
     "PrefixStore",
+    "ProcessContext",
+    "ProcessException",
+    "ProcessExitedException",
     "ProcessGroup",
     "ProcessRaisedError",
+    "ProcessRaisedException",
     "ReduceOp",
     "Store",
     "StoreError",
@@ -153,6 +165,7 @@ __all__ = [
     "scatter_object_list",
     "send",
     "spawn",
+    "start_processes",
     "step",
 ]
 
@@ -166,7 +179,7 @@ _MODULES = {
     "drumline._world": ["is_initialized"],
     "drumline.groups": ["ProcessGroup", "Work"],
     "drumline.sampler": ["DistributedSampler", "evaluation_shard"],
-    "drumline._spawn": ["ProcessRaisedError", "spawn"],
+    "drumline._spawn": ["ProcessContext", "ProcessException", "ProcessExitedException", "ProcessRaisedError", "ProcessRaisedException", "spawn", "start_processes"],
     "drumline.stores": ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"],
     "drumline.ddp": ["DistributedDataParallel", "SyncBatchNorm", "convert_sync_batchnorm"],
 }

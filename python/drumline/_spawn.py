@@ -5,33 +5,82 @@ from __future__ import annotations
 import math
 import multiprocessing
 import multiprocessing.connection
-import os
+import pickle
 import secrets
+import signal
 import time
-import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from drumline import _core
+from drumline import _core, _pickling, _spawned
 
-# Time limit, in seconds, for the other processes to end after one has failed.
-_GRACE_S = 5.0
-
-# The same for what the core has logged.
-_LOG_S = 5.0
+# How many seconds processes get between SIGTERM and SIGKILL, unless `join` is told.
+_GRACE_S = 30.0
 
 # The system does not wait for any number of seconds at once.
 _WAIT_MAX_S = 3600.0
 
+# What to do with functions that other interpreters do not find.
+_INSTEAD = 'call start_processes(..., start_method="fork"), which copies this process'
 
-class ProcessRaisedError(RuntimeError):
-    """A rank has raised or was killed. The text contains its traceback."""
+# No process dies by these because another one has gone: see `Ending::is_never_a_reaction` of the launcher.
+_NEVER_A_REACTION = {
+    -it
+    for it in (
+        signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGXCPU,
+    )
+}  # fmt: skip
 
-    def __init__(self, text: str, error_index: int, exit_code: int | None) -> None:
-        super().__init__(text)
-        self.error_index, self.exit_code = error_index, exit_code
+
+class ProcessException(RuntimeError):
+    """A process of `spawn` or `start_processes` has failed. The others have ended."""
+
+    def __init__(self, msg: str, error_index: int, pid: int) -> None:
+        super().__init__(msg)
+        self.msg = msg
+        self.error_index = error_index
+        """The number of the process, which is its rank."""
+        self.pid = pid
+        """Its process id."""
+        self.exit_code = 1
+        """Its exit code; -n if signal n has killed it."""
+
+    @property
+    def error_pid(self) -> int:
+        """Its process id."""
+        return self.pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.pid)
+
+
+# The name of former versions.
+ProcessRaisedError = ProcessException
+
+
+class ProcessRaisedException(ProcessException):
+    """The function has raised. The text has its traceback."""
+
+    def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
+        super().__init__(msg, error_index, error_pid)
+
+
+class ProcessExitedException(ProcessException):
+    """The process has ended without an exception: it has called ``exit``, or a signal has killed it."""
+
+    def __init__(
+        self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+        """``SIGKILL``, for example; None if it has called ``exit``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.pid, self.exit_code, self.signal_name)
 
 
 def spawn(
@@ -41,107 +90,192 @@ def spawn(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-) -> SpawnContext | None:
+) -> ProcessContext | None:
     """Runs ``fn(rank, *args)`` in ``nprocs`` new processes and waits until all have ended.
 
     The processes call ``init_process_group()`` to connect: their environment is as under ``drumline run
-    --no-torch-store``, with a secret of their own, and this process hosts their store on a Unix socket. If one process fails, the others are terminated, and
-    `ProcessRaisedError` contains its traceback. ``join=False`` returns a context whose ``join`` waits.
+    --no-torch-store``, with a secret of their own, and this process hosts their store on a Unix socket. ::
+
+        def train(rank, epochs):
+            with drumline.init_process_group():
+                ...
+
+        if __name__ == "__main__":
+            drumline.spawn(train, args=(3,), nprocs=2)
+
+    If one process fails, the others are terminated. The error is `ProcessRaisedException`, with the traceback of
+    the process, or `ProcessExitedException`. ``join=False`` returns a context, whose ``join`` waits.
+
+    The processes end when this one does, also if it is killed.
     """
-    context = SpawnContext(fn, args, nprocs, daemon, start_method)
+    return start_processes(fn, args, nprocs, join, daemon, start_method)
+
+
+def start_processes(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """The same as `spawn`.
+
+    ``start_method`` is one of multiprocessing's. ``spawn`` and ``forkserver`` start fresh interpreters, which import
+    the module of ``fn``. ``fork`` copies this process, so ``fn`` may be any function; but a copy of a process with
+    threads may hang.
+    """
+    context = ProcessContext(fn, args, nprocs, daemon, start_method)
     if not join:
         return context
-    while not context.join():
-        pass
+    try:
+        context.join()
+    except BaseException:
+        # Ctrl-C, for example.
+        context.end()
+        raise
     return None
 
 
-class SpawnContext:
+class ProcessContext:
     """The processes of a `spawn`."""
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        nprocs: int,
-        daemon: bool,
-        start_method: str,
+        self, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: bool, start_method: str
     ) -> None:
-        self._store = _core.JobStore(f"drumline-spawn-{secrets.token_hex(8)}")
         context: Any = multiprocessing.get_context(start_method)
+        if start_method != "fork" and not _pickling.is_importable(fn):
+            raise _pickling.not_importable(fn, _INSTEAD)
+        self._store = _core.JobStore(f"drumline-spawn-{secrets.token_hex(8)}")
         self.processes: list[BaseProcess] = []
         self._reports: list[Connection] = []
-        for rank in range(nprocs):
-            report, theirs = context.Pipe(duplex=False)
-            place = _environment(rank, nprocs, self._store)
-            process = context.Process(
-                target=_run, args=(fn, rank, args, place, theirs), daemon=daemon
-            )
-            process.start()
-            theirs.close()
-            self.processes.append(process)
-            self._reports.append(report)
+        self._error: ProcessException | None = None
+        try:
+            for rank in range(nprocs):
+                report, theirs = context.Pipe(duplex=False)
+                self._reports.append(report)
+                place = _environment(rank, nprocs, self._store)
+                process = context.Process(
+                    target=_spawned.run, args=(fn, rank, args, place, theirs), daemon=daemon
+                )
+                process.start()
+                theirs.close()
+                self.processes.append(process)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            self.end()
+            raise _pickling.not_picklable(fn, args, error, _INSTEAD) from error
+        except BaseException:
+            self.end()
+            raise
+        self.sentinels = {process.sentinel: rank for rank, process in enumerate(self.processes)}
+        """What becomes ready when a process ends, and the number of the process."""
 
     def pids(self) -> list[int | None]:
         """The process ids."""
         return [process.pid for process in self.processes]
 
-    def join(self, timeout: float | None = None) -> bool:
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """Waits at most ``timeout`` seconds. Returns whether all processes have ended without an error.
 
-        When one process has failed, terminates the others and raises `ProcessRaisedError`.
+        When one process has failed, ends the others and raises a `ProcessException`. The others get ``grace_period``
+        seconds to end by themselves, if it is given. Then they get SIGTERM, and SIGKILL after ``grace_period`` (30)
+        seconds more.
         """
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout is {timeout}; it should be seconds, 0 or more")
+        for name, value in (("timeout", timeout), ("grace_period", grace_period)):
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} is {value}; it should be seconds, 0 or more")
+        if self._error is not None:
+            raise self._error
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             living = [process for process in self.processes if process.is_alive()]
-            failed = next((it for it in self.processes if it.exitcode not in (None, 0)), None)
-            if failed is not None:
-                raise self._error(failed)
+            failed = [
+                rank for rank, process in enumerate(self.processes) if process.exitcode not in (None, 0)
+            ]
+            if failed:
+                noticed_at = time.time()
+                if grace_period is not None:
+                    _wait(living, time.monotonic() + grace_period)
+                self.end(grace_period)
+                self._error = self._first_of(failed, noticed_at)
+                raise self._error
             if not living:
                 return True
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if _wait(living, deadline, any_of_them=True) and time.monotonic() >= deadline:
                 return False
-            sentinels = [process.sentinel for process in living]
-            multiprocessing.connection.wait(sentinels, min(left, _WAIT_MAX_S))
 
-    def _error(self, failed: BaseProcess) -> ProcessRaisedError:
-        self._end_all()
-        # The first error is the cause; the errors of other ranks often follow from it.
-        reports = [self._report(rank) for rank in range(len(self.processes))]
-        raised = [(at, rank, text) for rank, (at, text) in enumerate(reports) if text]
-        if raised:
-            _, rank, text = min(raised)
-        else:
-            rank = self.processes.index(failed)
-            code = failed.exitcode or 0
-            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-            text = f"it {how}"
-        exit_code = self.processes[rank].exitcode
-        return ProcessRaisedError(
-            f"-- Process {rank} terminated with the following error:\n{text}", rank, exit_code
-        )
-
-    def _report(self, rank: int) -> tuple[float, str]:
-        try:
-            if self._reports[rank].poll():
-                at, text = self._reports[rank].recv()
-                return float(at), str(text)
-        except (EOFError, OSError):
-            pass
-        return 0.0, ""
-
-    def _end_all(self) -> None:
+    def end(self, grace_period: float | None = None) -> None:
+        """Ends all processes: SIGTERM, and SIGKILL after ``grace_period`` (30) seconds."""
         for process in self.processes:
             process.terminate()
-        until = time.monotonic() + _GRACE_S
+        for process in _wait(self.processes, time.monotonic() + (_GRACE_S if grace_period is None else grace_period)):
+            process.kill()
         for process in self.processes:
-            process.join(max(0.0, until - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
+
+    def _first_of(self, failed: list[int], noticed_at: float) -> ProcessException:
+        """The error of the process that is the likeliest cause: the errors of other ranks often follow from it."""
+        reports = {rank: self._report(rank) for rank in failed}
+
+        def order(rank: int) -> tuple[bool, float]:
+            raised = reports[rank].raised
+            at = noticed_at if raised is None else raised[0]
+            return self.processes[rank].exitcode not in _NEVER_A_REACTION, at
+
+        rank = min(failed, key=order)
+        process, report = self.processes[rank], reports[rank]
+        pid, code = process.pid or 0, process.exitcode or 0
+        if report.raised is not None:
+            text = f"\n\n-- Process {rank} terminated with the following error:\n{report.raised[1]}"
+            error = ProcessRaisedException(text, rank, pid)
+            error.exit_code = code
+            return error
+        name = _signal_name(-code) if code < 0 else None
+        how = f"signal {name}" if name else f"exit code {code}"
+        text = f"process {rank} terminated with {how}"
+        if not report.has_begun:
+            text += (
+                " before it called the function. Its stderr says why: often the program starts its processes while "
+                'it is imported, outside of `if __name__ == "__main__":`'
+            )
+        return ProcessExitedException(text, rank, pid, code, name)
+
+    def _report(self, rank: int) -> _Report:
+        report = _Report()
+        with suppress(EOFError, OSError):
+            while self._reports[rank].poll():
+                message = self._reports[rank].recv()
+                if message == _spawned.BEGUN:
+                    report.has_begun = True
+                else:
+                    report.raised = message
+        return report
+
+
+class _Report:
+    """What a process has told."""
+
+    has_begun = False
+    raised: tuple[float, str] | None = None
+
+
+# The name of former versions.
+SpawnContext = ProcessContext
+
+
+def _wait(
+    processes: list[BaseProcess], deadline: float, any_of_them: bool = False
+) -> list[BaseProcess]:
+    """Waits until all of them have ended, or ``any_of_them``. Returns those that live."""
+    living = [process for process in processes if process.is_alive()]
+    count = len(living)
+    while living and not (any_of_them and len(living) < count):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        multiprocessing.connection.wait([it.sentinel for it in living], min(left, _WAIT_MAX_S))
+        living = [process for process in living if process.is_alive()]
+    return living
 
 
 def _environment(rank: int, world_size: int, store: _core.JobStore) -> dict[str, str]:
@@ -157,21 +291,8 @@ def _environment(rank: int, world_size: int, store: _core.JobStore) -> dict[str,
     return place
 
 
-def _run(
-    fn: Callable[..., Any],
-    rank: int,
-    args: tuple[Any, ...],
-    place: dict[str, str],
-    report: Connection,
-) -> None:
-    # The place of an outer job is not that of this rank.
-    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
-        os.environ.pop(name, None)
-    os.environ.update(place)
+def _signal_name(number: int) -> str:
     try:
-        fn(rank, *args)
-    except Exception:
-        report.send((time.time(), traceback.format_exc()))
-        _core.close_log(_LOG_S)
-        # As after an uncaught exception: the other ranks see this process end.
-        os._exit(1)
+        return signal.Signals(number).name
+    except ValueError:
+        return f"<Unknown signal {number}>"

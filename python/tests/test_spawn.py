@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -115,12 +118,278 @@ def failing(rank, how):
     drumline.barrier()
 
 
+def test_what_a_process_raises_is_in_the_error_of_the_parent():
+    with pytest.raises(drumline.ProcessRaisedException) as raised:
+        drumline.spawn(failing, ("raises",), nprocs=2)
+    error = raised.value
+    assert str(error).startswith("\n\n-- Process 1 terminated with the following error:\nTraceback")
+    assert "in failing" in str(error) and str(error).endswith("RuntimeError: out of patience\n")
+    assert (error.error_index, error.exit_code) == (1, 1)
+
+
 @pytest.mark.parametrize(
-    ("how", "text", "code"),
-    [("raises", "out of patience", 1), ("exits", "code 3|rank 1", None), ("dies", "signal 9|rank 1", None)],
+    ("how", "text", "code", "name"),
+    [("exits", "exit code 3", 3, None), ("dies", "signal SIGKILL", -signal.SIGKILL, "SIGKILL")],
 )
-def test_the_failure_is_that_of_the_rank(how, text, code):
-    with pytest.raises(drumline.ProcessRaisedError, match=text) as raised:
-        drumline.spawn(failing, (how,), nprocs=2)
-    if code is not None:
-        assert (raised.value.error_index, raised.value.exit_code) == (1, code)
+def test_a_process_without_an_exception_is_blamed_for_what_others_raise(how, text, code, name):
+    context = drumline.spawn(failing, (how,), nprocs=2, join=False)
+    with pytest.raises(drumline.ProcessExitedException) as raised:
+        context.join()
+    error = raised.value
+    assert str(error) == error.msg == f"process 1 terminated with {text}"
+    assert (error.error_index, error.exit_code, error.signal_name) == (1, code, name)
+    assert error.pid == error.error_pid == context.pids()[1]
+    assert not any(process.is_alive() for process in context.processes)
+    with pytest.raises(drumline.ProcessExitedException, match="process 1"):
+        context.join()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [drumline.ProcessRaisedException("text", 1, 4711), drumline.ProcessExitedException("text", 1, 4711, -9, "SIGKILL")],
+)
+def test_errors_can_be_sent_to_other_processes(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and vars(again) == vars(error)
+    assert isinstance(again, drumline.ProcessException)
+
+
+def raising_much(rank):
+    raise RuntimeError("begin" + "x" * 1_000_000 + "end")
+
+
+def test_a_long_text_is_cut_and_stops_nothing():
+    with pytest.raises(drumline.ProcessRaisedException) as raised:
+        drumline.spawn(raising_much, nprocs=1, start_method="fork")
+    text = str(raised.value)
+    assert "begin" in text and "end" in text and " characters ..." in text and len(text) < 40_000
+
+
+def interrupted(rank):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+
+def test_an_interrupt_of_a_child_is_told_while_the_parent_lives():
+    with pytest.raises(drumline.ProcessRaisedException, match="KeyboardInterrupt") as raised:
+        drumline.spawn(interrupted, nprocs=1)
+    assert raised.value.exit_code == 130
+
+
+def waiting_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def begun_and_waiting(rank, directory):
+    Path(directory, f"begun-{rank}").touch()
+    waiting_for(f"{directory}/go")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_join_waits_no_longer_than_it_is_told(method, tmp_path):
+    context = drumline.start_processes(
+        begun_and_waiting, (str(tmp_path),), nprocs=2, join=False, start_method=method
+    )
+    assert sorted(context.sentinels.values()) == [0, 1] and all(context.pids())
+    assert context.join(timeout=0) is False
+    for rank in range(2):
+        waiting_for(f"{tmp_path}/begun-{rank}")
+    assert context.join(timeout=0.01) is False
+    (tmp_path / "go").touch()
+    assert context.join() is True
+    assert context.join() is True
+
+
+def outliving(rank, directory, how):
+    """Rank 1 fails; rank 0 does what it is told."""
+    if rank == 1:
+        waiting_for(f"{directory}/ready")
+        raise RuntimeError("out of patience")
+    if how == "SIGTERM ignored":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if how == "SIGTERM handled":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path(directory, "handled").touch()))
+    others = os.getppid()
+    Path(directory, "ready").touch()
+    while how != "ends by itself" or pids_below(others) != {os.getpid()}:
+        time.sleep(0.01)
+    Path(directory, "ended by itself").touch()
+
+
+def pids_below(parent):
+    """The processes that this one has started and that live."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, rest = stat.read_text().split(" (", 1)
+            state, above = rest.rpartition(") ")[2].split()[:2]
+            if int(above) == parent and state != "Z":
+                found.add(int(pid))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "grace", "trace", "code"),
+    [
+        ("ends by itself", 60.0, "ended by itself", 0),
+        ("SIGTERM handled", None, "handled", 0),
+        ("SIGTERM", None, None, -signal.SIGTERM),
+        ("SIGTERM ignored", 0.1, None, -signal.SIGKILL),
+    ],
+)
+def test_after_a_failure_the_others_get_time_and_then_signals(how, grace, trace, code, tmp_path):
+    # In a program of its own, whose only children are these.
+    program = (
+        "import drumline, sys, test_spawn\n"
+        f"context = drumline.start_processes(test_spawn.outliving, ({str(tmp_path)!r}, {how!r}), 2, False, "
+        "start_method='fork')\n"
+        "try:\n"
+        f"    context.join(grace_period={grace})\n"
+        "except drumline.ProcessRaisedException as error:\n"
+        "    print(error.error_index, 'out of patience' in str(error), context.processes[0].exitcode)\n"
+    )
+    assert run_here(["-c", program]).stdout.split() == ["1", "True", str(code)]
+    for name in ("ended by itself", "handled"):
+        assert (tmp_path / name).exists() == (name == trace)
+
+
+def run_here(arguments, expected=0, **options):
+    """Runs Python where the modules of these tests are found."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}, **options,
+    )  # fmt: skip
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done
+
+
+def stubborn(rank, directory):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Path(directory, f"{rank}").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_end_with_a_parent_that_is_killed(method, tmp_path):
+    program = f"import drumline, test_spawn; drumline.spawn(test_spawn.stubborn, ({str(tmp_path)!r},), 2, start_method={method!r})"
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent)
+    files = [tmp_path / "0", tmp_path / "1"]
+    eventually(lambda: all(it.exists() and it.read_text() for it in files), parent)
+    pids = [int(it.read_text()) for it in files]
+    parent.kill()
+    parent.wait()
+    eventually(lambda: all(is_gone(pid) for pid in pids))
+
+
+def eventually(holds, process=None):
+    until = time.monotonic() + 60  # to tell a hang
+    while not holds():
+        assert process is None or process.poll() is None, "the program has ended too early"
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_thread_that_has_started_processes_may_end_before_them(tmp_path):
+    contexts = []
+
+    def start():
+        contexts.append(drumline.spawn(begun_and_waiting, (str(tmp_path),), nprocs=1, join=False))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    waiting_for(tmp_path / "begun-0")
+    (tmp_path / "go").touch()
+    assert contexts[0].join()
+
+
+UNGUARDED = """
+import drumline
+
+def rank(number):
+    pass
+
+drumline.spawn(rank, nprocs=1)
+"""
+
+
+def test_a_process_that_fails_before_it_calls_the_function_says_why(tmp_path):
+    (tmp_path / "unguarded.py").write_text(UNGUARDED)
+    errors = run_here([str(tmp_path / "unguarded.py")], expected=1).stderr
+    assert "process 0 terminated with exit code 1 before it called the function" in errors
+    assert '`if __name__ == "__main__":`' in errors
+
+
+def test_what_cannot_be_sent_is_named(capfd):
+    for fn, args, text in [
+        (lambda rank: None, (), "the function test_what_cannot_be_sent_is_named.<locals>.<lambda> cannot be sent"),
+        (failing, ("raises", threading.Lock()), r"argument 1 \(lock\) cannot be sent"),
+    ]:
+        for method in ("spawn", "forkserver"):
+            with pytest.raises(pickle.PicklingError, match=text) as raised:
+                drumline.start_processes(fn, args, start_method=method)
+            assert 'start_processes(..., start_method="fork")' in str(raised.value)
+    assert capfd.readouterr().err == "", "no process has started"
+
+
+def test_a_fork_calls_any_function():
+    reports = multiprocessing.get_context("fork").SimpleQueue()
+    drumline.start_processes(lambda rank: reports.put(rank), nprocs=1, start_method="fork")
+    assert reports.get() == 0
+
+
+def test_a_function_of_a_program_without_a_file_is_refused():
+    program = "import drumline\ndef f(rank): pass\n"
+    errors = run_here(["-c", program + "drumline.spawn(f)"], expected=1).stderr
+    assert "cannot import the function f" in errors and "define it in a module" in errors
+    run_here(["-c", program + "drumline.start_processes(f, start_method='fork')"])
+
+
+def test_a_queue_is_sent_to_fresh_processes():
+    reports = multiprocessing.get_context("spawn").SimpleQueue()
+    drumline.spawn(telling, (reports,), nprocs=1)
+    assert reports.get() == 0
+
+
+def telling(rank, reports):
+    reports.put(rank)
+
+
+def test_the_fork_server_starts_ranks_that_connect():
+    drumline.start_processes(summing, (5,), nprocs=2, start_method="forkserver")
+
+
+def nested(rank):
+    drumline.spawn(summing, (rank,), nprocs=2)
+
+
+def test_ranks_of_ranks_connect_among_themselves():
+    drumline.spawn(nested, nprocs=2)
+
+
+def test_ranks_of_the_launcher_may_spawn():
+    program = "import drumline, test_spawn; drumline.spawn(test_spawn.nested, nprocs=2)"
+    run_here(["-m", "drumline", "run", "--nproc-per-node", "2", "--", sys.executable, "-c", program])
+
+
+def test_what_a_failing_rank_has_printed_is_not_lost():
+    program = """
+import drumline
+def f(rank):
+    print("a line without an end", end="")
+    raise RuntimeError
+try:
+    drumline.start_processes(f, start_method="fork")
+except drumline.ProcessRaisedException:
+    pass
+"""
+    assert run_here(["-c", program]).stdout == "a line without an end"

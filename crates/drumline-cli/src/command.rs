@@ -61,6 +61,23 @@ pub fn main(
     })
 }
 
+/// Why `drumline run` refuses this command line before it starts anything. `None`: it does not. Variables do not
+/// count as options.
+///
+/// ```
+/// let refusal = |option: &str| drumline_cli::refusal(["drumline", "run", option, "train"].map(Into::into));
+/// assert_eq!(refusal("--nnodes=1"), None);
+/// assert!(refusal("--nproc-per-node=none").is_some_and(|why| why.contains("none")));
+/// ```
+pub fn refusal(arguments: impl IntoIterator<Item = OsString>) -> Option<String> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    match cli::parse(&arguments, []) {
+        Ok((Command::Run(args), names)) => args.asked(&names, &Host::this()).err(),
+        Ok(_) => None,
+        Err(error) => Some(cli::first_paragraph(&error)),
+    }
+}
+
 /// Prints the error, which may be the text of --help, and returns the exit code.
 fn refuse(error: &clap::Error) -> u8 {
     let _ = error.print();

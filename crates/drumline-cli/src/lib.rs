@@ -22,5 +22,5 @@ mod secret;
 mod trace;
 
 pub use check::check;
-pub use command::main;
+pub use command::{main, refusal};
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Hangs, Logs, Restarts,
+    Hangs, Logs, Monitoring, Restarts,
     supervisor::{Policy, Signal},
 };
 
@@ -44,6 +44,8 @@ pub struct Job {
     pub virtual_local_rank: bool,
     /// What is written to files, and what is shown.
     pub logs: Logs,
+    /// The file that says, as JSON, how the job ended on this host: `--report`.
+    pub report: Option<PathBuf>,
     /// What happens after a failure.
     pub restarts: Restarts,
     /// The store for programs that use torch. `None`: there is no such store.
@@ -62,6 +64,8 @@ pub struct Job {
     pub policy: Policy,
     /// What counts as a rank that hangs.
     pub hangs: Hangs,
+    /// Who hears what happens to the job.
+    pub monitoring: Monitoring,
     /// What the launcher does with the signals that it gets: `--signals-to-handle`. Those of job control
     /// (Ctrl-Z) stop and continue the workers, too. Signals that are not here have the kernel's meaning.
     pub signals: Vec<(Signal, OnSignal)>,
@@ -84,6 +88,7 @@ impl Job {
             role: "default".into(),
             virtual_local_rank: false,
             logs: Logs::default(),
+            report: None,
             restarts: Restarts::default(),
             torch_store: Some(TorchStore::User { port: 0 }),
             labels_stdout: true,
@@ -92,6 +97,7 @@ impl Job {
             security: None,
             policy: Policy::default(),
             hangs: Hangs::default(),
+            monitoring: Monitoring::default(),
             signals: OnSignal::UNLESS_TOLD.to_vec(),
             relaunch: Vec::new(),
         }

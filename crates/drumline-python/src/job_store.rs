@@ -27,7 +27,9 @@ impl JobStore {
     #[new]
     fn serve(name: String) -> PyResult<JobStore> {
         let config = Config::from_env().map_err(raise)?;
-        let (secret, fresh) = match Secret::from_env().map_err(raise)? {
+        let known =
+            if has_secret_of_outer_job() { None } else { Secret::from_env().map_err(raise)? };
+        let (secret, fresh) = match known {
             Some(secret) => (secret, None),
             None => {
                 let secret = Secret::random().map_err(raise)?;
@@ -51,4 +53,10 @@ impl JobStore {
     fn secret(&self) -> Option<&str> {
         str::from_utf8(self.fresh.as_ref()?.expose()).ok()
     }
+}
+
+/// Whether this process is a rank of `drumline run`, whose secret is in a descriptor. A process of
+/// `multiprocessing` does not inherit descriptors, and another job has another secret.
+fn has_secret_of_outer_job() -> bool {
+    std::env::var("DRUMLINE_SECRET_FILE").is_ok_and(|path| path.starts_with("/proc/self/fd/"))
 }

@@ -16,3 +16,9 @@ pub(crate) fn main(py: Python<'_>, arguments: Vec<OsString>, itself: Vec<OsStrin
 pub(crate) fn step(py: Python<'_>, number: u64) -> bool {
     py.detach(|| drumline::step(number)) == drumline::Step::Stop
 }
+
+/// Why `drumline run` refuses this command line before it starts anything. None: it does not.
+#[pyfunction]
+pub(crate) fn refusal(arguments: Vec<OsString>) -> Option<String> {
+    drumline_cli::refusal(arguments)
+}

@@ -19,6 +19,7 @@ mod job_store;
 mod launch;
 mod log;
 mod memory;
+mod parent;
 mod registered;
 mod sampler;
 mod several;
@@ -43,9 +44,10 @@ mod _core {
         },
         group::Group,
         job_store::JobStore,
-        launch::{main, step},
+        launch::{main, refusal, step},
         log::close_log,
         memory::supports,
+        parent::end_with_parent,
         registered::Registered,
         sampler::Sampler,
         store::Store,

@@ -73,6 +73,18 @@ impl Failure {
         Failure { message, callstack: Some(callstack), at: Some(at), json }
     }
 
+    /// All that the file says.
+    ///
+    /// ```
+    /// use drumline_train::error_file::Failure;
+    ///
+    /// let failure = Failure::now("no data", "at main");
+    /// assert_eq!(failure.json()["message"]["message"], "no data");
+    /// ```
+    pub fn json(&self) -> &Map<String, Value> {
+        &self.json
+    }
+
     /// Writes the file, as it was read.
     ///
     /// # Errors

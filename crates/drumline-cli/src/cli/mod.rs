@@ -10,6 +10,7 @@ mod ending;
 mod hangs;
 mod host;
 mod hosts;
+mod monitoring;
 mod names;
 mod nearest;
 mod output;
@@ -38,6 +39,7 @@ pub(crate) use self::{
     names::Names,
     rseq::Rseq,
     run::{Asked, LaunchArgs, RunArgs},
+    variables::first_paragraph,
 };
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.

@@ -39,6 +39,10 @@ pub(super) struct OutputArgs {
     /// [default: `[${rank}] `]
     #[arg(long, value_name = "TEXT", value_parser = prefix)]
     log_line_prefix_template: Option<String>,
+
+    /// Write how the job ended on this host to FILE, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(super) report: Option<PathBuf>,
 }
 
 impl OutputArgs {

@@ -97,11 +97,14 @@ fn option_of(command: &Command, name: &str, wanted: &str) -> Result<Arg, String>
 /// Whether the command understands this option. The error is the first paragraph of its own.
 fn check(command: &mut Command, name: &str, option: &OsString) -> Result<(), String> {
     let words = ["drumline".as_ref(), name.as_ref(), option.as_os_str(), "program".as_ref()];
-    command.try_get_matches_from_mut(words).map(|_| ()).map_err(|error| {
-        let text = error.to_string();
-        let first = text.split("\n\n").next().unwrap_or_default();
-        first.strip_prefix("error: ").unwrap_or(first).to_owned()
-    })
+    command.try_get_matches_from_mut(words).map(|_| ()).map_err(|error| first_paragraph(&error))
+}
+
+/// The text of the error without the usage behind it.
+pub(crate) fn first_paragraph(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    first.strip_prefix("error: ").unwrap_or(first).to_owned()
 }
 
 /// The error that says `text` about the command `name`.

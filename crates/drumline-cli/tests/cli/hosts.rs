@@ -5,6 +5,7 @@ use std::{
     env,
     io::Write as _,
     net::{Ipv4Addr, TcpListener, TcpStream},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -115,6 +116,54 @@ fn ranks_of_all_hosts_sum_with_every_way_to_meet() {
             assert_eq!(text.matches("sum 21").count(), 2, "{text}");
         }
     }
+}
+
+#[test]
+fn the_numbers_of_hosts_decide_the_order_of_ranks() {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = free.local_addr().unwrap().port().to_string();
+    drop(free);
+    let host = |number: &str| {
+        let options = ["--nnodes", "3", "--node-rank", number];
+        let first = ["--master-addr", "127.0.0.1", "--master-port", &port];
+        let program = ["--", "sh", "-c", "echo $GROUP_RANK $RANK"];
+        let options: Vec<&str> = [&options[..], &first, &program].concat();
+        Launch::new(options).variable("DRUMLINE_SECRET", SECRET).start()
+    };
+    let hosts = ["2", "1", "0"].map(host).map(Started::end);
+    for (number, host) in ["2", "1", "0"].into_iter().zip(hosts) {
+        assert_eq!(host.code, 0, "{}", host.stderr);
+        assert_eq!(stdout(&host), [format!("[{number}] {number} {number}")]);
+    }
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_lost_host() {
+    let meeting = Meeting::at_first_host("2");
+    let script = "echo rank $RANK of $WORLD_SIZE; exec sleep 100";
+    let start = |is_first: &str| {
+        let conf = format!("join_timeout=15,is_host={is_first}");
+        meeting.shell(&["--rdzv-conf", &conf], script).start()
+    };
+    let mut first = start("1");
+    let mut second = start("0");
+    first.wait_for("of 2", 1);
+    second.wait_for("of 2", 1);
+    let run =
+        concat!("exec env --default-signal ", env!("CARGO_BIN_EXE_drumline"), " run \"$@\" 2>&1");
+    let mut command = Command::new("sh");
+    command.args(["-c", run, "sh"]);
+    let conf = ["--rdzv-conf", "join_timeout=15,is_host=0"];
+    let mut spare = meeting.shell(&conf, script).start_as(command);
+    spare.wait_for("this one is a spare", 1);
+    second.signal(Signal::KILL);
+    spare.wait_for("of 2", 1);
+    assert_eq!(second.end().code, 137);
+    spare.signal(Signal::TERM);
+    assert_eq!(spare.end().code, 143);
+    // Too few are left.
+    let first = first.end();
+    assert_eq!(first.code, 143, "{}", first.stderr);
 }
 
 #[test]
@@ -282,9 +331,9 @@ fn a_host_that_comes_later_is_taken_in_at_one_step_of_all_ranks() {
 fn hosts_that_do_not_fit_are_told_at_both_ends() {
     let meeting = Meeting::at_first_host("2");
     let script = "exec sleep 100";
-    let first = meeting.shell(&["--rdzv-conf", "join_timeout=8,is_host=1"], script).start();
+    let first = meeting.shell(&["--rdzv-conf", "join_timeout=12,is_host=1"], script).start();
     let other = |options: &[&str], secret: &str| {
-        let options = [options, &["--rdzv-conf", "join_timeout=8,is_host=0"]].concat();
+        let options = [options, &["--rdzv-conf", "join_timeout=12,is_host=0"]].concat();
         let mut launch = meeting.shell(&options, script);
         launch.variables = vec![("DRUMLINE_SECRET", secret.into())];
         launch.start().end()
@@ -300,11 +349,27 @@ fn hosts_that_do_not_fit_are_told_at_both_ends() {
         wrong_size.stderr
     );
 
+    let wrong_name = other(&["--rdzv-id", "another"], SECRET);
+    assert_eq!(wrong_name.code, 2, "{}", wrong_name.stderr);
+    let told = "its run id is another, that of the job is none";
+    assert!(wrong_name.stderr.contains(told), "{}", wrong_name.stderr);
+
     let first = first.end();
     assert_eq!(first.code, 1, "{}", first.stderr);
-    for part in ["1 of 2 hosts are missing", "secret", "number of hosts (--nnodes) is 3:3"] {
+    let wrong = ["secret", "number of hosts (--nnodes) is 3:3", told];
+    for part in ["1 of 2 hosts are missing"].into_iter().chain(wrong) {
         assert!(first.stderr.contains(part), "{part}: {}", first.stderr);
     }
+}
+
+#[test]
+fn a_stranger_in_the_place_of_the_first_host_is_told() {
+    // It takes connections, and says nothing.
+    let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let meeting = Meeting::of("2", "c10d", &stranger.local_addr().unwrap().to_string());
+    let ended = meeting.shell(&["--rdzv-conf", "join_timeout=1"], "true").start().end();
+    assert_eq!(ended.code, 1, "{}", ended.stderr);
+    assert!(ended.stderr.contains("no launcher of drumline"), "{}", ended.stderr);
 }
 
 #[test]

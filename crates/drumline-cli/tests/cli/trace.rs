@@ -53,8 +53,11 @@ fn drumline(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
 fn job(dir: &Path, variables: &[(&str, &Path)]) -> Output {
     let program = env::current_exe().unwrap();
     let program = program.to_str().unwrap();
-    let run = ["run", "--nproc-per-node", "3", "--no-torch-store", "--"];
-    let arguments = [&run[..], &[program, "--exact", "trace::rank", "--nocapture"]].concat();
+    let run = ["run", "--nproc-per-node", "3", "--no-torch-store", "--kill-after", "60s", "--"];
+    // Ranks that lose a peer write that down and end by themselves. On a busy machine SIGTERM would come before.
+    let patient = ["env", "--ignore-signal=TERM"];
+    let rank = [program, "--exact", "trace::rank", "--nocapture"];
+    let arguments = [&run[..], &patient, &rank].concat();
     drumline(&arguments, &[&[("DRUMLINE_TRACE", dir)], variables].concat())
 }
 

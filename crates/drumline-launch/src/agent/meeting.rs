@@ -2,8 +2,9 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _},
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -87,31 +88,12 @@ fn at_first_host(
 ) -> Result<Place> {
     let endpoint = Endpoint::Tcp { host: host.to_owned(), port };
     let (secret, level) = (&own.secret, own.level);
-    let at = match is_first {
+    let server = match is_first {
         Some(false) => None,
-        Some(true) | None => match listens(host, port)? {
-            Listens::Yes(ip) => Some(ip),
-            no if is_first == Some(true) => {
-                return Err(Error::meeting(format!(
-                    "this host is to be the first one, but cannot listen at {endpoint}: {}",
-                    match no {
-                        Listens::InUse =>
-                            "the port is in use, by another process of this host (ss -ltnp shows it)",
-                        _ => "that is not an address of this host",
-                    }
-                )));
-            }
-            _ => None,
-        },
+        _ => serve(own, host, port, is_first == Some(true))?,
     };
-    let (store, is_hosted, towards) = match at {
-        Some(ip) => {
-            let door = Door::Secured {
-                endpoint: Endpoint::Tcp { host: ip.to_string(), port },
-                secret: secret.clone(),
-                level,
-            };
-            let server = TcpStoreServer::open(&[door], own.config.store_bytes_max)?;
+    let (store, is_hosted, towards) = match server {
+        Some((server, ip)) => {
             tracing::info!("this host is the first one: the others meet at {endpoint}");
             (TcpStore::to_own(server)?, true, SocketAddr::new(ip, port))
         }
@@ -119,7 +101,7 @@ fn at_first_host(
             tracing::info!("waits for the first host at {endpoint}");
             let left = deadline.saturating_duration_since(Instant::now());
             let store = TcpStore::connect_at(&endpoint, secret, level, left)
-                .map_err(|error| Error::meeting(unreached(&endpoint, &error)))?;
+                .map_err(|error| Error::meeting(unreached(&endpoint, (host, port), &error)))?;
             let address = resolve(host, port)?.into_iter().next();
             let address =
                 address.ok_or_else(|| Error::meeting(format!("{host} has no address")))?;
@@ -128,19 +110,57 @@ fn at_first_host(
     };
     Ok(Place {
         address: own_address(own, Some(towards))?,
-        store: signed(own, Box::new(store)),
+        // The store has this job only: a host with another --rdzv-id is told so.
+        store: signed(own, Box::new(store), "drumline/".into()),
         is_hosted,
         beat_every: Duration::ZERO,
         name: endpoint.to_string(),
     })
 }
 
+/// Opens the store if this host is the first one: if it can listen there.
+fn serve(
+    own: &Own,
+    host: &str,
+    port: u16,
+    must_be: bool,
+) -> Result<Option<(TcpStoreServer, IpAddr)>> {
+    let problem = loop {
+        let ip = match listens(host, port)? {
+            Listens::Yes(ip) => ip,
+            Listens::InUse => {
+                break "the port is in use, by another process of this host (ss -ltnp shows it)";
+            }
+            Listens::Elsewhere => break "that is not an address of this host",
+        };
+        let endpoint = Endpoint::Tcp { host: ip.to_string(), port };
+        let door = Door::Secured { endpoint, secret: own.secret.clone(), level: own.level };
+        match TcpStoreServer::open(&[door], own.config.store_bytes_max) {
+            Ok(server) => return Ok(Some((server, ip))),
+            // Another launcher of this machine was faster, or tries it at this moment.
+            Err(_) if matches!(listens(host, port), Ok(Listens::InUse)) => {
+                thread::sleep(TRIED_AT_ONCE);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
+    match must_be {
+        true => Err(Error::meeting(format!(
+            "this host is to be the first one, but cannot listen at {host}:{port}: {problem}"
+        ))),
+        false => Ok(None),
+    }
+}
+
+/// Longer than another launcher takes to find out whether it can listen.
+const TRIED_AT_ONCE: Duration = Duration::from_millis(5);
+
 fn in_file(own: &Own, path: &Path) -> Result<Place> {
     // Nobody knows how many hosts will close it.
     let store = FileStore::open(path, 0)?;
     Ok(Place {
         address: own_address(own, None)?,
-        store: signed(own, Box::new(store)),
+        store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
         is_hosted: false,
         beat_every: SLOW_BEAT,
         name: format!("the file {}", path.display()),
@@ -161,15 +181,14 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
     Ok(Place {
         address: own_address(own, store.address())?,
         name: store.name().to_owned(),
-        store: signed(own, Box::new(store)),
+        store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
         is_hosted: false,
         beat_every: SLOW_BEAT,
     })
 }
 
-/// The store behind the keys of this job.
-fn signed(own: &Own, store: Box<dyn Store>) -> Signed {
-    Signed::over(store, own.secret.clone(), format!("drumline/{}/", own.run_id))
+fn signed(own: &Own, store: Box<dyn Store>, prefix: String) -> Signed {
+    Signed::over(store, own.secret.clone(), prefix)
 }
 
 /// Whether this process can listen somewhere.
@@ -222,9 +241,23 @@ fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
     })
 }
 
-fn unreached(endpoint: &Endpoint, error: &drumline::store::Error) -> String {
-    format!(
-        "the first host is not reached at {endpoint}: {error}; is `drumline run` started there, with the same \
-         --rdzv-endpoint and secret, and does a firewall let this port through?"
-    )
+/// Why the first host is not reached. A stranger may listen there.
+fn unreached(endpoint: &Endpoint, address: (&str, u16), error: &drumline::store::Error) -> String {
+    let listens = resolve(address.0, address.1).is_ok_and(|addresses| {
+        addresses.iter().any(|it| TcpStream::connect_timeout(it, STRANGER_MAX).is_ok())
+    });
+    let hint = match listens {
+        true => {
+            "a process listens there, but it is no launcher of drumline with the same secret: a torchrun, perhaps? \
+             (ss -ltnp shows it on that host)."
+        }
+        false => {
+            "is `drumline run` started there, with the same --rdzv-endpoint, and does its firewall let this port \
+             through?"
+        }
+    };
+    format!("the first host is not reached at {endpoint}: {hint} The last error was: {error}")
 }
+
+/// How long a stranger may take to answer.
+const STRANGER_MAX: Duration = Duration::from_secs(1);

@@ -21,10 +21,13 @@ use crate::{
     lease::BootTime,
     listener::Listener,
     membership::{
-        Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan, Report,
-        TEXT_BYTES_MAX, Terms, Timing, Value as _, View, Why, WorldPlan,
+        self, Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan,
+        Report, TEXT_BYTES_MAX, Terms, Timing, Value as _, View, Why, WorldPlan,
     },
+    outcome,
     prefix::host_name,
+    report,
+    restarts::Next,
     stores::{Announcement, Stores},
     supervisor,
     tell::tell,
@@ -608,6 +611,7 @@ impl Session<'_, '_, '_> {
         };
         self.listener.events.remove(ended.console.finished())?;
         tell(self.launch, &ended);
+        outcome::write(self.launch.job, self.attempts.saturating_sub(1), &ended)?;
         let Ended { lived, stepped, stores, .. } = *ended;
         self.kept = Some(stores);
         self.have_ended(Outcome { how, lived, stepped });
@@ -616,8 +620,12 @@ impl Session<'_, '_, '_> {
 
     /// Says how the job has ended, and returns the exit code.
     fn finish(&self, end: &End) -> u8 {
+        let me = self.arrival.as_ref().map(|arrival| arrival.number);
+        if let Err(error) = outcome::write_end(self.launch.job, me, end) {
+            self.say(&error.to_string());
+        }
         match end {
-            End::Over(crate::membership::Verdict::Finished, _) => {}
+            End::Over(membership::Verdict::Finished, _) => {}
             End::Left(signal) => {
                 self.say(&format!("stopped by {}", signal_name(*signal)));
                 return signal_exit_code(*signal);
@@ -625,6 +633,11 @@ impl Session<'_, '_, '_> {
             end => {
                 self.say(&format!("{end} [errors.md#several-hosts]"));
                 self.quote(end);
+                if let End::Over(membership::Verdict::Failed(why), _) = end
+                    && let Some(line) = report::no_restart(Next::End(*why))
+                {
+                    let _ = io::stderr().write_all(line.as_bytes());
+                }
             }
         }
         end.exit_code()

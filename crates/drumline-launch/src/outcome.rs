@@ -1,0 +1,201 @@
+//! The file of `--report`: how the job ended on this host, for programs.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use drumline::error_file::ErrorFile;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    Ending, Error, Job, Result,
+    attempt::Ended,
+    ending::{signal_exit_code, signal_name},
+    membership::{End, Origin},
+    report::Fate,
+    supervisor::Verdict,
+};
+
+/// How a job ended. After a restart the file is about the last world.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Outcome {
+    /// The exit code of the launcher.
+    exit_code: u8,
+    /// The signal to the launcher that ended the job.
+    stopped_by: Option<String>,
+    /// Why the launcher could not start or watch the job.
+    error: Option<String>,
+    /// How often the job started again.
+    restarts: u32,
+    /// The rank that failed first.
+    first_failure: Option<usize>,
+    /// How it failed, if it is a rank of another host.
+    elsewhere: Option<Elsewhere>,
+    /// The last lines of its stderr.
+    stderr: Vec<String>,
+    /// All ranks of this host.
+    ranks: Vec<Rank>,
+}
+
+/// How one rank ended.
+#[derive(Debug, Deserialize, Serialize)]
+struct Rank {
+    rank: usize,
+    local_rank: usize,
+    pid: i32,
+    /// The exit code, or -n after signal n. `None`: it outlived SIGKILL.
+    exit_code: Option<i32>,
+    /// When it ended, in seconds since 1970.
+    ended_at: Option<f64>,
+    /// The last signal that the launcher sent to end it. Without one it ended by itself.
+    told: Option<String>,
+    /// How it hung.
+    hung: Option<String>,
+    /// The path of its error file, if that stays.
+    error_file: Option<PathBuf>,
+    /// What its error file has.
+    error: Option<Map<String, Value>>,
+}
+
+/// How a rank of another host failed.
+#[derive(Debug, Deserialize, Serialize)]
+struct Elsewhere {
+    host: String,
+    rank: usize,
+    local_rank: usize,
+    pid: u32,
+    exit_code: i32,
+    ended_at: f64,
+    /// What the launcher of that host says about it.
+    text: String,
+}
+
+/// Writes the file about a world that has ended, if the job wants one.
+pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Result<()> {
+    let Some(path) = &job.report else { return Ok(()) };
+    let rank_of = |worker: usize| ended.first_rank + worker;
+    let (exit_code, stopped_by, first_failure) = match (ended.verdict, ended.first_failure()) {
+        // Another host has the reason.
+        (Verdict::Success | Verdict::Abandoned, _) => (0, None, None),
+        (Verdict::Stopped(signal), _) => {
+            let number = signal.as_raw();
+            (signal_exit_code(number), Some(signal_name(number)), None)
+        }
+        (Verdict::Failed { worker }, ending) => {
+            (ending.map_or(1, Ending::exit_code), None, Some(rank_of(worker)))
+        }
+    };
+    let since_1970 = ended.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let rank = |(worker, fate): (usize, &Fate)| Rank {
+        rank: rank_of(worker),
+        local_rank: worker,
+        pid: fate.pid.as_raw_nonzero().get(),
+        exit_code: fate.exit.map(|exit| code(exit.ending)),
+        ended_at: fate.exit.map(|exit| (since_1970 + exit.at).as_secs_f64()),
+        told: fate.exit.and_then(|exit| Some(signal_name(exit.told?.as_raw()))),
+        hung: fate.hung.as_ref().map(|hung| hung.how.clone()),
+        error_file: ended.kept_error_file(worker),
+        error: ended.error(worker).map(error),
+    };
+    let outcome = Outcome {
+        exit_code,
+        stopped_by,
+        error: None,
+        restarts,
+        first_failure,
+        elsewhere: None,
+        stderr: ended
+            .last_words()
+            .tail
+            .iter()
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect(),
+        ranks: ended.fates.iter().enumerate().map(rank).collect(),
+    };
+    put(path, &outcome)
+}
+
+/// Writes into the file how a job of several hosts has ended, of which `me` is this one.
+pub(crate) fn write_end(job: &Job, me: Option<u64>, end: &End) -> Result<()> {
+    let Some(path) = &job.report else { return Ok(()) };
+    // If no world has run on this host, there is no file.
+    let known = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let mut outcome: Outcome = known.unwrap_or_default();
+    outcome.exit_code = end.exit_code();
+    match end {
+        End::Over(crate::membership::Verdict::Finished, _) => {}
+        End::Over(_, Some(origin)) if me == Some(origin.host) => {}
+        End::Over(_, Some(origin)) => {
+            outcome.first_failure = Some(origin.failure.rank);
+            outcome.elsewhere = Some(elsewhere(origin));
+        }
+        End::Left(signal) => outcome.stopped_by = Some(signal_name(*signal)),
+        other => outcome.error = Some(other.to_string()),
+    }
+    put(path, &outcome)
+}
+
+fn elsewhere(origin: &Origin) -> Elsewhere {
+    let failure = &origin.failure;
+    Elsewhere {
+        host: origin.name.clone(),
+        rank: failure.rank,
+        local_rank: failure.local_rank,
+        pid: failure.pid,
+        exit_code: code(failure.ending),
+        ended_at: Duration::from_millis(failure.time).as_secs_f64(),
+        text: failure.text.clone(),
+    }
+}
+
+/// The exit code, or -n after signal n.
+fn code(ending: Ending) -> i32 {
+    match ending {
+        Ending::Code(code) => code,
+        Ending::Signal { number, .. } => -number,
+    }
+}
+
+/// What the error file has. A damaged one says so.
+fn error(file: ErrorFile) -> Map<String, Value> {
+    match file {
+        ErrorFile::Failure(failure) => failure.json().clone(),
+        ErrorFile::Damaged { why, beginning } => {
+            let beginning = String::from_utf8_lossy(&beginning);
+            let message = match beginning.is_empty() {
+                true => format!("the error file is damaged: {why}"),
+                false => format!("the error file is damaged: {why}; it begins with: {beginning}"),
+            };
+            Map::from_iter([("message".to_owned(), json!(message))])
+        }
+    }
+}
+
+/// Writes the file about an error of the launcher itself, if the job wants one.
+pub(crate) fn write_error(job: &Job, error: &Error) {
+    if let Some(path) = &job.report {
+        let outcome = Outcome {
+            exit_code: error.exit_code(),
+            error: Some(error.to_string()),
+            ..Outcome::default()
+        };
+        if let Err(second) = put(path, &outcome) {
+            tracing::warn!("{second}");
+        }
+    }
+}
+
+/// A reader never sees half a file.
+fn put(path: &Path, outcome: &Outcome) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", process::id()));
+    let write = || -> io::Result<()> {
+        fs::write(&beside, serde_json::to_vec_pretty(outcome)?)?;
+        fs::rename(&beside, path)
+    };
+    write().map_err(Error::system(format!("write --report {}", path.display())))
+}
