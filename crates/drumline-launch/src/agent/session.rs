@@ -21,11 +21,13 @@ use crate::{
     lease::BootTime,
     listener::Listener,
     membership::{
-        Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan, Report,
-        TEXT_BYTES_MAX, Terms, Timing, Value as _, View, Why, WorldPlan,
+        self, Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan,
+        Report, TEXT_BYTES_MAX, Terms, Timing, Value as _, View, Why, WorldPlan,
     },
     outcome,
     prefix::host_name,
+    report,
+    restarts::Next,
     stores::{Announcement, Stores},
     supervisor,
     tell::tell,
@@ -623,7 +625,7 @@ impl Session<'_, '_, '_> {
             self.say(&error.to_string());
         }
         match end {
-            End::Over(crate::membership::Verdict::Finished, _) => {}
+            End::Over(membership::Verdict::Finished, _) => {}
             End::Left(signal) => {
                 self.say(&format!("stopped by {}", signal_name(*signal)));
                 return signal_exit_code(*signal);
@@ -631,6 +633,11 @@ impl Session<'_, '_, '_> {
             end => {
                 self.say(&format!("{end} [errors.md#several-hosts]"));
                 self.quote(end);
+                if let End::Over(membership::Verdict::Failed(why), _) = end
+                    && let Some(line) = report::no_restart(Next::End(*why))
+                {
+                    let _ = io::stderr().write_all(line.as_bytes());
+                }
             }
         }
         end.exit_code()
