@@ -1,11 +1,17 @@
 //! What a host knows of the others, and when it saw it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use super::{
     timing::Timing,
     values::{Host, Named, Report, State},
 };
+
+/// So many beats of a host are remembered.
+const LAST_BEATS: usize = 20;
 
 /// What a host knows of the others.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +48,8 @@ struct Sighting {
     asked_at: Duration,
     /// Whether it was seen to live: a beat has changed.
     has_moved: bool,
+    /// When the last beats came, the oldest first.
+    last_beats: VecDeque<Duration>,
     /// When its first failure in a world was seen.
     failed: Option<(u64, Duration)>,
 }
@@ -75,6 +83,10 @@ impl Sightings {
         }
         sighting.has_moved |= is_new || sighting.report.is_some();
         sighting.beat_at = now;
+        if sighting.last_beats.len() == LAST_BEATS {
+            sighting.last_beats.pop_front();
+        }
+        sighting.last_beats.push_back(now);
         let world = report.world;
         if report.failure.is_some() && sighting.failed.is_none_or(|(of, _)| of != world) {
             sighting.failed = Some((world, now));
@@ -141,8 +153,10 @@ impl Sightings {
         Some(self.hosts.get(&number)?.first_at)
     }
 
-    pub(super) fn beat_at(&self, number: u64) -> Option<Duration> {
-        Some(self.hosts.get(&number)?.beat_at)
+    /// Whether the host goes on since then: late reports of one that has ended are fewer than this.
+    pub(super) fn goes_on_since(&self, number: u64, since: Duration) -> bool {
+        let last = self.hosts.get(&number).map(|it| &it.last_beats);
+        last.is_some_and(|it| it.len() == LAST_BEATS && it.front() > Some(&since))
     }
 
     /// Whether the lease of the host has run out for certain, and with it its workers: a question that was asked
