@@ -176,7 +176,7 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
         user: User::from_env()?,
     };
     let left = deadline.saturating_duration_since(Instant::now());
-    let store = EtcdStore::open(&cluster, &own.run_id, left)
+    let store = EtcdStore::open(&cluster, &own.run_id, left.min(ETCD_ANSWERS_WITHIN))
         .map_err(|error| Error::meeting(error.to_string()))?;
     Ok(Place {
         address: own_address(own, store.address())?,
@@ -186,6 +186,9 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
         beat_every: SLOW_BEAT,
     })
 }
+
+/// How long etcd may take to answer, now and later. What is asked later is asked again.
+const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 fn signed(own: &Own, store: Box<dyn Store>, prefix: String) -> Signed {
     Signed::over(store, own.secret.clone(), prefix)
