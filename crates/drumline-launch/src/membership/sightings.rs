@@ -42,7 +42,8 @@ struct Sighting {
     report: Option<Report>,
     /// When the first answer about it came.
     first_at: Duration,
-    /// When the answer came that had the last new beat, or the first answer at all.
+    /// The beat of the last answer, and when it was first this one.
+    shown: Option<u64>,
     beat_at: Duration,
     /// When the last question about it was asked that has an answer.
     asked_at: Duration,
@@ -77,12 +78,15 @@ impl Sightings {
         let sighting = self.hosts.entry(number).or_insert_with(|| Sighting::first(now));
         sighting.asked_at = sighting.asked_at.max(asked);
         let Some(report) = report else { return };
-        // A beat that is older was under way for long.
+        // An older beat, whose write was under way for long, hides newer ones. It is a change all the same: no write is
+        // carried out twice, so what stands still is the last write.
+        if sighting.shown.replace(report.beat) != Some(report.beat) {
+            sighting.beat_at = now;
+        }
         if sighting.report.as_ref().is_some_and(|it| it.beat >= report.beat) {
             return;
         }
         sighting.has_moved |= is_new || sighting.report.is_some();
-        sighting.beat_at = now;
         if sighting.last_beats.len() == LAST_BEATS {
             sighting.last_beats.pop_front();
         }
@@ -160,7 +164,7 @@ impl Sightings {
     }
 
     /// Whether the lease of the host has run out for certain, and with it its workers: a question that was asked
-    /// [`silent`](Timing::silent) after the last new beat had arrived was answered without a newer one.
+    /// [`silent`](Timing::silent) after the beat had last changed was answered with the same one.
     pub(super) fn is_silent(&self, number: u64, timing: &Timing) -> bool {
         self.hosts.get(&number).is_some_and(|it| it.is_silent(timing))
     }

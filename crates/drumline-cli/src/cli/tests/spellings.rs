@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use super::*;
 
 /// All options of torchrun 2.15, each with a value that differs from its default.
-const OF_TORCHRUN: [(&str, Option<&str>); 37] = [
+const OF_TORCHRUN: [(&str, Option<&str>); 38] = [
     ("nnodes", Some("2:4")),
     ("nproc-per-node", Some("3")),
     ("rdzv-backend", Some("c10d")),
@@ -44,6 +44,7 @@ const OF_TORCHRUN: [(&str, Option<&str>); 37] = [
     ("kill-after", Some("5")),
     ("step-timeout", Some("5m")),
     ("health-port", Some("8080")),
+    ("report", Some("outcome.json")),
     ("torch-store", Some("anyone")),
     ("security", Some("tls")),
 ];
