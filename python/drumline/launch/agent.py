@@ -81,7 +81,7 @@ def _launch(config: LaunchConfig, command: list[str], directory: Path) -> dict[s
     # Ctrl-C at the terminal reaches this process alone, which passes it on.
     with _PassedOn(config.signals_to_handle) as signals:
         process = subprocess.Popen(
-            [sys.executable, "-m", "drumline._launcher", str(os.getpid()), *arguments],
+            [sys.executable, "-m", "drumline._launcher", str(os.getpid()), str(directory), *arguments],
             stdin=subprocess.DEVNULL, env=_environment(), start_new_session=True,
         )  # fmt: skip
         try:
