@@ -324,7 +324,7 @@ COMMAND := $(PYTHON_VENV)/bin/python python/build/drumline_build.py
 
 wheel: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.whl
-	$(COMMAND) cargo rustc --locked
+	$(COMMAND) cargo build --locked
 	$(PYTHON_VENV)/bin/maturin build --locked --release --out target/wheels
 
 # For PyPI: with zig of PyPI as linker, for glibc 2.17 and newer. Another processor needs its standard library: by
@@ -337,7 +337,7 @@ endif
 wheel-x86_64 wheel-aarch64: wheel-%: $(PYTHON_VENV)/installed
 	rm -f target/wheels/manylinux/*$*.whl
 	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) ziglang cargo-zigbuild
-	$(COMMAND) cargo-zigbuild rustc --locked --target $*-unknown-linux-gnu.2.17
+	$(COMMAND) cargo zigbuild --locked --target $*-unknown-linux-gnu.2.17
 	maturin build --locked --release --target $*-unknown-linux-gnu --zig --compatibility manylinux2014 \
 	    --out target/wheels/manylinux
 

@@ -1,7 +1,7 @@
 """Builds the package, by maturin. Where that cannot work, the sentence that pip shows says what to do instead.
 
 maturin compiles the extension. The command ``drumline`` is compiled here, and lies beside the extension in the wheel:
-a job is sooner started if no interpreter has to start first. ``drumline_build.py cargo rustc --locked`` compiles it
+a job is sooner started if no interpreter has to start first. ``drumline_build.py cargo build --locked`` compiles it
 alone, for `make wheel`.
 """
 
@@ -39,8 +39,12 @@ def obstacle(system: str, is_64_bit: bool, cargo: str | None) -> str | None:
 
 def compile_command(*cargo: str) -> None:
     """Compiles the command ``drumline`` by ``cargo``, and puts it where maturin finds it."""
-    options = ["--release", "--package=drumline-cli", "--bin=drumline", "--message-format=json-render-diagnostics"]
-    done = subprocess.run([*cargo, *options, "--", "-Cstrip=symbols"], cwd=ROOT, stdout=subprocess.PIPE)
+    # With the package of the extension beside it, cargo takes the same features of dependencies as maturin, and they are
+    # compiled once.
+    packages = ["--package=drumline-cli", "--package=drumline-python", "--bin=drumline"]
+    strip = ["--config", 'profile.release.package.drumline-cli.strip="symbols"']
+    options = ["--release", *packages, *strip, "--message-format=json-render-diagnostics"]
+    done = subprocess.run([*cargo, *options], cwd=ROOT, stdout=subprocess.PIPE)
     if done.returncode:
         sys.exit("cargo cannot compile the command drumline: the reason stands above")
     made = (json.loads(line).get("executable") for line in done.stdout.splitlines())
@@ -57,12 +61,12 @@ SCRIPTS.mkdir(parents=True, exist_ok=True)
 
 
 def build_wheel(*arguments: Any, **options: Any) -> str:
-    compile_command("cargo", "rustc")
+    compile_command("cargo", "build")
     return maturins("build_wheel")(*arguments, **options)
 
 
 def build_editable(*arguments: Any, **options: Any) -> str:
-    compile_command("cargo", "rustc")
+    compile_command("cargo", "build")
     return maturins("build_editable")(*arguments, **options)
 
 

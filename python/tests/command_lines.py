@@ -22,6 +22,7 @@ NO_RESTART = Differs("*", "Exit codes 2, 126 and 127 are not followed by a resta
 MACROS = Differs("*, argument *", "torchrun also replaces `$local_rank`, and `$$` by `$`; here they stay")
 GOES_ON = Differs("*", "Other signals that you name are passed on, and the job goes on; torchrun ends it.")
 STDIN = Differs("*, stdin", "Its stdin is empty; under torchrun all ranks share that of the launcher.")
+HOSTS_STORE = Differs("*, variable MASTER_*", "Each host offers torch's store to its ranks at a free port of 127.0.0.1")
 PREFIX = Differs("file */filtered_*", "torchrun's is `[${role_name}${local_rank}]:`.")
 NO_FILE = Differs("file JOB/attempt_0/0", "Without files there is no directory; torchrun always makes one and leaves it.")
 NO_SUCH_RANK = Differs("*", "A local rank that does not exist is refused")
@@ -41,11 +42,14 @@ ALWAYS = [
 ]
 
 TWO = "--nproc-per-node 2"
+# Several hosts need one. torchrun knows no such variable.
+SECRET = {"DRUMLINE_SECRET": "that of test_command_lines.py"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A command line behind `torchrun` and `drumline run`. `{told}` is the script of all ranks."""
+    """A command line behind `torchrun` and `drumline run`. `{told}` is the script of all ranks, `{host}` the number of a
+    host. All hosts are this one."""
 
     words: str
     environment: dict[str, str] = field(default_factory=dict)
@@ -54,6 +58,7 @@ class Line:
     # Sent to the launcher once both ranks are ready.
     signal: str | None = None
     stdin: str = ""
+    hosts: int = 1
     # Also among the tests that always run.
     is_quick: bool = False
     differs: tuple[Differs, ...] = ()
@@ -94,6 +99,14 @@ LINES = {
         f"--monitor-interval 0.05 --start-method fork --event-log-handler null --logs-specs default {TWO} {{told}}"
     ),
     "input": Line("{told} do=read", stdin="typed\n", differs=(STDIN,)),
+    # ---- two hosts
+    "static, two hosts": Line(
+        f"--nnodes 2 --node-rank {{host}} --master-addr 127.0.0.1 --master-port {{port}} {TWO} {{told}}",
+        SECRET, hosts=2, differs=(HOSTS_STORE,),
+    ),
+    "c10d, two hosts": Line(
+        "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id 7 {told}", SECRET, hosts=2
+    ),
     # ---- torch.distributed.launch, as tutorials call it
     "launch": Line("--nnodes 1 --nproc_per_node 2 {told}", command="launch", is_quick=True),
     "launch, arguments like flags": Line(

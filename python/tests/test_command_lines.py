@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,43 +33,50 @@ LIMIT_S = 240
 # A launcher that was killed leaves it to others to end its ranks.
 PATIENCE_S = 5
 
+# What told.py prints, behind what a launcher puts in front.
+RANKS_LINE = r"^(?:\[\S+\]:? ?)?((?:\S.*)?\b(?:out|err) \d+)$"
+
 Outcome = dict[str, object]
 
 
 def outcome(launcher: str, line: Line, folder: Path, port: int) -> Outcome:
-    """Runs the line, and flattens what came of it."""
-    folder.mkdir()
+    """Runs the line, on as many hosts as it asks for, and flattens what came of it."""
     told, temporary = folder / "told", folder / "tmp"
-    told.mkdir()
-    temporary.mkdir()
+    for made in (folder, told, temporary):
+        made.mkdir()
     places = {"told": TOLD, "python": sys.executable, "port": port, "folder": folder}
-    filled = lambda text: re.sub(r"(?<!\$)\{(\w+)\}", lambda found: str(places[found[1]]), text)
     *command, prefix = LAUNCHERS[launcher]
-    with (folder / "stdout").open("w+") as out, (folder / "stderr").open("w+") as err:
-        job = subprocess.Popen(
-            [*command, prefix + line.command, *map(filled, shlex.split(line.words))], cwd=folder, text=True,
-            env=environment(told, temporary) | {name: filled(value) for name, value in line.environment.items()},
-            stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True,
-        )  # fmt: skip
-        try:
-            if line.signal:
-                wait_for(lambda: len([*told.glob("*, ready.json")]) == 2 or job.poll() is not None)
-                job.send_signal(signal.Signals[line.signal])
+    jobs = []
+    for host in range(line.hosts):
+        filled = partial(fill, {**places, "host": host})
+        with (folder / f"stdout {host}").open("w") as out, (folder / f"stderr {host}").open("w") as err:
+            jobs.append(subprocess.Popen(
+                [*command, prefix + line.command, *map(filled, shlex.split(line.words))], cwd=folder, text=True,
+                env=environment(told, temporary) | {name: filled(value) for name, value in line.environment.items()},
+                stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True,
+            ))  # fmt: skip
+    try:
+        if line.signal:
+            wait_for(lambda: len([*told.glob("*, ready.json")]) == 2 or jobs[0].poll() is not None)
+            jobs[0].send_signal(signal.Signals[line.signal])
+        for job in jobs:
             job.communicate(line.stdin, timeout=LIMIT_S)
-        finally:
+    finally:
+        for job in jobs:
             job.kill()
             job.wait()
-            left = left_behind(told)
-        for stream in (out, err):
-            stream.seek(0)
-        print(f"---- {launcher}\n{out.read()}\n{err.read()}")
-    found: Outcome = {"exit code": job.returncode, "left behind": left}
+        left = left_behind(told)
+    found: Outcome = {"exit code": [job.returncode for job in jobs], "left behind": left}
     for file in told.glob("*.json"):
         if not file.stem.endswith(", ready"):
             found |= flat(file.stem, json.loads(file.read_text()))
     replaced = {str(folder): "FOLDER", str(port): "PORT"}
     found = {key: plain(value, replaced) for key, value in found.items()}
-    return found | shown(folder) | files(folder / "logs") | {"temporary files": any(temporary.iterdir())}
+    return found | shown(launcher, folder) | files(folder / "logs") | {"temporary files": any(temporary.iterdir())}
+
+
+def fill(places: dict[str, object], text: str) -> str:
+    return re.sub(r"(?<!\$)\{(\w+)\}", lambda found: str(places[found[1]]), text)
 
 
 def environment(told: Path, temporary: Path) -> dict[str, str]:
@@ -117,13 +125,14 @@ def plain(value: object, replaced: dict[str, str]) -> object:
     return value
 
 
-def shown(folder: Path) -> Outcome:
+def shown(launcher: str, folder: Path) -> Outcome:
     """Lines of ranks, without a number in brackets in front of them, and not those that a report quotes with spaces in
     front. Their order is that of processes."""
     found: Outcome = {}
     for stream in ("stdout", "stderr"):
-        lines = re.findall(r"^(?:\[\S+\]:? ?)?((?:\S.*)?\b(?:out|err) \d+)$", (folder / stream).read_text(), re.MULTILINE)
-        found[f"shown on {stream}"] = sorted(lines)
+        text = "".join(file.read_text() for file in sorted(folder.glob(f"{stream} *")))
+        print(f"---- {stream} of {launcher}\n{text}")
+        found[f"shown on {stream}"] = sorted(re.findall(RANKS_LINE, text, re.MULTILINE))
     return found
 
 

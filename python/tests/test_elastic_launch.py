@@ -24,6 +24,7 @@ from drumline.launch import (
     DefaultLogsSpecs,
     LaunchConfig,
     ProcessFailure,
+    SignalException,
     Std,
     elastic_launch,
     record,
@@ -265,6 +266,36 @@ def test_ranks_end_with_a_program_that_is_killed(tmp_path):
     program.kill()
     program.communicate(timeout=120)
     eventually(lambda: all(is_gone(pid) for pid in pids))
+
+
+def signals_launcher(number):
+    """Above a rank is the keeper, and above that the launcher."""
+    launcher = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(") ")[2].split()[1])
+    os.kill(launcher, number)
+    time.sleep(600)
+
+
+def test_the_end_of_the_launcher_itself_is_told():
+    with pytest.raises(SignalException, match="the launcher of signals_launcher got SIGTERM") as raised:
+        elastic_launch(config(1), signals_launcher)(signal.SIGTERM)
+    assert raised.value.sigval == signal.SIGTERM
+    with pytest.raises(RuntimeError, match=r"the launcher \(pid \d+\) was killed by signal 9"):
+        elastic_launch(config(1), signals_launcher)(signal.SIGKILL)
+
+
+def hangs():
+    drumline.step(0)
+    if rank() == 1:
+        time.sleep(600)
+    for number in range(1, 1000):
+        time.sleep(0.1)
+        drumline.step(number)
+
+
+def test_a_rank_that_hangs_is_the_first_failure():
+    with pytest.raises(ChildFailedError, match="it hung: ") as raised:
+        elastic_launch(config(options=["--step-timeout", "2s"]), hangs)()
+    assert raised.value.get_first_failure()[0] == 1
 
 
 def nested(directory):

@@ -20,6 +20,7 @@ use crate::{
     last_words::LastWords,
     launch::Launch,
     lease::BootTime,
+    monitor::workers::WorkerNews,
     output::Console,
     prefix::host_name,
     report::{Fate, Report},
@@ -44,6 +45,7 @@ pub(crate) struct Attempt {
     watch: Watch,
     /// The worker that hung.
     hung: Option<Finding>,
+    news: WorkerNews,
     keeper: Keeper,
     console: Console,
     files: WorldFiles,
@@ -88,7 +90,7 @@ impl Attempt {
         if let Some(private) = files.private() {
             keeper.remove_at_the_end(private)?;
         }
-        let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own)?;
+        let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own, &launch.monitor)?;
         events.add(&keeper, Source::Channel)?;
         events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {
@@ -100,6 +102,7 @@ impl Attempt {
             waits: vec![Vec::new(); world.local_size],
             watch,
             hung: None,
+            news: WorkerNews::of(world, &launch.monitor),
             keeper,
             console: Console::open(job, world, &files)?,
             files,
@@ -121,6 +124,7 @@ impl Attempt {
             let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
             let variables = variables.chain(error_file);
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
+            self.news.started(worker.pid());
             self.workers.push(worker);
             self.console.attach(streams, &self.files)?;
         }
@@ -147,6 +151,7 @@ impl Attempt {
 
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
     pub(crate) fn handle(&mut self, event: Event<'_>) {
+        self.news.hear(&event);
         let is_news = matches!(event, Event::PassOn(_));
         let is_known = matches!(event, Event::Hung { .. });
         let orders = self.supervisor.handle(self.started.elapsed(), event);
@@ -230,6 +235,7 @@ impl Attempt {
             let was_running = !self.is_ending();
             self.handle(Event::Hung { worker, signal });
             if was_running && self.is_ending() {
+                self.news.hung(&finding);
                 self.hung = Some(finding);
             }
         }
@@ -258,8 +264,10 @@ impl Attempt {
             waits,
             hung: hung(local_rank),
         });
+        let verdict = self.supervisor.verdict().unwrap_or(Verdict::Success);
+        self.news.over(verdict, lived);
         Ok(Ended {
-            verdict: self.supervisor.verdict().unwrap_or(Verdict::Success),
+            verdict,
             started_at: self.started_at,
             first_rank: self.first_rank,
             lived,

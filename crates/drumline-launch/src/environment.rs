@@ -23,13 +23,17 @@ pub(crate) const LOCAL_PLACE: &str = steps::STEPS_VARIABLE;
 pub(crate) const ERROR_FILE: &str = error_file::VARIABLE;
 
 /// Variables of an outer launcher or of its job, which must not reach the workers of this one.
-pub(crate) const NOT_INHERITED: [&str; 6] = [
+pub(crate) const NOT_INHERITED: [&str; 9] = [
     TERMINAL_COLUMNS,
     NUMA_BINDING,
     ERROR_FILE,
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
+    // The launcher is the service, and its ranks are not.
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
 ];
 
 /// Where the workers of a world meet.

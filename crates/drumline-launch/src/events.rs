@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, monitor::Monitor};
 
 /// Where an event comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(crate) enum Source {
 #[derive(Debug)]
 pub(crate) struct Events {
     epoll: OwnedFd,
+    /// Hears that the launcher lives.
+    monitor: Monitor,
 }
 
 const SIGNALS: u64 = u64::MAX;
@@ -52,7 +54,13 @@ impl Events {
     pub(crate) fn new() -> Result<Events> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(Error::system("create an epoll set"))?;
-        Ok(Events { epoll })
+        Ok(Events { epoll, monitor: Monitor::default() })
+    }
+
+    /// From now on every [`Events::wait`] shows `monitor` that the launcher lives. So a wait may end early, and without
+    /// an event.
+    pub(crate) fn show_life_to(&mut self, monitor: &Monitor) {
+        self.monitor = monitor.clone();
     }
 
     /// From now on, [`Events::wait`] reports `source` when `descriptor` is readable.
@@ -77,6 +85,8 @@ impl Events {
 
     /// Waits for at most `timeout`, and returns the ready sources, the first one first.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>> {
+        self.monitor.beat();
+        let timeout = timeout.into_iter().chain(self.monitor.beat_every()).min();
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut ready = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, spare_capacity(&mut ready), timeout.as_ref()) {

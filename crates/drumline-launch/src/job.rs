@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Hangs, Logs, Restarts,
+    Hangs, Logs, Monitoring, Restarts,
     supervisor::{Policy, Signal},
 };
 
@@ -64,6 +64,8 @@ pub struct Job {
     pub policy: Policy,
     /// What counts as a rank that hangs.
     pub hangs: Hangs,
+    /// Who hears what happens to the job.
+    pub monitoring: Monitoring,
     /// What the launcher does with the signals that it gets: `--signals-to-handle`. Those of job control
     /// (Ctrl-Z) stop and continue the workers, too. Signals that are not here have the kernel's meaning.
     pub signals: Vec<(Signal, OnSignal)>,
@@ -95,6 +97,7 @@ impl Job {
             security: None,
             policy: Policy::default(),
             hangs: Hangs::default(),
+            monitoring: Monitoring::default(),
             signals: OnSignal::UNLESS_TOLD.to_vec(),
             relaunch: Vec::new(),
         }

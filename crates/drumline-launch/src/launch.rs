@@ -8,7 +8,8 @@ use std::{
 use drumline::Config;
 
 use crate::{
-    Result, environment::Inherited, files::JobFiles, job::Job, limits, program, secret::JobSecret,
+    Result, environment::Inherited, files::JobFiles, job::Job, limits, monitor::Monitor, program,
+    secret::JobSecret,
 };
 
 /// A job that can start on this host: its program exists, and its secret is there.
@@ -21,6 +22,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) secret: JobSecret,
     pub(crate) config: Config,
     pub(crate) inherited: Inherited,
+    pub(crate) monitor: Monitor,
     pub(crate) files: JobFiles,
     pub(crate) run_id: String,
 }
@@ -36,6 +38,7 @@ impl<'a> Launch<'a> {
             secret: JobSecret::for_workers()?,
             config: Config::from_env()?,
             inherited: Inherited::here(),
+            monitor: Monitor::open(&job.monitoring, &run_id)?,
             files: JobFiles::of(job, &run_id)?,
             run_id,
         };

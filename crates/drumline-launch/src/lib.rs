@@ -59,11 +59,25 @@
 //! the workers and the processes below them; but a process that has already lost its parent lives on. If both
 //! are killed at once, all processes live on. Processes of other users (`sudo`) are never ended.
 //!
+//! # Several hosts
+//!
+//! With [`Job::meeting`] this launcher is one of several, one on each host. They meet in a store, and one of them decides
+//! which hosts run a world together: [`membership`]. All ranks of a world meet in a store of the world's first host.
+//! The keeper kills the workers of a host that the others cannot hear, before the others start new ones.
+//!
 //! # Inside
 //!
-//! The [`supervisor`] makes the decisions, without processes and without a clock. [`run()`] is a thin shell
-//! around it: one thread waits for workers, signals and deadlines at once, and two threads for each worker
-//! print its output. [`keep()`] is the code of the keeper.
+//! ```text
+//! run ──► attempt: the workers of one world ──► keeper ──► workers
+//!   │        │   supervisor: decides when to end which worker
+//!   │        └── output, files, report, watch
+//!   └───► agent: one of several hosts; membership: decides which hosts run which world
+//! ```
+//!
+//! The [`supervisor`], the [`membership`] and [`RestartBudget`] make the decisions, without processes, sockets or a
+//! clock. [`run()`] and the agent are thin shells around them: one thread waits for workers, signals and deadlines at
+//! once, two threads for each worker print its output, and one speaks with the other hosts. [`keep()`] is the code of
+//! the keeper.
 
 #![forbid(unsafe_code)]
 
@@ -89,6 +103,7 @@ mod lines;
 mod listener;
 mod logs;
 pub mod membership;
+mod monitor;
 mod outcome;
 mod output;
 mod prefix;
@@ -116,6 +131,7 @@ pub use error::{Error, Result};
 pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal, TorchStore};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
+pub use monitor::settings::{EventLog, Monitoring, ServiceManager};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};
 pub use run::run;
 pub use watch::hangs::Hangs;

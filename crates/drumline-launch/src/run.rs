@@ -1,12 +1,13 @@
 //! A job from its start to its end: one world after another, until one ends well or none may follow.
 
 use crate::{
-    Result, agent,
+    Error, Result, agent,
     attempt::Attempt,
     ending::{signal_exit_code, signal_name},
     job::Job,
     launch::Launch,
     listener::Listener,
+    monitor::happening::Happening,
     outcome, report,
     restarts::{EndedWorld, Next, RestartBudget},
     supervisor::Verdict,
@@ -28,26 +29,41 @@ use crate::{
 /// The program cannot be run, the port is taken, or a system call failed. No worker is left in this case,
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
-    run_worlds(job).inspect_err(|error| outcome::write_error(job, error))
+    run_and_tell(job).inspect_err(|error| outcome::write_error(job, error))
 }
 
-fn run_worlds(job: &Job) -> Result<u8> {
+fn run_and_tell(job: &Job) -> Result<u8> {
     let launch = Launch::of(job)?;
+    launch.monitor.tell(Happening::JobBegins {
+        program: launch.program.to_string_lossy().into_owned(),
+        nproc_per_node: job.nproc_per_node.get(),
+        max_restarts: job.restarts.max,
+        health: launch.monitor.health_address(),
+    });
+    let code = run_worlds(&launch);
+    let exit_code = code.as_ref().map_or_else(Error::exit_code, |code| *code);
+    launch.monitor.tell(Happening::JobEnds { exit_code });
+    code
+}
+
+fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
+    let job = launch.job;
     let mut listener = Listener::new(job)?;
+    listener.events.show_life_to(&launch.monitor);
     if let Some(meeting) = &job.meeting {
-        return agent::run(&launch, meeting, &mut listener);
+        return agent::run(launch, meeting, &mut listener);
     }
     let mut budget = RestartBudget::new(job.restarts);
     let mut restart = 0;
     loop {
         let world = World::alone(job, restart);
         let mut attempt =
-            Attempt::start(&launch, &world, launch.stores_alone()?, None, &listener.events)?;
+            Attempt::start(launch, &world, launch.stores_alone()?, None, &listener.events)?;
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
         let is_printed = listener.finish_output(&mut ended)?;
         if is_printed {
-            tell(&launch, &ended);
+            tell(launch, &ended);
         }
         outcome::write(job, restart, &ended)?;
         let ending = match (ended.verdict, ended.first_failure()) {

@@ -22,12 +22,17 @@ const THREADS_MAX: usize = 256;
 /// The most lines for each rank.
 const LINES_MAX: usize = 12;
 
-/// The time limit. The kernel may let a reader of `/proc` wait for a process that hangs.
+/// The time limit while a job ends. The kernel may let a reader of `/proc` wait for a process that hangs.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// For each rank, the threads of its process and of the processes below it. All threads that wait in the same
 /// place share one line.
 pub(crate) fn of(ranks: Vec<(usize, Pid)>) -> Vec<(usize, Vec<String>)> {
+    within(PATIENCE, ranks)
+}
+
+/// The same, for those who have more time, or less.
+pub(crate) fn within(patience: Duration, ranks: Vec<(usize, Pid)>) -> Vec<(usize, Vec<String>)> {
     if ranks.is_empty() {
         return Vec::new();
     }
@@ -42,7 +47,7 @@ pub(crate) fn of(ranks: Vec<(usize, Pid)>) -> Vec<(usize, Vec<String>)> {
     };
     // If the thread cannot be started, there is nothing to tell, and the job ends as it should.
     let _ = thread::Builder::new().name("waits".into()).spawn(look);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience;
     let next = || lines.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
     std::iter::from_fn(next).collect()
 }

@@ -81,7 +81,7 @@ def _launch(config: LaunchConfig, command: list[str], directory: Path) -> dict[s
     # Ctrl-C at the terminal reaches this process alone, which passes it on.
     with _PassedOn(config.signals_to_handle) as signals:
         process = subprocess.Popen(
-            [sys.executable, "-m", "drumline._launcher", str(os.getpid()), *arguments],
+            [sys.executable, "-m", "drumline._launcher", str(os.getpid()), str(directory), *arguments],
             stdin=subprocess.DEVNULL, env=_environment(), start_new_session=True,
         )  # fmt: skip
         try:
@@ -116,8 +116,9 @@ def _error(outcome: dict[str, Any], name: str) -> Exception:
         kind = {126: PermissionError, 127: FileNotFoundError}.get(outcome["exit_code"], RuntimeError)
         return kind(outcome["error"])
     if outcome["stopped_by"] is not None:
-        sigval = signal.Signals[outcome["stopped_by"]]
-        return SignalException(f"the launcher of {name} got {sigval.name}", sigval)
+        text = f"the launcher of {name} got {outcome['stopped_by']}"
+        sigval = signal.Signals.__members__.get(outcome["stopped_by"])
+        return RuntimeError(text) if sigval is None else SignalException(text, sigval)
     first, failures = outcome["first_failure"], {}
     for it in outcome["ranks"]:
         if it["rank"] != first and (it["told"] or it["exit_code"] in (0, None)):

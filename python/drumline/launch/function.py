@@ -7,6 +7,7 @@ import multiprocessing.spawn
 import os
 import pickle
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -53,8 +54,8 @@ def call() -> None:
     _result(directory, local_rank).unlink(missing_ok=True)
     try:
         record(_call)(directory, local_rank)
-    except _NotLoaded:
-        sys.excepthook(*sys.exc_info())
+    except _NotLoaded as error:
+        traceback.print_exception(error)
         sys.exit(_USELESS)
 
 

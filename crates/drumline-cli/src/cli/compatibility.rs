@@ -15,10 +15,6 @@ pub(super) struct CompatibilityArgs {
     #[arg(long, value_name = "METHOD")]
     start_method: Option<StartMethod>,
 
-    /// Has no effect: RUST_LOG=drumline=info shows events
-    #[arg(long, value_name = "HANDLER")]
-    event_log_handler: Option<EventLogHandler>,
-
     /// Only `default`: classes of Python are not loaded
     #[arg(long, value_name = "NAME", value_parser = logs_specs)]
     logs_specs: Option<String>,
@@ -31,19 +27,12 @@ enum StartMethod {
     Forkserver,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum EventLogHandler {
-    Null,
-    Console,
-}
-
 impl CompatibilityArgs {
     /// What was given and means nothing here.
     pub(super) fn ignored(&self, names: &Names) -> impl Iterator<Item = String> {
         let given = [
             self.monitor_interval.map(|_| "monitor-interval"),
             self.start_method.map(|_| "start-method"),
-            self.event_log_handler.map(|_| "event-log-handler"),
         ];
         given.into_iter().flatten().map(|option| names.of(option))
     }

@@ -10,6 +10,7 @@ mod ending;
 mod hangs;
 mod host;
 mod hosts;
+mod monitoring;
 mod names;
 mod nearest;
 mod output;

@@ -8,8 +8,8 @@ use drumline_launch::{Job, program::ProgramKind};
 
 use super::{
     compatibility::CompatibilityArgs, ending::EndingArgs, hangs::HangArgs, host::Host,
-    hosts::HostArgs, names::Names, output::OutputArgs, ranks::RankArgs, restarts::RestartArgs,
-    store::StoreArgs,
+    hosts::HostArgs, monitoring::MonitoringArgs, names::Names, output::OutputArgs, ranks::RankArgs,
+    restarts::RestartArgs, store::StoreArgs,
 };
 
 // No doc comment: clap would make it the description of the command.
@@ -44,6 +44,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten, next_help_heading = "Hangs")]
     hangs: HangArgs,
+
+    #[command(flatten, next_help_heading = "Monitoring")]
+    monitoring: MonitoringArgs,
 
     #[command(flatten, next_help_heading = "Store and security")]
     store: StoreArgs,
@@ -124,6 +127,7 @@ impl RunArgs {
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,
             signals: self.ending.signals(),
+            monitoring: self.monitoring.monitoring(host)?,
             hangs: self.hangs.hangs(names, host)?,
             role: self.ranks.role,
             ..Job::new(program, ranks)

@@ -230,7 +230,7 @@ time.sleep(1000)
 }
 
 /// `DRUMLINE_TEST_PYTHON`, or what `make torch-venv` has installed.
-fn python_with_torch() -> Option<PathBuf> {
+pub(crate) fn python_with_torch() -> Option<PathBuf> {
     if let Some(python) = env::var_os("DRUMLINE_TEST_PYTHON") {
         return Some(python.into());
     }

@@ -331,9 +331,9 @@ fn a_host_that_comes_later_is_taken_in_at_one_step_of_all_ranks() {
 fn hosts_that_do_not_fit_are_told_at_both_ends() {
     let meeting = Meeting::at_first_host("2");
     let script = "exec sleep 100";
-    let first = meeting.shell(&["--rdzv-conf", "join_timeout=8,is_host=1"], script).start();
+    let first = meeting.shell(&["--rdzv-conf", "join_timeout=12,is_host=1"], script).start();
     let other = |options: &[&str], secret: &str| {
-        let options = [options, &["--rdzv-conf", "join_timeout=8,is_host=0"]].concat();
+        let options = [options, &["--rdzv-conf", "join_timeout=12,is_host=0"]].concat();
         let mut launch = meeting.shell(&options, script);
         launch.variables = vec![("DRUMLINE_SECRET", secret.into())];
         launch.start().end()
@@ -349,9 +349,15 @@ fn hosts_that_do_not_fit_are_told_at_both_ends() {
         wrong_size.stderr
     );
 
+    let wrong_name = other(&["--rdzv-id", "another"], SECRET);
+    assert_eq!(wrong_name.code, 2, "{}", wrong_name.stderr);
+    let told = "its run id is another, that of the job is none";
+    assert!(wrong_name.stderr.contains(told), "{}", wrong_name.stderr);
+
     let first = first.end();
     assert_eq!(first.code, 1, "{}", first.stderr);
-    for part in ["1 of 2 hosts are missing", "secret", "number of hosts (--nnodes) is 3:3"] {
+    let wrong = ["secret", "number of hosts (--nnodes) is 3:3", told];
+    for part in ["1 of 2 hosts are missing"].into_iter().chain(wrong) {
         assert!(first.stderr.contains(part), "{part}: {}", first.stderr);
     }
 }

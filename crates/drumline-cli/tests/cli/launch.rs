@@ -86,6 +86,8 @@ impl Launch {
             .env_remove("GLIBC_TUNABLES")
             .env_remove("DRUMLINE_DISABLE_RSEQ")
             .env_remove("RUST_LOG")
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("TORCHELASTIC_HEALTH_CHECK_PORT")
             .env_remove("TORCHELASTIC_ENABLE_FILE_TIMER")
             .env_remove("TORCHELASTIC_TIMER_FILE")
             .env_remove("DRUMLINE_SECURITY")

@@ -16,6 +16,7 @@ mod hosts;
 mod launch;
 mod left;
 mod logs;
+mod monitoring;
 mod nodes;
 mod options;
 mod predict;

@@ -110,7 +110,8 @@ fn at_first_host(
     };
     Ok(Place {
         address: own_address(own, Some(towards))?,
-        store: signed(own, Box::new(store)),
+        // The store has this job only: a host with another --rdzv-id is told so.
+        store: signed(own, Box::new(store), "drumline/".into()),
         is_hosted,
         beat_every: Duration::ZERO,
         name: endpoint.to_string(),
@@ -159,7 +160,7 @@ fn in_file(own: &Own, path: &Path) -> Result<Place> {
     let store = FileStore::open(path, 0)?;
     Ok(Place {
         address: own_address(own, None)?,
-        store: signed(own, Box::new(store)),
+        store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
         is_hosted: false,
         beat_every: SLOW_BEAT,
         name: format!("the file {}", path.display()),
@@ -175,20 +176,22 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
         user: User::from_env()?,
     };
     let left = deadline.saturating_duration_since(Instant::now());
-    let store = EtcdStore::open(&cluster, &own.run_id, left)
+    let store = EtcdStore::open(&cluster, &own.run_id, left.min(ETCD_ANSWERS_WITHIN))
         .map_err(|error| Error::meeting(error.to_string()))?;
     Ok(Place {
         address: own_address(own, store.address())?,
         name: store.name().to_owned(),
-        store: signed(own, Box::new(store)),
+        store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
         is_hosted: false,
         beat_every: SLOW_BEAT,
     })
 }
 
-/// The store behind the keys of this job.
-fn signed(own: &Own, store: Box<dyn Store>) -> Signed {
-    Signed::over(store, own.secret.clone(), format!("drumline/{}/", own.run_id))
+/// How long etcd may take to answer, now and later. What is asked later is asked again.
+const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
+fn signed(own: &Own, store: Box<dyn Store>, prefix: String) -> Signed {
+    Signed::over(store, own.secret.clone(), prefix)
 }
 
 /// Whether this process can listen somewhere.

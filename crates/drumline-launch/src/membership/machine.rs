@@ -221,11 +221,10 @@ impl Membership {
     fn local(&mut self, now: Duration, local: Local) {
         self.poll_at = now;
         match local {
-            Local::Started => {
-                if self.is_busy {
-                    self.report.state = State::Running;
-                }
-            }
+            Local::Leaving(signal) => self.report.leaves = Some(signal),
+            // It is about workers of an earlier world.
+            _ if !self.is_busy => {}
+            Local::Started => self.report.state = State::Running,
             Local::Failed(failure) => self.report.failure = Some(failure),
             Local::Held(begun) => self.report.held = Some(Held { begun }),
             Local::Ended(outcome) => {
@@ -235,7 +234,6 @@ impl Membership {
                 }
                 self.report.state = State::Ended(outcome);
             }
-            Local::Leaving(signal) => self.report.leaves = Some(signal),
         }
     }
 

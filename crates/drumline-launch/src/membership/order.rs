@@ -75,10 +75,9 @@ fn verdict(it: &Knowledge<'_>, number: u64, before: &[u64]) -> Fits {
         it.seen.host_of(**other).is_some_and(|other| other.node_rank == Some(node_rank))
     });
     let Some(holder) = holder.copied() else { return Fits::Yes };
-    // If the other one has just ended, this one may be its next start, and its last report may still be under way.
+    // If the other one has just ended, this one may be its next start. Late reports may still be under way.
     let came_at = it.seen.first_at(number).unwrap_or(it.now);
-    let is_confirmed = it.seen.beat_at(holder) > Some(came_at + it.timing.silent);
-    match is_confirmed {
+    match it.seen.goes_on_since(holder, came_at) {
         true => Fits::Never(format!(
             "host {} at {} has node rank {node_rank}, too",
             it.seen.named(holder).name,

@@ -1,11 +1,17 @@
 //! What a host knows of the others, and when it saw it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use super::{
     timing::Timing,
     values::{Host, Named, Report, State},
 };
+
+/// So many beats of a host are remembered.
+const LAST_BEATS: usize = 20;
 
 /// What a host knows of the others.
 #[derive(Clone, Debug, Default)]
@@ -36,12 +42,15 @@ struct Sighting {
     report: Option<Report>,
     /// When the first answer about it came.
     first_at: Duration,
-    /// When the answer came that had the last new beat, or the first answer at all.
+    /// The beat of the last answer, and when it was first this one.
+    shown: Option<u64>,
     beat_at: Duration,
     /// When the last question about it was asked that has an answer.
     asked_at: Duration,
     /// Whether it was seen to live: a beat has changed.
     has_moved: bool,
+    /// When the last beats came, the oldest first.
+    last_beats: VecDeque<Duration>,
     /// When its first failure in a world was seen.
     failed: Option<(u64, Duration)>,
 }
@@ -69,12 +78,19 @@ impl Sightings {
         let sighting = self.hosts.entry(number).or_insert_with(|| Sighting::first(now));
         sighting.asked_at = sighting.asked_at.max(asked);
         let Some(report) = report else { return };
-        // A beat that is older was under way for long.
+        // An older beat, whose write was under way for long, hides newer ones. It is a change all the same: no write is
+        // carried out twice, so what stands still is the last write.
+        if sighting.shown.replace(report.beat) != Some(report.beat) {
+            sighting.beat_at = now;
+        }
         if sighting.report.as_ref().is_some_and(|it| it.beat >= report.beat) {
             return;
         }
         sighting.has_moved |= is_new || sighting.report.is_some();
-        sighting.beat_at = now;
+        if sighting.last_beats.len() == LAST_BEATS {
+            sighting.last_beats.pop_front();
+        }
+        sighting.last_beats.push_back(now);
         let world = report.world;
         if report.failure.is_some() && sighting.failed.is_none_or(|(of, _)| of != world) {
             sighting.failed = Some((world, now));
@@ -141,12 +157,14 @@ impl Sightings {
         Some(self.hosts.get(&number)?.first_at)
     }
 
-    pub(super) fn beat_at(&self, number: u64) -> Option<Duration> {
-        Some(self.hosts.get(&number)?.beat_at)
+    /// Whether the host goes on since then: late reports of one that has ended are fewer than this.
+    pub(super) fn goes_on_since(&self, number: u64, since: Duration) -> bool {
+        let last = self.hosts.get(&number).map(|it| &it.last_beats);
+        last.is_some_and(|it| it.len() == LAST_BEATS && it.front() > Some(&since))
     }
 
     /// Whether the lease of the host has run out for certain, and with it its workers: a question that was asked
-    /// [`silent`](Timing::silent) after the last new beat had arrived was answered without a newer one.
+    /// [`silent`](Timing::silent) after the beat had last changed was answered with the same one.
     pub(super) fn is_silent(&self, number: u64, timing: &Timing) -> bool {
         self.hosts.get(&number).is_some_and(|it| it.is_silent(timing))
     }

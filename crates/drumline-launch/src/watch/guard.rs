@@ -13,6 +13,9 @@ use rustix::{
 
 use super::finding::Finding;
 
+/// How long a guard looks where the threads of a worker wait that hangs.
+pub(crate) const LOOK_FOR: Duration = Duration::from_secs(2);
+
 /// Looks for one kind of hang.
 pub(crate) trait Guard: Debug + Send {
     /// A descriptor that is readable when it is time to look.

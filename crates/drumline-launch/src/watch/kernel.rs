@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal};
 
 use super::{
     finding::Finding,
-    guard::{Guard, Ward},
+    guard::{Guard, LOOK_FOR, Ward},
 };
 use crate::{
     processes::{self, Process},
@@ -77,7 +77,7 @@ impl Guard for KernelGuard {
         let wait = self.waits.see(now, seen.iter().map(|(_, wait)| *wait), self.limit)?;
         let (worker, _) = *seen.iter().find(|(_, it)| *it == wait)?;
         let (ward, limit) = (&wards[worker], self.limit);
-        let places = waits::of(vec![(ward.rank, ward.pid)]);
+        let places = waits::within(LOOK_FOR, vec![(ward.rank, ward.pid)]);
         Some(Finding {
             worker,
             signal: Signal::KILL,

@@ -38,7 +38,7 @@ use self::{
     steps::StepGuard,
     timers::{TimerFile, TimerGuard},
 };
-use crate::{Error, Result, worker::Worker};
+use crate::{Error, Result, monitor::Monitor, worker::Worker};
 
 /// Guards of the workers of one world. It stops when it is dropped.
 #[derive(Debug)]
@@ -63,10 +63,16 @@ const STOPPED_AFTER: Duration = Duration::from_secs(1);
 
 impl Watch {
     /// Prepares the guards. Call it before the workers start, which will use `store`.
-    pub(crate) fn prepare(hangs: &Hangs, workers: usize, store: &TcpStore) -> Result<Watch> {
+    pub(crate) fn prepare(
+        hangs: &Hangs,
+        workers: usize,
+        store: &TcpStore,
+        monitor: &Monitor,
+    ) -> Result<Watch> {
         let mut guards: Vec<Box<dyn Guard>> = Vec::new();
-        if let Some(limit) = hangs.step_timeout {
-            guards.push(Box::new(StepGuard::before(workers, limit, store)?));
+        if hangs.step_timeout.is_some() || monitor.wants_steps() {
+            let guard = StepGuard::before(workers, hangs.step_timeout, monitor, store)?;
+            guards.push(Box::new(guard));
         }
         let (mut timer_file, mut variables) = (None, Vec::new());
         if let Some(path) = &hangs.timer_file {

@@ -10,9 +10,9 @@ use rustix::process::Signal;
 
 use super::{
     finding::Finding,
-    guard::{Guard, Ward},
+    guard::{Guard, LOOK_FOR, Ward},
 };
-use crate::{Result, groups::Groups, waits};
+use crate::{Result, groups::Groups, monitor::Monitor, waits};
 
 /// The longest time between two looks.
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
@@ -26,7 +26,9 @@ pub(crate) struct StepGuard {
     store: Box<dyn Store>,
     /// The key with the last step of each worker.
     keys: Vec<String>,
-    limit: Duration,
+    /// `None`: the steps are only told to the monitor.
+    limit: Option<Duration>,
+    monitor: Monitor,
     every: Duration,
     due: Duration,
     /// What each worker has begun. `None`: it has told no step.
@@ -41,16 +43,23 @@ struct Begun {
 
 impl StepGuard {
     /// Asks the workers, which start after this, to tell their steps.
-    pub(crate) fn before(workers: usize, limit: Duration, store: &TcpStore) -> Result<StepGuard> {
+    pub(crate) fn before(
+        workers: usize,
+        limit: Option<Duration>,
+        monitor: &Monitor,
+        store: &TcpStore,
+    ) -> Result<StepGuard> {
         let store = store.try_clone()?;
-        let every = (limit / 10).clamp(LOOK_EVERY_MIN, LOOK_EVERY_MAX);
+        let every = limit.map_or(LOOK_EVERY_MAX, |limit| limit / 10);
+        let every = every.clamp(LOOK_EVERY_MIN, LOOK_EVERY_MAX);
         let keys: Vec<String> = (0..workers).map(|n| format!("{}{n}", keys::LAST)).collect();
         // All keys exist, so one request reads them, and it never waits.
         let empty: Vec<(&str, &[u8])> = keys.iter().map(|key| (key.as_str(), &[][..])).collect();
         store.multi_set(&empty)?;
         store.set(keys::EVERY, every.as_millis().to_string().as_bytes())?;
         let begun = vec![None; workers];
-        Ok(StepGuard { store, keys, limit, every, due: every, begun })
+        let monitor = monitor.clone();
+        Ok(StepGuard { store, keys, limit, monitor, every, due: every, begun })
     }
 
     /// The last step of each worker. `None` while the launcher holds the workers, which tell nothing then.
@@ -78,10 +87,11 @@ impl Guard for StepGuard {
             self.begun.fill(None);
             return None;
         };
+        self.monitor.tell_steps(&steps);
+        let limit = self.limit?;
         hear(&mut self.begun, now, &steps);
         let lives = |worker: usize| wards.get(worker).is_some_and(Ward::lives);
-        let worker = overdue(&self.begun, now, self.limit, lives)?;
-        let limit = self.limit;
+        let worker = overdue(&self.begun, now, limit, lives)?;
         let Begun { step, .. } = self.begun[worker]?;
         // Several ranks that hang in one step mostly wait for each other: who does not is seen in its threads.
         let alike = wards.iter().zip(&self.begun).enumerate().filter(|(other, (ward, begun))| {
@@ -91,7 +101,7 @@ impl Guard for StepGuard {
         let asked: Vec<_> =
             wards.get(worker).into_iter().chain(alike).map(|it| (it.rank, it.pid)).collect();
         let details = [format!("the last steps that ranks began: {}", shown(&self.begun, wards))];
-        let places = waits::of(asked).into_iter().flat_map(|(rank, lines)| {
+        let places = waits::within(LOOK_FOR, asked).into_iter().flat_map(|(rank, lines)| {
             lines.into_iter().map(move |line| format!("rank {rank}: {line}"))
         });
         Some(Finding {

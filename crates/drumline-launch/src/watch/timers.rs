@@ -30,7 +30,7 @@ use rustix::{
 
 use super::{
     finding::Finding,
-    guard::{Guard, Ward},
+    guard::{Guard, LOOK_FOR, Ward},
 };
 use crate::{Error, Result, ending::signal_name, processes, waits};
 
@@ -161,7 +161,7 @@ impl Guard for TimerGuard {
                 true => String::new(),
                 false => format!(" of its process {pid}"),
             };
-            let places = waits::of(vec![(ward.rank, ward.pid)]);
+            let places = waits::within(LOOK_FOR, vec![(ward.rank, ward.pid)]);
             return Some(Finding {
                 worker,
                 signal,

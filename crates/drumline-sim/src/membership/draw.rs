@@ -91,6 +91,9 @@ pub(super) fn draw(rng: &mut Rng) -> Scenario {
     let machines = machines(rng, &terms, count, quiet_at);
     let faults = faults(rng, &machines, quiet_at);
     let timing = Timing::of(&joining);
+    // Killing takes no time here, so that little time must be left between a lease and silence.
+    let lease = if rng.bool() { timing.lease } else { timing.silent * 94 / 100 };
+    let timing = Timing { lease, ..timing };
     let program = Program {
         lasts: rng.u64(1_000..12_000) * MS,
         steps: rng.bool(),
@@ -144,7 +147,9 @@ fn faults(rng: &mut Rng, machines: &[Machine], quiet_at: Nanos) -> Vec<(Nanos, F
     let only = if rng.bool() { Some(rng.u8(0..6)) } else { None };
     let mut fault = |_| {
         let machine = rng.usize(0..machines.len());
-        let lasts = rng.u64(100..6_000) * MS;
+        // Those about as long as a lease are the most interesting.
+        let longest = if rng.bool() { 6_000 } else { 3_500 };
+        let lasts = rng.u64(100..longest) * MS;
         let fault = match only.unwrap_or_else(|| rng.u8(0..6)) {
             0 => Fault::Crash { machine, again: rng.bool().then(|| rng.u64(0..5_000) * MS) },
             1 => Fault::Stop { machine, lasts, whole: rng.bool() },

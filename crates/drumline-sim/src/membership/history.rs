@@ -27,6 +27,9 @@ use crate::time::{MS, Nanos, SECOND};
 /// How long a launcher waits for an answer of the store.
 const PATIENCE: Nanos = SECOND;
 
+/// No history has so many events, unless it makes some without end.
+const EVENTS_MAX: u64 = 2_000_000;
+
 /// How long a launcher tries to reach a store that has ended.
 const STORE_GONE_AFTER: Nanos = 10 * SECOND;
 
@@ -129,6 +132,9 @@ impl History {
             }
             self.now = at;
             self.events += 1;
+            if self.events > EVENTS_MAX {
+                return Err(format!("{} ms: there is no end of events", at / MS));
+            }
             if let Some(happening) = self.due.remove(&number) {
                 self.happen(happening).map_err(|problem| format!("{} ms: {problem}", at / MS))?;
             }

@@ -27,8 +27,8 @@ impl Network {
         let is_bad = rng.u8(0..3) == 0;
         Network {
             usual: rng.u64(100_000..3 * MS),
-            slow_percent: if is_bad { rng.u32(0..=4) } else { 0 },
-            slow: [50, 500, 2_500][rng.usize(0..3)] * MS,
+            slow_percent: if is_bad { [2, 5, 30][rng.usize(0..3)] } else { 0 },
+            slow: [50, 900, 2_500][rng.usize(0..3)] * MS,
             lost_percent: if is_bad { rng.u32(0..=3) } else { 0 },
             splits: rng.u8(0..4) == 0,
         }

@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use super::*;
 
 /// All options of torchrun 2.15, each with a value that differs from its default.
-const OF_TORCHRUN: [(&str, Option<&str>); 35] = [
+const OF_TORCHRUN: [(&str, Option<&str>); 38] = [
     ("nnodes", Some("2:4")),
     ("nproc-per-node", Some("3")),
     ("rdzv-backend", Some("c10d")),
@@ -42,6 +42,9 @@ const OF_TORCHRUN: [(&str, Option<&str>); 35] = [
     // Ours.
     ("restart-delay", Some("2s..3s")),
     ("kill-after", Some("5")),
+    ("step-timeout", Some("5m")),
+    ("health-port", Some("8080")),
+    ("report", Some("outcome.json")),
     ("torch-store", Some("anyone")),
     ("security", Some("tls")),
 ];

@@ -262,6 +262,21 @@ fn a_success_outlives_its_host() {
     town.run_until("it ends", |town| town.exit_codes() == [0]);
 }
 
+#[test]
+fn a_late_report_that_hides_a_newer_beat_is_a_change() {
+    let timing = Timing::of(&crate::Joining::default());
+    let mut seen = sightings::Sightings::default();
+    let mut is_silent = |at, beat| {
+        let report = Report { beat, ..values::report() };
+        seen.report(2, secs(at), secs(at), Some(report));
+        seen.is_silent(2, &timing)
+    };
+    assert!(!is_silent(0, 7));
+    assert!(!is_silent(2, 6), "beat 8 may have been there in between");
+    assert!(!is_silent(4, 6));
+    assert!(is_silent(5, 6));
+}
+
 // Joins
 
 #[test]

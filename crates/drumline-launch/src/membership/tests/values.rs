@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::RestartBudget;
 
-fn report() -> Report {
+pub(super) fn report() -> Report {
     let outcome = Outcome { how: How::Failed, lived: ms(1_500), stepped: true };
     Report {
         beat: 7,

@@ -90,10 +90,18 @@ impl User {
             Err(env::VarError::NotPresent) => Ok(None),
             Err(_) => Err(wrong(name, "it is not UTF-8")),
         };
-        let lacks = |there, absent: &str| {
+        User::of(read(USER)?, read(PASSWORD)?)
+    }
+
+    /// The user of two variables, of which both or neither are set.
+    fn of(
+        name: Option<Zeroizing<String>>,
+        password: Option<Zeroizing<String>>,
+    ) -> Result<Option<User>> {
+        let lacks = |there, absent| {
             Err(wrong(there, &format!("it is set, and {absent} is not; set both or neither")))
         };
-        match (read(USER)?, read(PASSWORD)?) {
+        match (name, password) {
             (None, None) => Ok(None),
             (Some(name), Some(password)) => Ok(Some(User { name: name.to_string(), password })),
             (Some(_), None) => lacks(USER, PASSWORD),
@@ -264,6 +272,20 @@ mod tests {
         assert_ne!(cluster.root("a/b"), cluster.root("a%2Fb"));
         let cluster = Cluster { prefix: Some("jobs/".into()), ..cluster };
         assert_eq!(cluster.root("a"), "jobs/a/");
+    }
+
+    #[test]
+    fn a_user_has_a_name_and_a_password() {
+        let some = |text: &str| Some(Zeroizing::new(text.to_owned()));
+        assert_eq!(User::of(None, None).unwrap(), None);
+        assert_eq!(User::of(some("me"), some("hunter2")).unwrap().unwrap().name, "me");
+        for (error, hint) in [
+            (User::of(some("me"), None).unwrap_err(), "DRUMLINE_ETCD_PASSWORD is not"),
+            (User::of(None, some("hunter2")).unwrap_err(), "DRUMLINE_ETCD_USER is not"),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains(hint) && !text.contains("hunter2"), "{text}");
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// A store in [etcd](https://etcd.io) 3.4 or newer, for hosts any of which may go.
 ///
 /// A request that gets no answer goes to the next server, until one answers or the time that the store was
-/// opened with is over. However often a change is sent, it happens once. Waiting calls are told of changes, so
+/// opened with is over, and goes through no proxy. However often a change is sent, it happens once. Waiting calls are told of changes, so
 /// thousands of them are no load.
 ///
 /// Keys stay in etcd until [`EtcdStore::clear`]. Values have at most 1 MiB ([`VALUE_BYTES_MAX`]). A
@@ -436,8 +436,7 @@ impl EtcdStore {
     }
 
     /// Takes the first item of a queue.
-    fn pop(&self, operation: &str, raw: &str) -> Result<Option<Vec<u8>>> {
-        let deadline = self.deadline();
+    fn pop(&self, operation: &str, raw: &str, deadline: Instant) -> Result<Option<Vec<u8>>> {
         let oldest = Span::folder(self.queue_folder(raw)).oldest();
         let mut first = self.range(operation, &oldest, deadline)?.body.first();
         let mut pauses = Pauses::default();
@@ -610,7 +609,8 @@ impl Store for EtcdStore {
         let wait = Wait::new(self.timeout());
         let (raw, operation) = (raw_key("queue_pop", key)?, format!("queue_pop {key}"));
         loop {
-            if let Some(item) = self.pop(&operation, &raw)? {
+            let deadline = self.deadline_of_look(wait.until);
+            if let Some(item) = self.pop(&operation, &raw, deadline)? {
                 return Ok(item);
             }
             self.wait_for(&operation, std::slice::from_ref(&raw), Awaited::Item, &wait)?;
@@ -618,7 +618,8 @@ impl Store for EtcdStore {
     }
 
     fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.pop(&format!("queue_try_pop {key}"), &raw_key("queue_try_pop", key)?)
+        let raw = raw_key("queue_try_pop", key)?;
+        self.pop(&format!("queue_try_pop {key}"), &raw, self.deadline())
     }
 
     fn queue_len(&self, key: &str) -> Result<usize> {

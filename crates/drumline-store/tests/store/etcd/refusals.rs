@@ -136,7 +136,11 @@ fn certificates_are_checked_at_both_ends() {
         ..Cluster::default()
     };
     let store = EtcdStore::open(&right, "job", HANG).unwrap();
-    crate::semantics::semantics(&store);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| store.get("key"));
+        store.set("key", b"value").unwrap();
+        assert_eq!(waiter.join().unwrap().unwrap(), b"value");
+    });
 
     let told = |cluster: &Cluster, patience, hint: &str| {
         let text = refusal(cluster, patience);

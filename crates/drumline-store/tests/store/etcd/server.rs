@@ -29,7 +29,16 @@ struct Running {
     etcd: Pid,
 }
 
-const UNTIL_THE_TEST_ENDS: &str = r#"etcd "$@" & echo $!; read -r never <&3; kill -9 $!; wait"#;
+/// Told nothing, it removes the folder, too: nobody else is left to do it.
+const UNTIL_THE_TEST_ENDS: &str = r#"
+exec 3<&0
+etcd "$@" &
+echo $!
+read -r told <&3
+kill -9 $!
+wait
+[ "$told" = keep ] || rm -rf "$FOLDER"
+"#;
 
 /// Whether etcd is there. Where `DRUMLINE_TEST_ETCD` is set, as in CI, it must be.
 pub(super) fn is_installed() -> bool {
@@ -95,7 +104,8 @@ impl Server {
     }
 
     fn new(name: &str, scheme: &str, port: u16, peer: u16, peers: &str) -> Server {
-        let directory = tempfile::tempdir().unwrap();
+        // In memory, because etcd waits for its disk at every change, and other tests use the disk, too.
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let data = directory.path().join("data");
         let client = format!("{scheme}://127.0.0.1:{port}");
         let peer = format!("http://127.0.0.1:{peer}");
@@ -116,8 +126,9 @@ impl Server {
     pub(super) fn run(&mut self) {
         let log = std::fs::File::create(self.directory.path().join("log")).unwrap();
         let mut shell = Command::new("sh")
-            .args(["-c", &format!("exec 3<&0; {UNTIL_THE_TEST_ENDS}"), "sh"])
+            .args(["-c", UNTIL_THE_TEST_ENDS, "sh"])
             .args(&self.arguments)
+            .env("FOLDER", self.directory.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -184,7 +195,7 @@ impl Server {
     pub(super) fn kill(&mut self) {
         let mut running = self.running.take().unwrap();
         kill_process(running.etcd, Signal::KILL).unwrap();
-        drop(running.shell.stdin.take());
+        writeln!(running.shell.stdin.take().unwrap(), "keep").unwrap();
         running.shell.wait().unwrap();
     }
 

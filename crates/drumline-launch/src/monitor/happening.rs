@@ -1,0 +1,90 @@
+//! What happens to a job.
+
+use serde::Serialize;
+
+/// What happens to a job, as the launcher of one host tells it. Fields are named as in torch's events where torch has
+/// them, and are numbers, texts or nothing.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Happening {
+    JobBegins {
+        program: String,
+        nproc_per_node: usize,
+        max_restarts: u32,
+        /// Where others may ask about the health.
+        health: Option<String>,
+    },
+    WorldStarts(WorldStarts),
+    WorkerStarts {
+        global_rank: usize,
+        local_rank: usize,
+        worker_id: i32,
+    },
+    WorkerHangs {
+        global_rank: usize,
+        local_rank: usize,
+        worker_id: i32,
+        how: String,
+    },
+    WorkerEnds(WorkerEnds),
+    /// A signal to the launcher ends the job.
+    Stops {
+        signal: String,
+    },
+    WorldEnds {
+        outcome: &'static str,
+        global_rank: Option<usize>,
+        total_run_time: f64,
+    },
+    JobEnds {
+        exit_code: u8,
+    },
+}
+
+/// The ranks of all hosts start.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct WorldStarts {
+    /// How often the job has started again before.
+    pub(crate) agent_restarts: u32,
+    pub(crate) group_rank: usize,
+    pub(crate) group_world_size: usize,
+    pub(crate) first_rank: usize,
+    pub(crate) local_world_size: usize,
+    pub(crate) world_size: usize,
+}
+
+/// A worker has ended.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct WorkerEnds {
+    pub(crate) global_rank: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) worker_id: i32,
+    /// Only if it ended by itself.
+    pub(crate) exit_code: Option<i32>,
+    /// Only if a signal killed it.
+    pub(crate) signal: Option<String>,
+}
+
+impl Happening {
+    /// The name of the event.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Happening::JobBegins { .. } => "job_begins",
+            Happening::WorldStarts(_) => "world_starts",
+            Happening::WorkerStarts { .. } => "worker_starts",
+            Happening::WorkerHangs { .. } => "worker_hangs",
+            Happening::WorkerEnds(_) => "worker_ends",
+            Happening::Stops { .. } => "job_is_stopped",
+            Happening::WorldEnds { .. } => "world_ends",
+            Happening::JobEnds { .. } => "job_ends",
+        }
+    }
+
+    /// Who did it, as torch names it.
+    pub(crate) fn source(&self) -> &'static str {
+        match self {
+            Happening::WorkerEnds(_) => "WORKER",
+            _ => "AGENT",
+        }
+    }
+}
