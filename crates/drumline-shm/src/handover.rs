@@ -1,4 +1,4 @@
-//! Hands a segment or two more connections over to another process: two descriptors over a Unix socket.
+//! Hands a segment over to another process: two descriptors over a Unix socket.
 //!
 //! One message of 8 bytes carries both. Each side refuses processes of other users, waits no longer
 //! than its deadline, and works whether or not the socket is blocking.
@@ -60,28 +60,8 @@ pub struct Handles {
     pub doorbell: OwnedFd,
 }
 
-/// What two descriptors are, as the message says that carries them.
-struct What {
-    message: [u8; 8],
-    /// For errors.
-    name: &'static str,
-    sent: &'static str,
-    arrived: &'static str,
-}
-
-const SEGMENT: What = What {
-    message: *b"DRUMFDS\n",
-    name: "a segment",
-    sent: "this process had sent the descriptors of its segment",
-    arrived: "the descriptors of the peer's segment had arrived",
-};
-
-const STREAMS: What = What {
-    message: *b"DRUMSKT\n",
-    name: "streams",
-    sent: "this process had sent the descriptors of streams",
-    arrived: "the descriptors of the peer's streams had arrived",
-};
+/// The message that carries the descriptors.
+const MESSAGE: [u8; 8] = *b"DRUMFDS\n";
 
 /// Sends the descriptors of a segment to the process at the other end of `stream`.
 ///
@@ -92,60 +72,10 @@ const STREAMS: What = What {
 pub fn send(stream: &UnixStream, handles: &Handles, deadline: Instant) -> Result<()> {
     let descriptors = [handles.memory.as_fd(), handles.doorbell.as_fd()];
     match Credentials::of_peer(stream).and_then(|peer| peer.check()) {
-        Ok(()) => send_message(stream, &SEGMENT, &descriptors, deadline),
+        Ok(()) => send_message(stream, &descriptors, deadline),
         Err(failure @ Error::Os { .. }) => decline(stream, deadline).and(Err(failure)),
         Err(stranger) => Err(stranger),
     }
-}
-
-/// Sends two sockets to the process at the other end of `stream`, which is known to belong to this user.
-///
-/// ```
-/// use std::{os::{fd::AsFd, unix::net::UnixStream}, time::Instant};
-///
-/// use drumline_shm::handover;
-///
-/// let (here, there) = UnixStream::pair()?; // in practice, between two processes
-/// let (ours, theirs) = UnixStream::pair()?;
-/// handover::send_streams(&here, [theirs.as_fd(), ours.as_fd()], Instant::now())?;
-/// assert!(handover::receive_streams(&there, Instant::now())?.is_some());
-/// handover::decline_streams(&here, Instant::now())?;
-/// assert!(handover::receive_streams(&there, Instant::now())?.is_none());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-///
-/// [`Error::Timeout`], [`Error::Closed`], or [`Error::Os`]. After a failed system call, the other end has been
-/// told as by [`decline_streams`].
-pub fn send_streams(
-    stream: &UnixStream,
-    streams: [BorrowedFd<'_>; 2],
-    deadline: Instant,
-) -> Result<()> {
-    send_message(stream, &STREAMS, &streams, deadline)
-}
-
-/// Tells the process at the other end of `stream`, which waits for two sockets, that it will not get them.
-///
-/// # Errors
-///
-/// As for [`decline`].
-pub fn decline_streams(stream: &UnixStream, deadline: Instant) -> Result<()> {
-    send_message(stream, &STREAMS, &[], deadline)
-}
-
-/// Receives two sockets, and takes no other bytes out of the stream. `None`: the peer has declined.
-///
-/// # Errors
-///
-/// As for [`receive`], but the user of the other process is not looked at.
-pub fn receive_streams(stream: &UnixStream, deadline: Instant) -> Result<Option<[OwnedFd; 2]>> {
-    let descriptors = receive_message(stream, &STREAMS, None, deadline)?;
-    if descriptors.is_empty() {
-        return Ok(None);
-    }
-    two(descriptors).map(Some)
 }
 
 /// Tells the process at the other end of `stream`, which waits for a segment, that it will not get one.
@@ -154,21 +84,20 @@ pub fn receive_streams(stream: &UnixStream, deadline: Instant) -> Result<Option<
 ///
 /// [`Error::Timeout`], [`Error::Closed`], or [`Error::Os`].
 pub fn decline(stream: &UnixStream, deadline: Instant) -> Result<()> {
-    send_message(stream, &SEGMENT, &[], deadline)
+    send_message(stream, &[], deadline)
 }
 
 /// After the first failed call it tries once more, without descriptors.
 fn send_message(
     stream: &UnixStream,
-    what: &What,
     mut descriptors: &[BorrowedFd<'_>],
     deadline: Instant,
 ) -> Result<()> {
     let (mut sent, mut failure) = (0, None);
-    while sent < what.message.len() {
+    while sent < MESSAGE.len() {
         // The descriptors go with the first byte.
         let due = if sent == 0 { descriptors } else { &[] };
-        match send_some(stream, what, sent, due, deadline) {
+        match send_some(stream, &MESSAGE[sent..], due, deadline) {
             Ok(bytes) => sent += bytes,
             Err(error @ (Error::Os { .. } | Error::Closed { .. })) if failure.is_none() => {
                 failure = Some(error);
@@ -183,22 +112,22 @@ fn send_message(
 /// Returns how many bytes it has sent.
 fn send_some(
     stream: &UnixStream,
-    what: &What,
-    sent: usize,
+    message: &[u8],
     descriptors: &[BorrowedFd<'_>],
     deadline: Instant,
 ) -> Result<usize> {
+    const MISSING: &str = "this process had sent the descriptors of its segment";
+    wait_for(stream, PollFlags::OUT, deadline, MISSING)?;
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Error::os("send descriptors")(Errno::NOBUFS));
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    match sendmsg(stream, &[IoSlice::new(&what.message[sent..])], &mut control, flags) {
+    match sendmsg(stream, &[IoSlice::new(message)], &mut control, flags) {
         Ok(bytes) => Ok(bytes),
-        Err(Errno::INTR) => Ok(0),
-        Err(Errno::AGAIN) => wait_for(stream, PollFlags::OUT, deadline, what.sent).map(|()| 0),
-        Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Closed { missing: what.sent }),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Closed { missing: MISSING }),
         Err(error) => Err(Error::os("send descriptors")(error)),
     }
 }
@@ -213,71 +142,58 @@ fn send_some(
 /// [`Error::Os`]. After a failed system call, or another number of descriptors, the message is out of the
 /// stream nevertheless.
 pub fn receive(stream: &UnixStream, deadline: Instant) -> Result<Handles> {
+    const WHAT: &str = "a message";
     // The message is to be taken out of the stream even after a failure.
-    let failure = match Credentials::of_peer(stream).and_then(|peer| peer.check()) {
+    let mut failure = match Credentials::of_peer(stream).and_then(|peer| peer.check()) {
         Err(stranger @ Error::Stranger { .. }) => return Err(stranger),
         known => known.err(),
     };
-    let [memory, doorbell] = two(receive_message(stream, &SEGMENT, failure, deadline)?)?;
-    Ok(Handles { memory, doorbell })
-}
-
-const MESSAGE: &str = "a message";
-
-fn two(descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; 2]> {
-    <[OwnedFd; 2]>::try_from(descriptors).map_err(|found| {
-        Error::refused(MESSAGE, format!("it has {} descriptors instead of two", found.len()))
-    })
-}
-
-/// At most two descriptors, and the message that carries them. `failure` is what has failed before that.
-fn receive_message(
-    stream: &UnixStream,
-    what: &What,
-    mut failure: Option<Error>,
-    deadline: Instant,
-) -> Result<Vec<OwnedFd>> {
-    let mut message = [0; 8];
+    let mut message = [0; MESSAGE.len()];
     let mut received = 0;
     let mut descriptors: Vec<OwnedFd> = Vec::new();
     while received < message.len() {
-        match receive_some(stream, what, &mut message[received..], &mut descriptors, deadline) {
+        match receive_some(stream, &mut message[received..], &mut descriptors, deadline) {
             Ok((bytes, all_fit)) => {
                 received += bytes;
                 if !all_fit {
                     let why = "it has more than two descriptors, or this process can have no more";
-                    failure.get_or_insert(Error::refused(MESSAGE, why));
+                    failure.get_or_insert(Error::refused(WHAT, why));
                 }
             }
             Err(error @ Error::Os { .. }) if failure.is_none() => failure = Some(error),
             Err(error) => return Err(failure.unwrap_or(error)),
         }
-        if message[..received] != what.message[..received] {
-            return Err(Error::refused(MESSAGE, format!("it does not hand over {}", what.name)));
+        if message[..received] != MESSAGE[..received] {
+            return Err(Error::refused(WHAT, "it does not hand over a segment"));
         }
     }
-    failure.map_or(Ok(descriptors), Err)
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    match <[OwnedFd; 2]>::try_from(descriptors) {
+        Ok([memory, doorbell]) => Ok(Handles { memory, doorbell }),
+        Err(found) => {
+            Err(Error::refused(WHAT, format!("it has {} descriptors instead of two", found.len())))
+        }
+    }
 }
 
 /// Returns how many bytes it has received, and whether their descriptors are no more than two.
 fn receive_some(
     stream: &UnixStream,
-    what: &What,
     message: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
     deadline: Instant,
 ) -> Result<(usize, bool)> {
+    const MISSING: &str = "the descriptors of the peer's segment had arrived";
+    wait_for(stream, PollFlags::IN, deadline, MISSING)?;
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let answer = match recvmsg(stream, &mut [IoSliceMut::new(message)], &mut control, flags) {
-        Ok(answer) if answer.bytes == 0 => return Err(Error::Closed { missing: what.arrived }),
+        Ok(answer) if answer.bytes == 0 => return Err(Error::Closed { missing: MISSING }),
         Ok(answer) => answer,
-        Err(Errno::INTR) => return Ok((0, true)),
-        Err(Errno::AGAIN) => {
-            wait_for(stream, PollFlags::IN, deadline, what.arrived)?;
-            return Ok((0, true));
-        }
+        Err(Errno::AGAIN | Errno::INTR) => return Ok((0, true)),
         Err(error) => return Err(Error::os("receive descriptors")(error)),
     };
     for item in control.drain() {

@@ -50,18 +50,9 @@ impl<T: AsFd> Unforked<T> {
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Unforked<T>> {
         let mut kept = kept();
         kept.prepare()?;
-        Ok(kept.keep(open()?))
-    }
-
-    /// The same for sockets that come together, such as the two ends of a connection.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Unforked::open`].
-    pub fn open_all(open: impl FnOnce() -> io::Result<Vec<T>>) -> io::Result<Vec<Unforked<T>>> {
-        let mut kept = kept();
-        kept.prepare()?;
-        Ok(open()?.into_iter().map(|socket| kept.keep(socket)).collect())
+        let socket = open()?;
+        kept.numbers.push(socket.as_fd().as_raw_fd());
+        Ok(Unforked(ManuallyDrop::new(socket)))
     }
 }
 
@@ -131,11 +122,6 @@ fn kept() -> MutexGuard<'static, Kept> {
 }
 
 impl Kept {
-    fn keep<T: AsFd>(&mut self, socket: T) -> Unforked<T> {
-        self.numbers.push(socket.as_fd().as_raw_fd());
-        Unforked(ManuallyDrop::new(socket))
-    }
-
     fn prepare(&mut self) -> io::Result<()> {
         if self.dead.is_none() {
             // A socket of this type says, for reads and for writes, that it is not connected.

@@ -4,11 +4,10 @@
 //! kernel says which user is at the other end. Other ranks connect over TCP, on the chosen addresses, when
 //! they first need each other: see [`Far`]. No TCP port is opened unless there are other hosts.
 
-mod beside;
 mod own_card;
 
 use std::{
-    io, iter, mem,
+    io,
     net::{IpAddr, Ipv4Addr},
     time::Instant,
 };
@@ -25,7 +24,6 @@ use drumline_store::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
         interface, sleep_until_ready,
-        stream::Stream,
     },
 };
 use rustix::event::{PollFd, PollFlags};
@@ -66,16 +64,7 @@ pub(crate) fn connect(
     config: &Config,
     deadline: Instant,
 ) -> Result<Mesh> {
-    let mut sockets = Sockets {
-        member,
-        config,
-        deadline,
-        unix: None,
-        near: None,
-        beside: Vec::new(),
-        alone: Vec::new(),
-        far: Vec::new(),
-    };
+    let mut sockets = Sockets { member, config, deadline, unix: None, near: None, far: Vec::new() };
     let code = async |desk: &_, rules: &_| mesh::connect(desk, rules, config.streams).await;
     let connected = board.run(code, |question| match question {
         Ask::Card => sockets.card(),
@@ -101,10 +90,6 @@ struct Sockets<'a> {
     unix: Option<Listener>,
     /// Accepts higher ranks of this host, once this rank begins to wait for them.
     near: Option<Gate>,
-    /// Streams that this rank has handed to a lower one with the control stream, until they are asked for.
-    beside: Vec<(Rank, Channel, PeerStream)>,
-    /// Control streams of higher ranks that have not handed over the streams beside them yet.
-    alone: Vec<(Rank, Stream)>,
     far: Vec<Gate>,
 }
 
@@ -163,14 +148,8 @@ impl Sockets<'_> {
         Ok(Answer::Words(vec![told.join(" ").into_bytes()]))
     }
 
-    /// Connects to rank `peer` at its Unix socket and goes through the handshake. The streams beside the control
-    /// stream are handed over on that: both ends have proven themselves there.
-    fn dial(&mut self, peer: Rank, name: String, channel: Channel) -> Result<Answer<PeerStream>> {
-        let known = |(rank, of, _): &(Rank, Channel, _)| (*rank, *of) == (peer, channel);
-        if let Some(at) = self.beside.iter().position(known) {
-            let (.., stream) = self.beside.swap_remove(at);
-            return Ok(Answer::Dialled(Dialled::Open(stream)));
-        }
+    /// Connects to rank `peer` at its Unix socket and goes through the handshake.
+    fn dial(&self, peer: Rank, name: String, channel: Channel) -> Result<Answer<PeerStream>> {
         let hello = hello(self.member, channel);
         let expected = expect(self.member, peer..peer + 1);
         let secret = self.config.secret.clone();
@@ -179,14 +158,6 @@ impl Sockets<'_> {
         let opened = open(&Address::Unix(name), self.deadline).map_err(CallError::from);
         let opened =
             opened.and_then(|stream| shake_hands(stream, handshake, has_secret, self.deadline));
-        let opened = opened.and_then(|stream| {
-            if let (Channel::Control, Stream::Unix(control)) = (channel, &stream) {
-                let streams = beside::hand_over(control, self.deadline)?;
-                let streams = beside::CHANNELS.into_iter().zip(streams);
-                self.beside.extend(streams.map(|(channel, it)| (peer, channel, PeerStream(it))));
-            }
-            Ok(stream)
-        });
         Ok(Answer::Dialled(match opened {
             Ok(stream) => Dialled::Open(PeerStream(stream)),
             Err(CallError::Refused(reason)) => Dialled::Refused(reason),
@@ -202,50 +173,15 @@ impl Sockets<'_> {
         }
         let Some(gate) = &mut self.near else { return Ok(Answer::Came(Vec::new())) };
         let until = gate.deadline().map_or(until, |at| at.min(until));
-        let controls = self.alone.iter().map(|(_, control)| PollFd::new(control, PollFlags::IN));
-        let mut list: Vec<_> =
-            iter::once(PollFd::new(&*gate, PollFlags::IN)).chain(controls).collect();
-        sleep_until_ready(&mut list, until);
-        let ready: Vec<bool> = list.iter().skip(1).map(|it| !it.revents().is_empty()).collect();
-        let mut came = Vec::new();
-        for ((rank, control), ready) in mem::take(&mut self.alone).into_iter().zip(ready) {
-            let taken = match &control {
-                Stream::Unix(unix) if ready => beside::take_over(unix),
-                _ => {
-                    self.alone.push((rank, control));
-                    continue;
-                }
-            };
-            match taken {
-                Ok(streams) => {
-                    let streams = beside::CHANNELS.into_iter().zip(streams);
-                    came.push((rank, Channel::Control, PeerStream(control)));
-                    came.extend(streams.map(|(channel, it)| (rank, channel, PeerStream(it))));
-                }
-                // It has died, or it calls again.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    tracing::debug!(rank, "hung up before it had handed over its streams");
-                }
-                Err(error) => {
-                    return Err(Error::io(
-                        format!("cannot take over streams of rank {rank}"),
-                        error,
-                    ));
-                }
-            }
-        }
+        sleep_until_ready(&mut [PollFd::new(&*gate, PollFlags::IN)], until);
         let arrivals = gate
             .admit(Instant::now())
             .map_err(|source| Error::io("cannot accept connections of peers", source))?;
-        for arrival in arrivals {
-            let Some(hello) = arrival.hello else { continue };
-            match stream_of(hello.channel) {
-                Some(Channel::Control) => self.alone.push((hello.rank, arrival.stream)),
-                Some(channel) => came.push((hello.rank, channel, PeerStream(arrival.stream))),
-                None => {}
-            }
-        }
-        Ok(Answer::Came(came))
+        let came = arrivals.into_iter().filter_map(|arrival| {
+            let hello = arrival.hello?;
+            Some((hello.rank, stream_of(hello.channel)?, PeerStream(arrival.stream)))
+        });
+        Ok(Answer::Came(came.collect()))
     }
 }
 
