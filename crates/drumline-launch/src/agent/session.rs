@@ -61,6 +61,7 @@ pub(crate) fn run<'l>(
         is_out: false,
         announcement: None,
         told: None,
+        missed_at: None,
         unreached: None,
         stage: Stage::Idle,
         attempts: 0,
@@ -87,6 +88,8 @@ struct Session<'s, 'j, 'l> {
     announcement: Option<(u64, Vec<u8>)>,
     /// The last report that was written, without its beat.
     told: Option<Vec<u8>>,
+    /// When a round last failed. What it wrote may come later than what was written since.
+    missed_at: Option<Instant>,
     /// Since when the store does not answer, and why.
     unreached: Option<(Instant, StoreError)>,
     stage: Stage,
@@ -134,6 +137,9 @@ const MEET_MAX: Duration = Duration::from_secs(10);
 /// How long the other hosts wait for the last words of a worker that has failed. A process that it has started may keep
 /// its stderr open.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
+
+/// How late a write may come that nobody waits for any more.
+const LATE_MAX: Duration = Duration::from_secs(60);
 
 /// How often ranks are asked whether they are held.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -185,7 +191,8 @@ impl Session<'_, '_, '_> {
             Stage::Runs(running) => running.attempt.timeout(),
             _ => None,
         };
-        let arrive = self.arrive_at.map(|at| at.saturating_sub(now));
+        let arrive = self.arrive_at.filter(|_| matches!(self.stage, Stage::Idle));
+        let arrive = arrive.map(|at| at.saturating_sub(now));
         due.chain(workers).chain(arrive).min().unwrap_or(Duration::from_secs(3600))
     }
 
@@ -216,7 +223,8 @@ impl Session<'_, '_, '_> {
     /// Begins a round when one is due.
     fn ask(&mut self) {
         let now = self.now();
-        if self.arrive_at.is_some_and(|at| at <= now) {
+        // Workers that still run, or print, belong to this host's last number.
+        if self.arrive_at.is_some_and(|at| at <= now) && matches!(self.stage, Stage::Idle) {
             self.arrive_at = None;
             self.background.ask(Request::Arrive);
         }
@@ -226,7 +234,8 @@ impl Session<'_, '_, '_> {
         }
         let poll = membership.poll(now);
         let report = Report { beat: 0, ..poll.report.clone() }.encode();
-        let is_news = self.told.as_ref() != Some(&report);
+        let may_be_old = self.missed_at.is_some_and(|at| at.elapsed() < LATE_MAX);
+        let is_news = may_be_old || self.told.as_ref() != Some(&report);
         self.background.ask(Request::Round(Round {
             announcement: self.announcement.take(),
             report: is_news.then(|| report.clone()),
@@ -269,8 +278,7 @@ impl Session<'_, '_, '_> {
             }
             Message::Heard(Err(error)) => {
                 self.is_out = false;
-                // It is not known what was written.
-                self.told = None;
+                self.missed_at = Some(Instant::now());
                 self.miss(error)?;
             }
             Message::Planned(Err(error)) => self.miss(error)?,
@@ -401,6 +409,9 @@ impl Session<'_, '_, '_> {
             Action::Rejoin => {
                 self.say("this host was cut off from the others, and joins anew");
                 (self.membership, self.announcement) = (None, None);
+                if let Stage::Awaits(..) = self.stage {
+                    self.stage = Stage::Idle;
+                }
                 self.arrive_at = Some(self.now());
             }
             Action::End(end) => self.end = Some(end),
