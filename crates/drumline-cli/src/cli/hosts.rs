@@ -36,7 +36,7 @@ pub(super) struct HostArgs {
     #[arg(long, value_name = "BACKEND")]
     rdzv_backend: Option<Backend>,
 
-    /// The first host, as HOST[:29400]; for `file`, the path of the file; for `etcd`, HOST[:2379],...
+    /// The first host, as `HOST[:29400]`; for `file`, the path of the file; for `etcd`, `HOST[:2379]`,...
     #[arg(long, value_name = "WHERE")]
     rdzv_endpoint: Option<String>,
 
