@@ -46,7 +46,8 @@ def own_api() -> None:
     drumline.init_process_group()
     data = np.array([drumline.get_rank() + 1])
     drumline.all_reduce(data)
-    print("sum", data.tolist(), "torch" in sys.modules, flush=True)
+    # In one piece: without buffers, `print` writes several, and another rank may write between them.
+    sys.stdout.write(f"sum {data.tolist()} {'torch' in sys.modules}\n")
 
 
 def one_raises() -> None:
