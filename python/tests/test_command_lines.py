@@ -52,7 +52,8 @@ def outcome(launcher: str, line: Line, folder: Path, port: int) -> Outcome:
         with (folder / f"stdout {host}").open("w") as out, (folder / f"stderr {host}").open("w") as err:
             jobs.append(subprocess.Popen(
                 # The tests may run with signals ignored. `drumline run` leaves them ignored, torchrun does not.
-                ["env", "--default-signal", *command, prefix + line.command, *map(filled, shlex.split(line.words))], cwd=folder, text=True,
+                ["env", "--default-signal", *command, prefix + line.command, *map(filled, shlex.split(line.words))],
+                cwd=folder, text=True,
                 env=environment(told, temporary) | {name: filled(value) for name, value in line.environment.items()},
                 stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True,
             ))  # fmt: skip

@@ -103,8 +103,9 @@ def main() -> None:
         "session leader": os.getsid(0) == os.getpid(),
         "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     })  # fmt: skip
-    print("out", RANK)
-    print("err", RANK, file=sys.stderr)
+    # In one piece each: without buffers, `print` writes several, and another rank may write between them.
+    sys.stdout.write(f"out {RANK}\n")
+    sys.stderr.write(f"err {RANK}\n")
     asked = [word.removeprefix("do=") for word in sys.argv[1:] if word.startswith("do=")]
     for deed, _, whom in (word.partition("@") for word in asked):
         if whom.strip("!") not in ("", RANK) or whom.endswith("!") and START != "0":
