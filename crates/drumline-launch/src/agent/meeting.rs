@@ -90,7 +90,10 @@ fn at_first_host(
     let (secret, level) = (&own.secret, own.level);
     let server = match is_first {
         Some(false) => None,
-        _ => serve(own, host, port, is_first == Some(true))?,
+        _ => {
+            wait_for_name(host, port, deadline);
+            serve(own, host, port, is_first == Some(true))?
+        }
     };
     let (store, is_hosted, towards) = match server {
         Some((server, ip)) => {
@@ -176,8 +179,7 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
         user: User::from_env()?,
     };
     let left = deadline.saturating_duration_since(Instant::now());
-    let store = EtcdStore::open(&cluster, &own.run_id, left.min(ETCD_ANSWERS_WITHIN))
-        .map_err(|error| Error::meeting(error.to_string()))?;
+    let store = EtcdStore::open(&cluster, &own.run_id, left.min(ETCD_ANSWERS_WITHIN))?;
     Ok(Place {
         address: own_address(own, store.address())?,
         name: store.name().to_owned(),
@@ -230,6 +232,22 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
         ))
     })
 }
+
+/// Waits until the name of the first host is known: in a cluster it may come later than this host.
+fn wait_for_name(host: &str, port: u16, deadline: Instant) {
+    let mut is_told = false;
+    while Instant::now() + NAME_EVERY < deadline
+        && let Err(error) = resolve(host, port)
+    {
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!("waits for the first host: {error}");
+        }
+        thread::sleep(NAME_EVERY);
+    }
+}
+
+/// The pause between two looks for a name.
+const NAME_EVERY: Duration = Duration::from_millis(500);
 
 /// The address that the other hosts get of this one.
 fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
