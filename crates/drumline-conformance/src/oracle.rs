@@ -128,7 +128,7 @@ impl Case {
             result
         }
         let hosts = match topology.order {
-            SumOrder::Rank => vec![(0..topology.world_size).collect()],
+            SumOrder::Rank | SumOrder::Backend => vec![(0..topology.world_size).collect()],
             SumOrder::Placement => topology.ranks_by_host().to_vec(),
         };
         by_type!(self.dtype, reduce(op, inputs, &hosts))

@@ -31,8 +31,9 @@ pub struct Operator<T> {
 
 /// An operator on bytes: it knows the type of its elements.
 pub trait Reduce {
-    /// Reduces `inputs`, from left to right, into `output`.
-    fn reduce(&self, inputs: &[&[u8]], output: &mut [u8]) -> Result<(), Cause>;
+    /// Reduces `inputs`, from left to right, into `output`. They hold what `ranks` ranks bring: an average is
+    /// their sum, divided by this number.
+    fn reduce(&self, inputs: &[&[u8]], output: &mut [u8], ranks: usize) -> Result<(), Cause>;
 }
 
 /// How two values become one.

@@ -175,20 +175,25 @@ fn elements<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
 }
 
 impl<T: Element> Reduce for Combine<T> {
-    fn reduce(&self, inputs: &[&[u8]], output: &mut [u8]) -> Result<(), Cause> {
-        let ranks = inputs.len();
-        let leaves: Vec<Node> = (0..ranks).map(Node::leaf).collect();
-        let Some(merges) = merges(Node::root(ranks), &leaves) else {
+    fn reduce(&self, inputs: &[&[u8]], output: &mut [u8], ranks: usize) -> Result<(), Cause> {
+        let leaves: Vec<Node> = (0..inputs.len()).map(Node::leaf).collect();
+        let Some(merges) = merges(Node::root(inputs.len()), &leaves) else {
             unreachable!("the leaves of a tree tile it");
         };
         // Bytes from elsewhere may have any alignment.
         let inputs: Vec<Cow<'_, [T]>> = inputs.iter().map(|bytes| elements(bytes)).collect();
         let srcs: Vec<Source<'_, T>> =
             inputs.iter().map(|input| Source::from(&input[..])).collect();
+        let into = |result: &mut [T]| {
+            with_ieee_rounding(|| {
+                self.tree(&[Target::from(result)], &srcs, &merges, Some(ranks))
+            })
+        };
+        if let Ok(output) = bytemuck::try_cast_slice_mut(output) {
+            return into(output);
+        }
         let mut result = vec![T::zeroed(); output.len() / size_of::<T>()];
-        with_ieee_rounding(|| {
-            self.tree(&[Target::from(&mut result[..])], &srcs, &merges, Some(ranks))
-        })?;
+        into(&mut result)?;
         output.copy_from_slice(bytemuck::cast_slice(&result));
         Ok(())
     }

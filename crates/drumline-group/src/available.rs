@@ -1,6 +1,6 @@
 //! What this library offers, under the names that users of torch look for.
 
-use std::env;
+use std::{env, path::Path};
 
 /// Whether process groups are available: always. (torch can be built without them.)
 ///
@@ -12,15 +12,18 @@ pub const fn is_available() -> bool {
     true
 }
 
-/// Whether collectives can go through an MPI library. They cannot: all data goes through Drumline's own
-/// transports.
+/// Whether an MPI library is found ([`Config::mpi_library`](crate::Config::mpi_library) says where it is looked
+/// for). The library is loaded then, and not started.
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// assert!(!drumline::is_mpi_available());
+/// use drumline::{backend::is_backend_available, is_mpi_available};
+///
+/// assert_eq!(is_mpi_available(), is_backend_available("mpi"));
 /// ```
-pub const fn is_mpi_available() -> bool {
-    false
+pub fn is_mpi_available() -> bool {
+    let library = env::var_os("DRUMLINE_MPI_LIBRARY").filter(|path| !path.is_empty());
+    drumline_mpi::Mpi::load(library.as_deref().map(Path::new)).is_ok()
 }
 
 /// Whether collectives can go through NCCL, for memory of GPUs. They cannot.

@@ -6,7 +6,7 @@ mod debug;
 
 pub use debug::DebugLevel;
 
-use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
+use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use drumline_engine::{Settings, deadline};
 use drumline_schedule::SumOrder;
@@ -56,6 +56,11 @@ pub struct Config {
     /// what `auto` means, or what was registered ([`crate::backend`]); the same on all ranks.
     /// `DRUMLINE_BACKEND`; `drumline` unless set.
     pub backend: Option<String>,
+
+    /// The MPI library that the backend `mpi` and `mpi://` load: a path. `DRUMLINE_MPI_LIBRARY`; unless set,
+    /// the one that this process has loaded already, else the first that is found. A library that is loaded
+    /// already wins over the path.
+    pub mpi_library: Option<PathBuf>,
 
     /// The algorithm of `all_reduce`, by name (`direct`, `halving`, `doubling`, `gather`,
     /// `binomial`, or one that uses shared memory), the same on all ranks. `DRUMLINE_ALL_REDUCE`;
@@ -126,7 +131,8 @@ pub struct Config {
 
     /// The order in which floating-point sums are added, the same on all ranks. `DRUMLINE_SUM_ORDER`: `rank`
     /// (unless set) or `placement`. `placement` is faster where the ranks of a host are no node of the tree
-    /// of sums. Its bits depend on which rank runs on which host.
+    /// of sums. Its bits depend on which rank runs on which host. `backend` lets a foreign backend add by itself
+    /// where it can, as `mpi` does; its bits are not those of other backends.
     pub sum_order: SumOrder,
 
     /// The time after which a waiting call logs a warning that names the late ranks. After half of that time
@@ -171,6 +177,7 @@ impl Default for Config {
         Config {
             timeout: Duration::from_secs(600),
             backend: None,
+            mpi_library: None,
             all_reduce: None,
             prices: PriceSource::Default,
             bind_addresses: Vec::new(),
@@ -270,6 +277,9 @@ impl Config {
             }
         }
         config.backend = variable("DRUMLINE_BACKEND").filter(|name| !name.is_empty());
+        config.mpi_library = variable("DRUMLINE_MPI_LIBRARY")
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from);
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
         if let Some(text) = variable("DRUMLINE_PRICES") {
             let Ok(prices) = text.parse();
@@ -338,7 +348,11 @@ impl Config {
             config.sum_order = match text.as_str() {
                 "rank" => SumOrder::Rank,
                 "placement" => SumOrder::Placement,
-                _ => return Err(invalid("DRUMLINE_SUM_ORDER", &text, "rank or placement")),
+                "backend" => SumOrder::Backend,
+                _ => {
+                    let wanted = "rank, placement or backend";
+                    return Err(invalid("DRUMLINE_SUM_ORDER", &text, wanted));
+                }
             };
         }
         let mut debug = ["DRUMLINE_DEBUG", "TORCH_DISTRIBUTED_DEBUG"].into_iter();

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod available;
 pub mod backend;
 mod board;
@@ -31,6 +32,7 @@ mod transport;
 pub mod views;
 mod work;
 
+pub use addresses::{describe_addresses, own_addresses};
 pub use available::{
     is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
 };
@@ -54,8 +56,7 @@ pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{
     GroupOptions, ProcessGroup, RegisteredBuffer, TorchSpelling, connect_members, default_group,
-    describe_addresses, init_process_group, init_with_store, is_initialized, metrics_text,
-    own_addresses,
+    init_process_group, init_with_store, is_initialized, metrics_text,
 };
 pub use interrupt::interruptible;
 pub use prices::PriceSource;

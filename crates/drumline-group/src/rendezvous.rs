@@ -6,6 +6,7 @@
 //! | `env://?rank=R&world_size=W` | `MASTER_ADDR`, `MASTER_PORT`; the URL wins over `RANK` and `WORLD_SIZE` |
 //! | `tcp://host:port?rank=R&world_size=W` | no variables |
 //! | `file:///path?rank=R&world_size=W` | a file that all ranks see, on this host or on a shared file system |
+//! | `mpi://` | an MPI library, and its `mpiexec` or `srun` as the launcher |
 //! | any other scheme | [`register_rendezvous_handler`] |
 //!
 //! A program that already has a store needs no URL: [`Rendezvous::with_store`]. Once all groups of a job are
@@ -50,6 +51,7 @@
 
 pub(crate) mod file;
 mod meeting;
+mod mpi;
 mod place;
 mod plan;
 mod schemes;

@@ -26,6 +26,7 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             "timeout" => config.timeout = seconds(&name, &value)?,
             "warn_after" => config.warn_after = seconds(&name, &value)?,
             "backend" => config.backend = value.extract()?,
+            "mpi_library" => config.mpi_library = value.extract()?,
             "all_reduce" => config.all_reduce = value.extract()?,
             "streams" => config.streams = value.extract()?,
             "socket_ifname" => config.socket_ifname = value.extract()?,
@@ -88,6 +89,7 @@ fn order(name: &str) -> PyResult<SumOrder> {
     match name {
         "rank" => Ok(SumOrder::Rank),
         "placement" => Ok(SumOrder::Placement),
-        _ => Err(PyValueError::new_err(format!("sum_order is {name:?}; rank or placement?"))),
+        "backend" => Ok(SumOrder::Backend),
+        _ => Err(PyValueError::new_err(format!("sum_order is {name:?}; rank, placement or backend?"))),
     }
 }

@@ -56,6 +56,9 @@ pub enum SumOrder {
     /// A tree over hosts. Each of its leaves is the tree over the ranks of one host. For any placement hosts
     /// can add their own ranks first, but results depend on the placement.
     Placement,
+    /// As a foreign backend adds by itself, where it has sums of its own. Their bits may depend on its version,
+    /// on the algorithm that it takes, and on where ranks run. The library's own transports refuse this order.
+    Backend,
 }
 
 impl Topology {

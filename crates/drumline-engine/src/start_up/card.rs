@@ -38,12 +38,34 @@ impl Card {
             _ => None,
         };
         card.ok_or_else(|| {
+            if let Some(backend) = text.strip_prefix(BACKEND) {
+                return differing_backends(backend, "drumline");
+            }
             let shown: String = text.chars().take(100).collect();
             format!(
                 "it left {shown:?} in the store, which this release cannot read; do all ranks \
                  run the same one?"
             )
         })
+    }
+
+    /// What a rank writes in place of its card if a foreign backend carries the group.
+    pub fn of_backend(name: &str) -> String {
+        format!("{BACKEND}{name}")
+    }
+
+    /// Checks that a rank has written the same name of a foreign backend as this one.
+    ///
+    /// # Errors
+    ///
+    /// Names both backends.
+    pub fn check_backend(bytes: &[u8], own: &str) -> Result<(), String> {
+        let text = String::from_utf8_lossy(bytes);
+        match text.strip_prefix(BACKEND) {
+            Some(backend) if backend == own => Ok(()),
+            Some(backend) => Err(differing_backends(backend, own)),
+            None => Err(differing_backends("drumline", own)),
+        }
     }
 
     /// Whether both ranks are on one host and share its network namespace.
@@ -57,6 +79,15 @@ impl Card {
         let both_listen = self.unix.is_some() && other.unix.is_some();
         both_listen && self.is_same_network(other) && self.uid == other.uid
     }
+}
+
+const BACKEND: &str = "backend:";
+
+fn differing_backends(theirs: &str, ours: &str) -> String {
+    format!(
+        "it uses the backend {theirs:?}, and this rank {ours:?}; all ranks of a group need the same one \
+         (DRUMLINE_BACKEND, Config::backend)"
+    )
 }
 
 impl fmt::Display for Card {
@@ -83,6 +114,23 @@ mod tests {
         }
         for bad in [&b""[..], b"2 a b 0 c", b"3 a b many c", b"3 a b 0", b"\xff"] {
             assert!(Card::parse(bad).unwrap_err().contains("same one"));
+        }
+    }
+
+    #[test]
+    fn a_rank_on_another_backend_is_told_both() {
+        let word = Card::of_backend("mpi");
+        assert_eq!(Card::check_backend(word.as_bytes(), "mpi"), Ok(()));
+        let told = [
+            Card::check_backend(word.as_bytes(), "hub").unwrap_err(),
+            Card::check_backend(card().to_string().as_bytes(), "mpi").unwrap_err(),
+            Card::parse(word.as_bytes()).unwrap_err(),
+        ];
+        for (text, [theirs, ours]) in
+            told.iter().zip([["mpi", "hub"], ["drumline", "mpi"], ["mpi", "drumline"]])
+        {
+            let both = format!("uses the backend {theirs:?}, and this rank {ours:?}");
+            assert!(text.contains(&both), "{text}");
         }
     }
 

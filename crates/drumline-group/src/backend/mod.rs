@@ -54,6 +54,7 @@
 
 mod interface;
 mod message;
+pub(crate) mod mpi;
 mod registry;
 mod request;
 

@@ -8,11 +8,18 @@ use std::{
     time::Instant,
 };
 
-use drumline_engine::{membership::Membership, panics::panic_text, start_up::board::Subject};
+use drumline_engine::{
+    membership::Membership,
+    panics::panic_text,
+    start_up::{board::Subject, card::Card},
+};
 use drumline_store::store::PrefixStore;
 
-use super::interface::{Backend, BackendOptions};
-use crate::{Config, Error, Result, board::Board, trace::GroupTrace, trace::Inquiry};
+use super::{
+    interface::{Backend, BackendOptions},
+    mpi::{self, MPI},
+};
+use crate::{Config, Error, Result, available::is_mpi_available, board::Board, trace::GroupTrace, trace::Inquiry};
 
 /// The name of the library's own transports.
 ///
@@ -26,6 +33,9 @@ pub const BUILT_IN: &str = "drumline";
 
 /// Stands for the best backend for the memory of the buffers. For memory of the CPU there is one.
 const AUTO: &str = "auto";
+
+/// The names that a program cannot register.
+const RESERVED: [&str; 4] = ["", BUILT_IN, AUTO, MPI];
 
 type Make = dyn Fn(&BackendOptions) -> Result<Arc<dyn Backend>> + Send + Sync;
 
@@ -53,12 +63,10 @@ impl Factory {
         (mut recorder, inquiry): (GroupTrace, Inquiry),
     ) -> Result<(Arc<dyn Backend>, GroupTrace)> {
         let phase = recorder.phase("connect");
-        let own = format!("backend:{}", self.name);
+        let own = Card::of_backend(&self.name);
         for (rank, card) in board.all_gather(Subject::Card, own.as_bytes())?.iter().enumerate() {
-            if card != own.as_bytes() {
-                let problem = format!("it does not use backend {:?}, as this rank does", self.name);
-                return Err(Error::connect_to(member, rank, &problem));
-            }
+            Card::check_backend(card, &self.name)
+                .map_err(|problem| Error::connect_to(member, rank, &problem))?;
         }
         let store = PrefixStore::new("backend", Arc::new(board.store_of_life()));
         let options = BackendOptions {
@@ -114,7 +122,7 @@ pub fn register_backend(
     factory: impl Fn(&BackendOptions) -> Result<Arc<dyn Backend>> + Send + Sync + 'static,
 ) -> Result<()> {
     let name = name.trim().to_lowercase();
-    if ["", BUILT_IN, AUTO].contains(&&*name) {
+    if RESERVED.contains(&&*name) {
         return Err(Error::InvalidArgument {
             operation: "register_backend",
             problem: format!("{name:?} cannot be registered: choose another name"),
@@ -125,18 +133,20 @@ pub fn register_backend(
     Ok(())
 }
 
-/// The names of all backends in this process. The library's own transports come first.
+/// The names of all backends that this process knows. The library's own transports come first, then `mpi`,
+/// whether or not the machine has an MPI library.
 ///
 /// ```
 /// # use drumline_group as drumline;
 /// assert_eq!(drumline::backend::backends()[0], "drumline");
 /// ```
 pub fn backends() -> Vec<String> {
-    [BUILT_IN.to_owned()].into_iter().chain(registry().keys().cloned()).collect()
+    let own = [BUILT_IN, MPI].map(str::to_owned);
+    own.into_iter().chain(registry().keys().cloned()).collect()
 }
 
-/// Whether groups can use a backend of that name, in upper or lower case. torch's names (`gloo`, `nccl`,
-/// `mpi`) count only if they are registered here.
+/// Whether groups can use a backend of that name, in upper or lower case. `mpi` is there if
+/// an MPI library is found. torch's other names (`gloo`, `nccl`) count only if they are registered here.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -145,7 +155,11 @@ pub fn backends() -> Vec<String> {
 /// assert!(is_backend_available("drumline") && !is_backend_available("nccl"));
 /// ```
 pub fn is_backend_available(name: &str) -> bool {
-    backends().contains(&name.trim().to_lowercase())
+    let name = name.trim().to_lowercase();
+    match &*name {
+        MPI => is_mpi_available(),
+        _ => backends().contains(&name),
+    }
 }
 
 /// The backend that a setting names. `None`: the library's own transports.
@@ -157,6 +171,9 @@ pub(crate) fn find(setting: Option<&str>) -> Result<Option<Factory>> {
     let name = setting.unwrap_or(BUILT_IN).trim().to_lowercase();
     if [BUILT_IN, AUTO].contains(&&*name) {
         return Ok(None);
+    }
+    if name == MPI {
+        return Ok(Some(Factory { name: MPI.into(), make: Arc::new(mpi::connect) }));
     }
     let found = registry().get(&name).cloned();
     found.map(Some).ok_or_else(|| Error::InvalidSetting {

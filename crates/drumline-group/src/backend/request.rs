@@ -8,11 +8,11 @@ use drumline_engine::{
     operator::{OperatorKind, Reduce},
 };
 use drumline_schedule::{
-    Blocks,
+    Blocks, Counts,
     step::{Buffer, Rank},
 };
 
-use crate::DType;
+use crate::{DType, ReduceOp};
 use drumline_schedule::Collective;
 
 /// One collective on this rank.
@@ -399,6 +399,43 @@ impl Call<'_> {
         self.signature
     }
 
+    /// Divides the sums that a backend has made by itself, if the call wants the average.
+    pub(crate) fn divide(&self, sums: &mut [u8]) -> Result<(), Cause> {
+        match self.built_in() {
+            Some(ReduceOp::Avg) => {
+                let undivided = sums.to_vec();
+                self.reducer.reduce(&[&undivided], sums, self.world_size)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The operator of the library that this call has, if it is one of them.
+    pub(crate) fn built_in(&self) -> Option<ReduceOp> {
+        match self.call.operator? {
+            OperatorKind::Builtin(op) => Some(op),
+            _ => None,
+        }
+    }
+
+    /// The bytes of each rank's block in `buffer`, for all ranks, whether or not this rank has the block. In an
+    /// uneven all-to-all a rank knows its own blocks only.
+    pub(crate) fn blocks(&self, buffer: Buffer) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let lens = (0..self.world_size).map(|rank| self.call.counts.block(buffer, rank));
+        let size = self.call.dtype.size();
+        lens.map(|len| {
+            let start = std::mem::replace(&mut end, end + len * size);
+            start..end
+        })
+        .collect()
+    }
+
+    /// Whether ranks may exchange blocks of lengths that others do not know.
+    pub(crate) fn has_own_counts(&self) -> bool {
+        matches!(self.call.counts, Counts::Own { .. })
+    }
+
     /// The range of `rank`'s block in the input, in bytes. Empty if the input has no such block.
     ///
     /// ```
@@ -505,7 +542,7 @@ impl Call<'_> {
             && !inputs.is_empty()
             && inputs.iter().all(|input| input.len() == len);
         if fits {
-            return self.reducer.reduce(inputs, output);
+            return self.reducer.reduce(inputs, output, inputs.len());
         }
         let lens: Vec<usize> = inputs.iter().map(|input| input.len()).collect();
         let problem = format!("inputs of {lens:?} bytes cannot be reduced to {len} bytes");

@@ -102,6 +102,7 @@ impl Serialize for Config {
         let Config {
             timeout,
             backend,
+            mpi_library,
             all_reduce,
             prices,
             bind_addresses,
@@ -144,10 +145,12 @@ impl Serialize for Config {
         let sum_order = match sum_order {
             SumOrder::Rank => "rank",
             SumOrder::Placement => "placement",
+            SumOrder::Backend => "backend",
         };
         let ports = port_range.as_ref().map(|ports| format!("{}-{}", ports.start(), ports.end()));
         for (name, text) in [
             ("backend", backend.clone()),
+            ("mpi_library", mpi_library.as_ref().map(|path| text_of(path)).transpose()?),
             ("all_reduce", all_reduce.clone()),
             ("prices", prices),
             ("socket_ifname", socket_ifname.clone()),

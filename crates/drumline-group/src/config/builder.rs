@@ -1,6 +1,6 @@
 //! One method for each setting. Programs that use these methods still compile when a setting is added.
 
-use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
+use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use drumline_schedule::SumOrder;
 use drumline_store::auth::{Level, Secret};
@@ -26,6 +26,7 @@ macro_rules! setters {
 setters! {
     timeout(Duration) = timeout;
     backend(impl Into<String>) = Some(backend.into());
+    mpi_library(impl Into<PathBuf>) = Some(mpi_library.into());
     all_reduce(impl Into<String>) = Some(all_reduce.into());
     prices(PriceSource) = prices;
     bind_addresses(Vec<IpAddr>) = bind_addresses;

@@ -17,7 +17,7 @@ use drumline_engine::{
         memory::{self, Offer},
     },
 };
-use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
+use drumline_schedule::{Collective, SumOrder, Topology, price::PriceList, step::Rank};
 use drumline_shm::{Cores, PeerSegment, PidFd, Segment, SegmentSize, handover};
 use drumline_store::{
     net::stream::Stream,
@@ -197,6 +197,14 @@ impl ProcessGroup {
         }
         let prices = config.prices.load()?;
         let foreign = backend::find(config.backend.as_deref())?;
+        if foreign.is_none() && config.sum_order == SumOrder::Backend {
+            return Err(Error::InvalidSetting {
+                setting: "sum_order (DRUMLINE_SUM_ORDER)".to_owned(),
+                problem: "`backend` leaves sums to a foreign backend, and this group has none: name one \
+                          (DRUMLINE_BACKEND=mpi), or write rank or placement"
+                    .to_owned(),
+            });
+        }
         let deadline = deadline::after(Instant::now(), config.timeout);
         let mut member = Membership::new(name, place, global);
         // Groups made from this one write to the same trace file.

@@ -1,7 +1,8 @@
 //! Makes the group of the whole job from a URL or a store.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    env,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,14 +11,13 @@ use drumline_engine::{
     membership::GlobalRanks,
     recorder::{Category, What},
 };
-use drumline_store::{
-    net::interface::{address_towards, addresses_of, describe},
-    store::Store,
-};
+use drumline_store::{net::interface::describe, store::Store};
 
 use super::{ProcessGroup, default_group, family::Family};
 use crate::{
     Config, Result,
+    addresses::addresses,
+    backend::mpi::MPI,
     rendezvous::{Rendezvous, rendezvous},
 };
 
@@ -48,9 +48,10 @@ use crate::{
 /// not be reached or never came. A failed call leaves nothing behind and may be repeated.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     let started = Instant::now();
-    let place = rendezvous(url, config)?;
+    let (url, config) = with_mpi(url, config, env::var_os("RANK").is_some());
+    let place = rendezvous(url, &config)?;
     let met = Instant::now();
-    let group = form_world(place, config)?;
+    let group = form_world(place, &config)?;
     let open = group.inner.recorder.begin_at(started, || What {
         category: Category::StartUp,
         name: "rendezvous",
@@ -58,6 +59,22 @@ pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     });
     open.end_at(met);
     Ok(group)
+}
+
+/// Ranks that meet by MPI use it, unless the settings name another backend. Ranks that use MPI meet by it, unless a
+/// launcher has given them their places in variables.
+fn with_mpi<'a>(url: &'a str, config: &Config, is_launched: bool) -> (&'a str, Config) {
+    let uses_mpi = |config: &Config| {
+        config.backend.as_deref().is_some_and(|name| name.trim().eq_ignore_ascii_case(MPI))
+    };
+    let mut config = config.clone();
+    if url.starts_with("mpi://") && config.backend.is_none() {
+        config.backend = Some(MPI.to_owned());
+    }
+    match url == "env://" && uses_mpi(&config) && !is_launched {
+        true => ("mpi://", config),
+        false => (url, config),
+    }
 }
 
 /// [`init_process_group`] for processes that share a store already.
@@ -158,61 +175,25 @@ fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<(
     Ok(())
 }
 
-/// The addresses at which ranks of other hosts would reach this one, and the reason: `10.0.0.1 (eth0): it is
-/// on the way to the master at 10.0.0.9:29500`. Without a master, the default route decides.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, describe_addresses};
-///
-/// let config = Config::default().bind_addresses(vec![[127, 0, 0, 1].into()]);
-/// assert!(describe_addresses(&config, None)?.contains("DRUMLINE_BIND_ADDRESS"));
-/// # Ok::<_, drumline::Error>(())
-/// ```
-///
-/// # Errors
-///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name in the settings;
-/// [`Error::Io`](crate::Error::Io) when there is no route.
-pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result<String> {
-    let (addresses, why) = addresses(config, master)?;
-    Ok(format!("{}: {why}", describe(&addresses)))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The addresses of [`describe_addresses`].
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, own_addresses};
-///
-/// let config = Config::default().bind_addresses(vec![[127, 0, 0, 1].into()]);
-/// assert_eq!(own_addresses(&config, None)?, config.bind_addresses);
-/// # Ok::<_, drumline::Error>(())
-/// ```
-///
-/// # Errors
-///
-/// Those of [`describe_addresses`].
-pub fn own_addresses(config: &Config, master: Option<SocketAddr>) -> Result<Vec<IpAddr>> {
-    Ok(addresses(config, master)?.0)
-}
-
-/// An address that no network uses (RFC 5737). Only the default route leads there.
-const ELSEWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1);
-
-fn addresses(config: &Config, master: Option<SocketAddr>) -> Result<(Vec<IpAddr>, String)> {
-    Ok(match (&config.bind_addresses[..], &config.socket_ifname) {
-        ([], None) => (
-            vec![address_towards(master.unwrap_or(ELSEWHERE))?],
-            match master {
-                Some(master) => format!("it is on the way to the master at {master}"),
-                None => "it is on the default route".to_owned(),
-            },
-        ),
-        ([], Some(names)) => (
-            addresses_of(names, master)?,
-            format!("DRUMLINE_SOCKET_IFNAME or GLOO_SOCKET_IFNAME says {names}"),
-        ),
-        (set, _) => (set.to_vec(), "DRUMLINE_BIND_ADDRESS says so".to_owned()),
-    })
+    #[test]
+    fn mpi_and_its_url_go_together() {
+        let on = |backend: Option<&str>| Config {
+            backend: backend.map(str::to_owned),
+            ..Config::default()
+        };
+        let chosen = |url, backend, is_launched| {
+            let (url, config) = with_mpi(url, &on(backend), is_launched);
+            (url, config.backend)
+        };
+        let mpi = Some("mpi".to_owned());
+        assert_eq!(chosen("mpi://", None, false), ("mpi://", mpi.clone()));
+        assert_eq!(chosen("mpi://", Some("drumline"), false), ("mpi://", Some("drumline".into())));
+        assert_eq!(chosen("env://", Some("mpi"), false), ("mpi://", mpi.clone()));
+        assert_eq!(chosen("env://", Some("mpi"), true), ("env://", mpi));
+        assert_eq!(chosen("env://", None, false), ("env://", None));
+    }
 }

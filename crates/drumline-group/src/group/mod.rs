@@ -19,9 +19,7 @@ mod subgroups;
 pub use collectives::torch_spelling::TorchSpelling;
 pub use default_group::{default_group, is_initialized};
 pub(crate) use drive::Driven;
-pub use init::{
-    connect_members, describe_addresses, init_process_group, init_with_store, own_addresses,
-};
+pub use init::{connect_members, init_process_group, init_with_store};
 pub use metrics::metrics_text;
 pub(crate) use process_group::Inner;
 pub use process_group::ProcessGroup;

@@ -58,7 +58,7 @@ pub enum StoreHost {
 }
 
 const KNOWN: &str =
-    "known are env://, tcp:// and file://, and what register_rendezvous_handler adds";
+    "known are env://, tcp://, file:// and mpi://, and what register_rendezvous_handler adds";
 
 impl Plan {
     /// The plan for `url`. `variable` looks up variables of the environment.

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::{file, place::Rendezvous, settings::invalid};
+use super::{file, mpi, place::Rendezvous, settings::invalid};
 use crate::{Config, Result};
 
 type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
@@ -13,7 +13,7 @@ type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
 static HANDLERS: RwLock<BTreeMap<String, Handler>> = RwLock::new(BTreeMap::new());
 
 /// The schemes of the library.
-const BUILT_IN: [&str; 3] = ["env", "tcp", "file"];
+const BUILT_IN: [&str; 4] = ["env", "tcp", "file", "mpi"];
 
 /// Registers URLs that begin with `scheme://` in this process, for [`rendezvous`](super::rendezvous) and
 /// [`init_process_group`](crate::init_process_group).
@@ -64,8 +64,10 @@ where
 /// The handler for the scheme of `url`. `None`: it needs a [`Plan`](super::Plan).
 pub(super) fn handler_of(url: &str) -> Option<Handler> {
     let (scheme, _) = url.split_once("://")?;
-    if scheme == "file" {
-        return Some(Arc::new(file::meet));
+    match scheme {
+        "file" => return Some(Arc::new(file::meet)),
+        "mpi" => return Some(Arc::new(mpi::meet)),
+        _ => {}
     }
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(scheme).cloned()
 }

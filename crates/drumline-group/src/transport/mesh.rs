@@ -35,6 +35,15 @@ use super::{
 };
 use crate::{Config, Error, Result, board::Board, config::STREAMS_MAX, progress_thread};
 
+/// A text that is the same for processes of one host, one network and one user, and for no others.
+///
+/// # Errors
+///
+/// [`Error::Io`] when the system does not show which host this is.
+pub(crate) fn this_host() -> Result<String> {
+    Ok(own_card::of_this_process(None)?.to_string())
+}
+
 /// A peer on this host, in this network, of the same user.
 #[derive(Debug)]
 pub(crate) struct Near {
