@@ -7,6 +7,7 @@
 //! | [`suite`] | the list of cases |
 //! | [`on_group`] | runs a case on a [`ProcessGroup`](drumline::ProcessGroup) |
 //! | [`Program`] | random groups and calls; every rank has many calls under way at a time |
+//! | [`under_mpi`] | starts ranks by the MPIs that are installed |
 //! | [`World`] | makes groups: over shared memory, sockets, or your own backend |
 //!
 //! To test your own backend:
@@ -31,6 +32,7 @@ mod part;
 mod program;
 pub mod same_bits;
 pub mod suite;
+pub mod under_mpi;
 mod value;
 mod wait;
 mod world;

@@ -129,6 +129,19 @@ pub fn over_real_transports(digests: &mut Digests) -> Result<(), String> {
     Ok(())
 }
 
+/// The digests of all [`cases`] on `group`, in order.
+///
+/// # Errors
+///
+/// The case that failed, and why.
+pub fn digests_on(group: &drumline::ProcessGroup) -> Result<Vec<u64>, String> {
+    let digest = |case: Case| {
+        let found = perform(&case, Form::Blocking, group);
+        found.map(|found| case.digest(&found)).map_err(|problem| format!("{case:?}: {problem}"))
+    };
+    cases().into_iter().map(digest).collect()
+}
+
 fn run(
     threads: &Threads,
     world_size: usize,

@@ -2,6 +2,10 @@
 
 use std::{env, path::Path};
 
+use drumline_mpi::Mpi;
+
+use crate::{Config, Error, Result};
+
 /// Whether process groups are available: always. (torch can be built without them.)
 ///
 /// ```
@@ -23,7 +27,33 @@ pub const fn is_available() -> bool {
 /// ```
 pub fn is_mpi_available() -> bool {
     let library = env::var_os("DRUMLINE_MPI_LIBRARY").filter(|path| !path.is_empty());
-    drumline_mpi::Mpi::load(library.as_deref().map(Path::new)).is_ok()
+    Mpi::load(library.as_deref().map(Path::new)).is_ok()
+}
+
+/// Which MPI library the backend `mpi` would load, in words: its version, its ABI and its path. Loads it, and starts
+/// nothing.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{Config, describe_mpi, is_mpi_available};
+///
+/// match describe_mpi(&Config::from_env()?) {
+///     Ok(library) => println!("MPI: {library}"),
+///     Err(error) => println!("no MPI: {error}"), // says where it was looked for
+/// }
+/// assert_eq!(describe_mpi(&Config::from_env()?).is_ok(), is_mpi_available());
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) lists what was tried, and says what to install.
+pub fn describe_mpi(config: &Config) -> Result<String> {
+    let mpi = Mpi::load(config.mpi_library.as_deref()).map_err(|error| Error::InvalidSetting {
+        setting: "mpi_library (DRUMLINE_MPI_LIBRARY)".to_owned(),
+        problem: error.to_string(),
+    })?;
+    Ok(mpi.about().to_string())
 }
 
 /// Whether collectives can go through NCCL, for memory of GPUs. They cannot.

@@ -33,7 +33,7 @@ mod work;
 
 pub use addresses::{describe_addresses, own_addresses};
 pub use available::{
-    is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
+    describe_mpi, is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
 };
 pub use backend::register_backend;
 pub use config::{Config, DebugLevel};

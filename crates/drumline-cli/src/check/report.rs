@@ -101,6 +101,10 @@ impl fmt::Display for Report {
         line("ranks share", if self.shares_memory() { &"memory" } else { &"no memory" })?;
         line("interfaces", &list(system.interfaces.iter(), "none"))?;
         line("reached at", &system.reached_at)?;
+        match &system.mpi {
+            Ok(library) => line("MPI", library)?,
+            Err(problem) => line("MPI", &format!("none: {problem}"))?,
+        }
         let mut backends: Vec<&str> =
             self.columns.iter().map(|column| column.backend.as_str()).collect();
         backends.dedup();
@@ -186,6 +190,7 @@ impl Report {
                 "instructions": system.instructions,
                 "interfaces": system.interfaces,
                 "reached_at": system.reached_at,
+                "mpi": system.mpi.as_ref().ok(),
             },
             "available": self.available,
             "backends": columns.collect::<Vec<_>>(),

@@ -2,7 +2,7 @@
 
 use std::{env, fs, net::ToSocketAddrs, thread};
 
-use drumline::{Config, describe_addresses};
+use drumline::{Config, describe_addresses, describe_mpi};
 
 #[derive(Debug)]
 pub(super) struct System {
@@ -21,6 +21,8 @@ pub(super) struct System {
     /// The addresses at which ranks of other hosts would reach a rank on this host, and why; or why there are
     /// none.
     pub(super) reached_at: String,
+    /// The MPI library of the backend `mpi`, or why there is none.
+    pub(super) mpi: Result<String, String>,
 }
 
 impl System {
@@ -35,6 +37,7 @@ impl System {
             instructions: instructions(),
             interfaces: interfaces.iter().map(|it| format!("{} {}", it.name, it.ip())).collect(),
             reached_at: reached_at(config),
+            mpi: describe_mpi(config).map_err(|error| error.to_string()),
         }
     }
 }

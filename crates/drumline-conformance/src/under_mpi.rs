@@ -1,0 +1,125 @@
+//! Ranks that an MPI starts: the launchers that tests find, and a world of such ranks.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use drumline::{GroupOptions, ProcessGroup};
+
+use crate::World;
+
+/// Where tests look for MPIs: prefixes with `bin` and `lib`, and colons between them.
+pub const VARIABLE: &str = "DRUMLINE_TEST_MPI";
+
+/// An MPI that is installed in a directory of its own.
+#[derive(Clone, Debug)]
+pub struct Installed {
+    prefix: PathBuf,
+    /// A library of it, and the file names of the ABIs that it has.
+    pub library: PathBuf,
+}
+
+/// The names of MPI libraries: the standard ABI, Open MPI's, MPICH's.
+const LIBRARIES: [&str; 3] = ["libmpi_abi.so.1", "libmpi.so.40", "libmpi.so.12"];
+
+impl Installed {
+    /// The MPIs that [`VARIABLE`] names, once for each of their ABIs. None if it is not set.
+    ///
+    /// # Panics
+    ///
+    /// If a directory holds no MPI.
+    pub fn all() -> Vec<Installed> {
+        let prefixes = env::var(VARIABLE).unwrap_or_default();
+        let prefixes = prefixes.split(':').filter(|prefix| !prefix.is_empty()).map(PathBuf::from);
+        let found = prefixes.flat_map(|prefix| {
+            let libraries = LIBRARIES.map(|name| prefix.join("lib").join(name));
+            let found: Vec<PathBuf> = libraries.into_iter().filter(|it| it.exists()).collect();
+            assert!(!found.is_empty(), "{VARIABLE}: {} holds no MPI", prefix.display());
+            found.into_iter().map(move |library| Installed { prefix: prefix.clone(), library })
+        });
+        found.collect()
+    }
+
+    /// The command that starts `program` on some ranks, more than there are cores if need be.
+    pub fn mpiexec(&self, ranks: usize, options: &[&str], program: &Path) -> Command {
+        let bin = self.prefix.join("bin");
+        let mut command = Command::new(bin.join("mpiexec"));
+        command.arg("-n").arg(ranks.to_string());
+        if self.is_open_mpi() {
+            // Version 4 knows the one spelling, version 5 the other.
+            let is_4 = self.prefix.join("lib/libopen-rte.so.40").exists();
+            let crowd: &[&str] =
+                if is_4 { &["--oversubscribe"] } else { &["--map-by", ":OVERSUBSCRIBE"] };
+            command.args(crowd).args(["--bind-to", "none"]);
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        let path = env::join_paths([bin].into_iter().chain(env::split_paths(&path)));
+        command
+            .args(options)
+            .arg(program)
+            .env("PATH", path.unwrap_or_default())
+            .env("DRUMLINE_MPI_LIBRARY", &self.library)
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+            .env("PRTE_ALLOW_RUN_AS_ROOT", "1")
+            .env("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        if self.prefix.join("lib/libmpi_ilp64.so").exists() {
+            command
+                .env("I_MPI_ROOT", &self.prefix)
+                .env("LD_LIBRARY_PATH", self.prefix.join("lib"))
+                .env("I_MPI_FABRICS", "shm")
+                .env("I_MPI_PIN", "0");
+        }
+        command
+    }
+
+    /// Whether it is Open MPI, whose launcher has options of its own.
+    pub fn is_open_mpi(&self) -> bool {
+        self.library.ends_with("libmpi.so.40")
+    }
+}
+
+/// The world of a rank that is a process: its groups are groups of the first ranks of the job.
+#[derive(Debug)]
+pub struct OfProcess {
+    name: String,
+    world: ProcessGroup,
+    options: GroupOptions,
+    /// How many groups were made, which tells their names apart.
+    made: AtomicUsize,
+}
+
+impl OfProcess {
+    /// Groups of the ranks of `world`, made with `options`.
+    pub fn new(name: &str, world: ProcessGroup, options: GroupOptions) -> OfProcess {
+        OfProcess { name: name.to_owned(), world, options, made: AtomicUsize::new(0) }
+    }
+}
+
+impl World for OfProcess {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(
+        &self,
+        world_size: usize,
+        rank: &(dyn Fn(&ProcessGroup) -> Result<(), String> + Sync),
+    ) -> Result<(), String> {
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        if self.world.rank() >= world_size {
+            return Ok(());
+        }
+        let ranks: Vec<usize> = (0..world_size).collect();
+        let options = self.options.clone().name(format!("{} {number}", self.name));
+        let group = self.world.new_group(&ranks, &options).map_err(|error| error.to_string())?;
+        rank(&group).map_err(|problem| {
+            group.abort(); // the other ranks then fail at once
+            format!("rank {} of {world_size}: {problem}", group.rank())
+        })?;
+        group.destroy().map_err(|error| error.to_string())
+    }
+}
