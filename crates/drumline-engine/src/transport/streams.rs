@@ -452,6 +452,16 @@ impl<S: Duplex> Streams<S> {
         self.peers.get(&rank).is_some_and(|peer| *peer.control.state() == PeerState::Left)
     }
 
+    /// See [`Connections::lost`](super::Connections::lost).
+    pub fn lost(&mut self, rank: Rank) -> Option<Cause> {
+        let control = &mut self.peers.get_mut(&rank)?.control;
+        control.read();
+        match control.state() {
+            PeerState::Lost(cause) => Some(cause.clone()),
+            PeerState::Present | PeerState::Left => None,
+        }
+    }
+
     /// See [`Transport::abort`](super::Transport::abort).
     pub fn abort(&mut self, failure: &CollectiveError) {
         self.part(Control::Abort {

@@ -11,7 +11,10 @@ use std::{
 use drumline_engine::{membership::Membership, panics::panic_text, start_up::board::Subject};
 use drumline_store::store::PrefixStore;
 
-use super::interface::{Backend, BackendOptions};
+use super::{
+    guard::Guards,
+    interface::{Backend, BackendOptions},
+};
 use crate::{Config, Error, Result, board::Board, trace::GroupTrace, trace::Inquiry};
 
 /// The name of the library's own transports.
@@ -50,6 +53,7 @@ impl Factory {
         member: &Membership,
         config: &Config,
         deadline: Instant,
+        guards: Arc<dyn Guards>,
         (mut recorder, inquiry): (GroupTrace, Inquiry),
     ) -> Result<(Arc<dyn Backend>, GroupTrace)> {
         let phase = recorder.phase("connect");
@@ -68,6 +72,7 @@ impl Factory {
             world_size: member.world_size,
             deadline,
             config: config.clone(),
+            guards,
         };
         let made = catch_unwind(AssertUnwindSafe(|| (self.make)(&options)));
         let backend = made.unwrap_or_else(|panic| {
