@@ -22,6 +22,7 @@ FLOORS = [
     ["drumline"],
     ["drumline-train"],
     ["drumline-group"],
+    ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
     ["drumline-schedule", "drumline-shm"],
     ["drumline-kernels"],

@@ -18,7 +18,7 @@ use crate::{
         description::{decode, encode, encode_for_anyone},
     },
     rendezvous::file,
-    trace::clock::Offset,
+    trace::Offset,
 };
 
 /// Decodes the card of a rank and encodes it again.

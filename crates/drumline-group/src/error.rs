@@ -187,6 +187,23 @@ impl From<drumline_engine::Error> for Error {
     }
 }
 
+impl From<drumline_trace::Error> for Error {
+    fn from(error: drumline_trace::Error) -> Error {
+        use drumline_trace::Error as Traced;
+        match error {
+            Traced::InvalidSetting { setting, problem } => {
+                Error::InvalidSetting { setting, problem }
+            }
+            Traced::Trace { path, place, problem } => Error::Trace { path, place, problem },
+            Traced::Store(error) => error.into(),
+            other => Error::InvalidSetting {
+                setting: "the trace (DRUMLINE_TRACE)".to_owned(),
+                problem: other.to_string(),
+            },
+        }
+    }
+}
+
 impl From<drumline_store::Error> for Error {
     fn from(error: drumline_store::Error) -> Error {
         use drumline_store::Error as Store;

@@ -6,6 +6,10 @@ use std::{cell::Cell, time::Instant};
 ///
 /// Reading the clock takes as long as a short collective. So the driver of the lane hands in its clock,
 /// and the lane reads it only where it needs the time, once a turn.
+///
+/// A call of 64 KiB or more reads the clock at its beginning. Of shorter calls, one in 64 does, and its time counts
+/// for all. The others read the clock only after they have spun without success. Their deadlines count from that
+/// moment, some 30 µs late.
 #[derive(Debug)]
 pub struct Now(Source);
 

@@ -11,21 +11,21 @@ use drumline_engine::{
 };
 use drumline_schedule::step::Rank;
 
-use super::clock::{Clock, Offset};
+use crate::clock::{Clock, Offset};
 
 /// The version of the format. Readers refuse other versions.
-pub(super) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 1;
 
 /// The names of the events that describe the file.
-pub(super) const FILE: &str = "drumline_trace";
-pub(super) const GROUP: &str = "drumline_group";
-pub(super) const CLOCK: &str = "drumline_clock";
+pub(crate) const FILE: &str = "drumline_trace";
+pub(crate) const GROUP: &str = "drumline_group";
+pub(crate) const CLOCK: &str = "drumline_clock";
 
 /// The longest text that is kept.
 const TEXT_BYTES_MAX: usize = 2_000;
 
 /// Writes the beginning of a file: its rank, its process, and its clock.
-pub(super) fn file(out: &mut String, rank: Rank, host: &str, process: u32, clock: &Clock) {
+pub(crate) fn file(out: &mut String, rank: Rank, host: &str, process: u32, clock: &Clock) {
     let (id, wall_ns) = (Text(&clock.id), clock.wall_ns);
     let label = format!("rank {rank} ({host}, pid {process})");
     put(
@@ -47,7 +47,7 @@ pub(super) fn file(out: &mut String, rank: Rank, host: &str, process: u32, clock
     );
 }
 
-pub(super) fn group(rank: Rank, track: u32, member: &Membership) -> String {
+pub(crate) fn group(rank: Rank, track: u32, member: &Membership) -> String {
     let Membership { name, rank: group_rank, world_size, digest, .. } = member;
     let name = Text(name);
     let mut out = String::new();
@@ -61,7 +61,7 @@ pub(super) fn group(rank: Rank, track: u32, member: &Membership) -> String {
     out
 }
 
-pub(super) fn clock(rank: Rank, reference: &str, offset: Offset) -> String {
+pub(crate) fn clock(rank: Rank, reference: &str, offset: Offset) -> String {
     let Offset { offset_ns, uncertainty_ns } = offset;
     let reference = Text(reference);
     format!(
@@ -71,7 +71,7 @@ pub(super) fn clock(rank: Rank, reference: &str, offset: Offset) -> String {
 
 /// Writes a call from `start_ns` to `end_ns`. `id` is a number of its own.
 #[allow(clippy::too_many_arguments, reason = "each is a field of the event")]
-pub(super) fn operation(
+pub(crate) fn operation(
     out: &mut String,
     rank: Rank,
     track: u32,
@@ -138,7 +138,7 @@ fn arguments(out: &mut String, group: &str, what: &What) {
 }
 
 /// Writes an event that happened to a track or to the rank.
-pub(super) fn mark(out: &mut String, rank: Rank, track: u32, name: &str, text: &str, at_ns: i64) {
+pub(crate) fn mark(out: &mut String, rank: Rank, track: u32, name: &str, text: &str, at_ns: i64) {
     let (at, text) = (Micros(at_ns), Text(text));
     put(
         out,
@@ -154,7 +154,7 @@ fn put(out: &mut String, text: fmt::Arguments<'_>) {
 }
 
 /// Nanoseconds as microseconds with three decimals.
-pub(super) struct Micros(pub(super) i64);
+pub(crate) struct Micros(pub(crate) i64);
 
 impl Display for Micros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

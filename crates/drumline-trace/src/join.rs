@@ -4,15 +4,15 @@ use std::collections::{HashMap, VecDeque};
 
 use drumline_schedule::step::Rank;
 
-use super::read::{Event, Run};
+use crate::read::{Event, Run};
 
 /// The record of a collective on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Arrival {
-    pub(super) rank: Rank,
-    pub(super) track: u64,
-    pub(super) start_ns: i64,
-    pub(super) end_ns: i64,
+pub(crate) struct Arrival {
+    pub(crate) rank: Rank,
+    pub(crate) track: u64,
+    pub(crate) start_ns: i64,
+    pub(crate) end_ns: i64,
 }
 
 /// Identifies a collective: the digest of its group and its number.
@@ -20,7 +20,7 @@ type Key = (String, u64);
 
 /// Collects the records of each collective from all ranks.
 #[derive(Debug, Default)]
-pub(super) struct Join {
+pub(crate) struct Join {
     waiting: HashMap<Key, Vec<Arrival>>,
     /// The keys of `waiting`, oldest first. Some may have been removed from `waiting` already.
     order: VecDeque<Key>,
@@ -34,7 +34,7 @@ const WAITING_MAX: usize = 1 << 14;
 impl Join {
     /// Takes in an event of a rank. If it completes a collective, returns the records of all ranks, in the
     /// order in which they began.
-    pub(super) fn add(&mut self, run: &Run, event: &Event) -> Option<Vec<Arrival>> {
+    pub(crate) fn add(&mut self, run: &Run, event: &Event) -> Option<Vec<Arrival>> {
         if event.text("cat") != "collective" {
             return None;
         }

@@ -10,69 +10,69 @@ use std::{
 use drumline_schedule::step::Rank;
 use serde_json::{Map, Value};
 
-use super::{
+use crate::Result;
+use crate::{
     clock::Offset,
     format,
     lines::{Lines, trouble},
 };
-use crate::Result;
 
 /// The files of a run, with times on one clock.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// The files, by rank.
-    pub(super) files: Vec<RankFile>,
+    pub(crate) files: Vec<RankFile>,
     /// Problems that do not prevent reading.
-    pub(super) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// The file of a rank, and its description of itself.
 #[derive(Debug)]
-pub(super) struct RankFile {
+pub(crate) struct RankFile {
     path: PathBuf,
-    pub(super) rank: Rank,
+    pub(crate) rank: Rank,
     clock: String,
     wall_ns: i64,
     /// The clock with which the file's own was compared, and the offset.
     measured: Option<(String, Offset)>,
     /// The offset of its times from those of the run.
-    pub(super) offset: Offset,
+    pub(crate) offset: Offset,
     /// The groups, by track.
-    pub(super) groups: BTreeMap<u64, Group>,
+    pub(crate) groups: BTreeMap<u64, Group>,
 }
 
 /// A group that had the rank as a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Group {
+pub(crate) struct Group {
     /// The digest of the group: the same on all ranks, and different for every other group.
-    pub(super) digest: String,
-    pub(super) world_size: usize,
+    pub(crate) digest: String,
+    pub(crate) world_size: usize,
 }
 
 /// One event. Its times are those of the run.
 #[derive(Clone, Debug)]
-pub(super) struct Event {
-    pub(super) rank: Rank,
-    pub(super) fields: Map<String, Value>,
+pub(crate) struct Event {
+    pub(crate) rank: Rank,
+    pub(crate) fields: Map<String, Value>,
     /// `None` for an event without a time.
-    pub(super) start_ns: Option<i64>,
-    pub(super) duration_ns: i64,
+    pub(crate) start_ns: Option<i64>,
+    pub(crate) duration_ns: i64,
 }
 
 impl Event {
-    pub(super) fn text(&self, field: &str) -> &str {
+    pub(crate) fn text(&self, field: &str) -> &str {
         self.fields.get(field).and_then(Value::as_str).unwrap_or_default()
     }
 
-    pub(super) fn number(&self, field: &str) -> Option<u64> {
+    pub(crate) fn number(&self, field: &str) -> Option<u64> {
         self.fields.get(field).and_then(Value::as_u64)
     }
 
-    pub(super) fn argument(&self, name: &str) -> Option<&Value> {
+    pub(crate) fn argument(&self, name: &str) -> Option<&Value> {
         self.fields.get("args")?.get(name)
     }
 
-    pub(super) fn end_ns(&self) -> i64 {
+    pub(crate) fn end_ns(&self) -> i64 {
         self.start_ns.unwrap_or(i64::MIN).saturating_add(self.duration_ns)
     }
 }
@@ -84,7 +84,7 @@ impl Run {
     ///
     /// [`Error::Trace`](crate::Error::Trace) when there is no file, when one is broken, or when they belong
     /// to two runs.
-    pub(super) fn open(dir: &Path) -> Result<Run> {
+    pub(crate) fn open(dir: &Path) -> Result<Run> {
         let entries = fs::read_dir(dir).map_err(|error| {
             trouble(dir, 0, format!("{error}; give the directory that DRUMLINE_TRACE named"))
         })?;
@@ -113,7 +113,7 @@ impl Run {
     }
 
     /// All events, in the order in which they ended.
-    pub(super) fn events(&self) -> Result<impl Iterator<Item = Result<Event>>> {
+    pub(crate) fn events(&self) -> Result<impl Iterator<Item = Result<Event>>> {
         let mut readers = Vec::new();
         let mut next = BinaryHeap::new();
         let mut failed = None;

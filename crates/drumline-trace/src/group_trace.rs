@@ -9,12 +9,12 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 use drumline_store::store::Store;
 
-use super::{clock::Inquiry, destination::Trace, file::TraceFile};
 use crate::Result;
+use crate::{clock::Inquiry, destination::Trace, file::TraceFile};
 
 /// The recorder of a group, and the file to which it writes, if there is one.
 #[derive(Clone, Debug)]
-pub(crate) struct GroupTrace {
+pub struct GroupTrace {
     recorder: Recorder,
     rank: Rank,
     session: Option<Arc<Session>>,
@@ -46,7 +46,7 @@ impl Sink for Session {
 
 impl GroupTrace {
     /// Records spans only, without a file.
-    pub(crate) fn of(group: &str, rank: Rank) -> GroupTrace {
+    pub fn of(group: &str, rank: Rank) -> GroupTrace {
         GroupTrace { recorder: Recorder::of(group, rank), rank, session: None }
     }
 
@@ -55,7 +55,7 @@ impl GroupTrace {
     /// # Errors
     ///
     /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the file cannot be written.
-    pub(crate) fn start(trace: Option<&Trace>, group: &str, rank: Rank) -> Result<GroupTrace> {
+    pub fn start(trace: Option<&Trace>, group: &str, rank: Rank) -> Result<GroupTrace> {
         let spans = GroupTrace::of(group, rank);
         let Some(trace) = trace else { return Ok(spans) };
         let file = TraceFile::open(trace, trace.rank.unwrap_or(rank))?;
@@ -66,7 +66,7 @@ impl GroupTrace {
     }
 
     /// The group is connected. Later records go to a track of its own.
-    pub(crate) fn join(&mut self, member: &Membership) {
+    pub fn join(&mut self, member: &Membership) {
         if let Some(session) = &self.session {
             self.recorder.set_track(session.0.add_group(member));
         }
@@ -74,7 +74,7 @@ impl GroupTrace {
 
     /// Prepares [`GroupTrace::align`]. Rank 0 calls it before any other rank, and all ranks call it before
     /// rank 0 aligns. Ranks that write no trace leave nothing in the store.
-    pub(crate) fn ask_time(&self, store: &dyn Store) -> Result<Inquiry> {
+    pub fn ask_time(&self, store: &dyn Store) -> Result<Inquiry> {
         match &self.session {
             Some(session) if self.rank == 0 => {
                 session.0.offer_time(store)?;
@@ -86,7 +86,7 @@ impl GroupTrace {
     }
 
     /// Measures how far the clocks of other hosts are from rank 0's.
-    pub(crate) fn align(&self, store: &dyn Store, inquiry: Inquiry) -> Result<()> {
+    pub fn align(&self, store: &dyn Store, inquiry: Inquiry) -> Result<()> {
         match &self.session {
             Some(session) if self.rank == 0 => session.0.tell_time(store),
             Some(session) => session.0.align(store, inquiry),
@@ -95,14 +95,14 @@ impl GroupTrace {
     }
 
     /// Writes the records that wait.
-    pub(crate) fn flush(&self) {
+    pub fn flush(&self) {
         if let Some(session) = &self.session {
             session.0.flush();
         }
     }
 
     /// The recorder alone, for a lane.
-    pub(crate) fn recorder(&self) -> &Recorder {
+    pub fn recorder(&self) -> &Recorder {
         &self.recorder
     }
 }

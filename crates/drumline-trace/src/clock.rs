@@ -12,17 +12,17 @@ use crate::Result;
 
 /// The clock that all processes of a host share, as this process sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     /// The identity of the clock. Equal texts mean the same clock.
-    pub(super) id: String,
+    pub(crate) id: String,
     /// The wall clock's time minus this clock's, in nanoseconds.
-    pub(super) wall_ns: i64,
+    pub(crate) wall_ns: i64,
     origin: Instant,
     origin_ns: i64,
 }
 
 impl Clock {
-    pub(super) fn of_this_host() -> Clock {
+    pub(crate) fn of_this_host() -> Clock {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         // A container may have a clock of its own, which starts at another time.
         let namespace = fs::read_link("/proc/self/ns/time").unwrap_or_default();
@@ -38,7 +38,7 @@ impl Clock {
     }
 
     /// The time of `instant` on this clock, in nanoseconds.
-    pub(super) fn ns(&self, instant: Instant) -> i64 {
+    pub(crate) fn ns(&self, instant: Instant) -> i64 {
         let after = instant.saturating_duration_since(self.origin).as_nanos() as i64;
         let before = self.origin.saturating_duration_since(instant).as_nanos() as i64;
         self.origin_ns + after - before
@@ -47,15 +47,18 @@ impl Clock {
 
 /// The difference between two clocks, and how wrong it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Offset {
-    pub(crate) offset_ns: i64,
-    pub(crate) uncertainty_ns: u64,
+pub struct Offset {
+    /// What is to be added to times of this host.
+    pub offset_ns: i64,
+    /// How wrong that may be.
+    pub uncertainty_ns: u64,
 }
 
 impl Offset {
-    pub(super) const NONE: Offset = Offset { offset_ns: 0, uncertainty_ns: 0 };
+    pub(crate) const NONE: Offset = Offset { offset_ns: 0, uncertainty_ns: 0 };
 
-    pub(crate) fn parse(text: &[u8]) -> Option<Offset> {
+    /// Reads what [`Display`](fmt::Display) writes.
+    pub fn parse(text: &[u8]) -> Option<Offset> {
         let (offset_ns, uncertainty_ns) = std::str::from_utf8(text).ok()?.split_once(' ')?;
         Some(Offset {
             offset_ns: offset_ns.parse().ok()?,
@@ -81,25 +84,28 @@ const REFERENCE: &str = "trace/clock";
 const ASKERS: &str = "trace/askers";
 
 /// On rank 0: publishes the identity of its clock.
-pub(super) fn offer(store: &dyn Store, id: &str) -> Result<()> {
+pub(crate) fn offer(store: &dyn Store, id: &str) -> Result<()> {
     Ok(store.set(REFERENCE, id.as_bytes())?)
 }
 
 /// How a rank learns the offset of its clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Inquiry {
+pub enum Inquiry {
     /// Not at all: rank 0 writes no trace, or the offset is known already.
     InVain,
     /// This rank and rank 0 have the same clock.
+    #[doc(hidden)]
     Same { reference: String },
     /// This rank asks. Its question has this number.
+    #[doc(hidden)]
     Ask { reference: String, number: i64 },
     /// Another rank with the same clock asks, and this rank waits for the result.
+    #[doc(hidden)]
     Wait { reference: String },
 }
 
 /// Decides how this rank learns its offset. All ranks must do so before rank 0 calls [`answer`].
-pub(super) fn inquire(store: &dyn Store, id: &str) -> Result<Inquiry> {
+pub(crate) fn inquire(store: &dyn Store, id: &str) -> Result<Inquiry> {
     if !store.check(&[REFERENCE])? {
         return Ok(Inquiry::InVain);
     }
@@ -114,7 +120,7 @@ pub(super) fn inquire(store: &dyn Store, id: &str) -> Result<Inquiry> {
 }
 
 /// On rank 0: answers all ranks that ask, once all ranks have called [`inquire`].
-pub(super) fn answer(store: &dyn Store, now_ns: &dyn Fn() -> i64) -> Result<()> {
+pub(crate) fn answer(store: &dyn Store, now_ns: &dyn Fn() -> i64) -> Result<()> {
     for number in 1..=store.add(ASKERS, 0)? {
         for round in 0..ROUNDS {
             store.get(&format!("trace/ping/{number}/{round}"))?;
@@ -127,7 +133,7 @@ pub(super) fn answer(store: &dyn Store, now_ns: &dyn Fn() -> i64) -> Result<()> 
 
 /// Measures the offset, or waits for the rank that measures it. Returns the identity of the reference clock
 /// and the offset. `None`: there is no reference clock.
-pub(super) fn measure(
+pub(crate) fn measure(
     store: &dyn Store,
     id: &str,
     inquiry: Inquiry,

@@ -15,7 +15,7 @@ const LINE_BYTES_MAX: u64 = 64 * 1024;
 
 /// The events of a file, with their line numbers. An event that is cut short, because its rank was killed,
 /// ends the file.
-pub(super) struct Lines {
+pub(crate) struct Lines {
     path: PathBuf,
     reader: BufReader<File>,
     number: u64,
@@ -24,7 +24,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn open(path: &Path) -> Result<Lines> {
+    pub(crate) fn open(path: &Path) -> Result<Lines> {
         let file = File::open(path).map_err(|error| trouble(path, 0, error))?;
         let (reader, text) = (BufReader::new(file), Vec::new());
         Ok(Lines { path: path.to_owned(), reader, number: 0, text, has_ended: false })
@@ -92,7 +92,7 @@ impl Iterator for Lines {
 }
 
 /// An [`Error::Trace`] about line `line` of `path`, or about the whole file if `line` is 0.
-pub(super) fn trouble(path: &Path, line: u64, problem: impl ToString) -> Error {
+pub(crate) fn trouble(path: &Path, line: u64, problem: impl ToString) -> Error {
     let place = match line {
         0 => String::new(),
         line => format!(", line {line}"),

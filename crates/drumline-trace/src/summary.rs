@@ -4,17 +4,16 @@ use std::{collections::BTreeMap, fmt, path::Path, time::Duration};
 
 use drumline_schedule::step::Rank;
 
-use super::{
+use crate::Result;
+use crate::{
     histogram::Histogram,
     join::{Arrival, Join},
     read::{Event, Run},
 };
-use crate::Result;
 
 /// What all ranks did. It prints as two tables.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -51,7 +50,6 @@ pub struct Summary {
 /// All calls with one name.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -93,7 +91,6 @@ pub struct OperationSummary {
 /// What one rank did.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -128,7 +125,6 @@ pub struct RankSummary {
 /// Sums up what the ranks in `dir` did.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// use drumline::{
 ///     Config, ProcessGroup,
 ///     trace::{Merged, OperationSummary, RankSummary, Summary, Trace, merge, summarize},
@@ -153,7 +149,7 @@ pub struct RankSummary {
 ///
 /// # Errors
 ///
-/// As for [`merge`](super::merge()).
+/// As for [`merge`](crate::merge()).
 pub fn summarize(dir: &Path) -> Result<Summary> {
     let run = Run::open(dir)?;
     let mut operations = BTreeMap::<String, Operation>::new();
@@ -274,7 +270,6 @@ impl Summary {
     /// The summary of the calls with this name.
     ///
     /// ```
-    /// # use drumline_group as drumline;
     /// # use drumline::{Config, ProcessGroup, trace::Trace};
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let dir = directory.path().join("trace");

@@ -7,7 +7,6 @@ use drumline_schedule::step::Rank;
 /// The directory to which ranks write their traces, and the limit for each file.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// use drumline::{Config, ProcessGroup, trace::Trace};
 ///
 /// # let directory = tempfile::tempdir().unwrap();
@@ -32,14 +31,13 @@ pub struct Trace {
     pub bytes_max: u64,
 
     /// This process's rank in the job, which names its file. `None`: its rank in the first group.
-    pub(crate) rank: Option<Rank>,
+    pub rank: Option<Rank>,
 }
 
 impl Trace {
     /// A trace in `dir`.
     ///
     /// ```
-    /// # use drumline_group as drumline;
     /// use drumline::trace::Trace;
     ///
     /// let trace = Trace::to("runs/7/trace");
@@ -52,6 +50,6 @@ impl Trace {
 }
 
 /// The name of a rank's file in the directory of a trace.
-pub(super) fn file_name(rank: Rank) -> String {
+pub(crate) fn file_name(rank: Rank) -> String {
     format!("rank-{rank}.json")
 }

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 /// Durations in bins: 32 bins for every power of two, each about 3 % wide.
 #[derive(Debug, Default)]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     count: u64,
     bins: BTreeMap<u32, u64>,
 }
 
 impl Histogram {
-    pub(super) fn add(&mut self, ns: u64) {
+    pub(crate) fn add(&mut self, ns: u64) {
         self.count += 1;
         *self.bins.entry(bin(ns)).or_default() += 1;
     }
 
     /// The median, to within 2 %.
-    pub(super) fn median_ns(&self) -> u64 {
+    pub(crate) fn median_ns(&self) -> u64 {
         let mut counted = 0;
         let median = self.bins.iter().find(|(_, count)| {
             counted += **count;

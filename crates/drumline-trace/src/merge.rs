@@ -10,18 +10,17 @@ use std::{
 use drumline_schedule::step::Rank;
 use serde_json::Value;
 
-use super::{
+use crate::Result;
+use crate::{
     format::Micros,
     join::{Arrival, Join},
     lines::trouble,
     read::{Event, Run},
 };
-use crate::Result;
 
 /// The result of [`merge()`].
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -56,7 +55,6 @@ pub struct Merged {
 /// `out` is replaced only when it is complete. The memory in use does not depend on the length of the files.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");

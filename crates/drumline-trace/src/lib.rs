@@ -1,12 +1,11 @@
 //! Traces: what every rank did, and when. Each rank writes a file.
 //!
-//! With `DRUMLINE_TRACE=dir` (or [`Config::trace`](crate::Config::trace)) every rank writes
+//! With `DRUMLINE_TRACE=dir` (or `Config::trace`) every rank writes
 //! `dir/rank-N.json`, an array with one event on each line. [Perfetto](https://ui.perfetto.dev) and
 //! `chrome://tracing` open it. [`merge()`] makes one file of the files of all ranks, in which the ranks are
 //! one below the other. [`summarize`] makes a table that says for which rank the others wait.
 //!
 //! ```
-//! # use drumline_group as drumline;
 //! use drumline::{Config, ProcessGroup, ReduceOp, trace::{Trace, merge, summarize}};
 //!
 //! let dir = std::env::temp_dir().join(format!("drumline-doc-{}", std::process::id()));
@@ -58,8 +57,11 @@
 //! [`merge()`] applies them. Files without these figures (if rank 0 writes no trace) are aligned by the wall
 //! clocks, and the result says so.
 
-pub(crate) mod clock;
+#![forbid(unsafe_code)]
+
+mod clock;
 mod destination;
+mod error;
 mod file;
 mod format;
 mod group_trace;
@@ -70,8 +72,9 @@ mod merge;
 mod read;
 mod summary;
 
-pub(crate) use clock::Inquiry;
+pub use clock::{Inquiry, Offset};
 pub use destination::Trace;
-pub(crate) use group_trace::GroupTrace;
+pub use error::{Error, Result};
+pub use group_trace::GroupTrace;
 pub use merge::{Merged, merge};
 pub use summary::{OperationSummary, RankSummary, Summary, summarize};

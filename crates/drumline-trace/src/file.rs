@@ -25,12 +25,12 @@ use rustix::{
     system::uname,
 };
 
-use super::{
+use crate::{Error, Result};
+use crate::{
     clock::{self, Clock, Inquiry},
     destination::{Trace, file_name},
     format,
 };
-use crate::{Error, Result};
 
 /// The longest time before an event is written.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
@@ -45,7 +45,7 @@ const END: &str = "\n]\n";
 
 /// See the [module's documentation](self).
 #[derive(Debug)]
-pub(super) struct TraceFile {
+pub(crate) struct TraceFile {
     /// The process that writes. Its forks share the file and have no thread that writes.
     process: Pid,
     rank: Rank,
@@ -98,7 +98,7 @@ static FILES: PerProcess<Files> = PerProcess::new();
 impl TraceFile {
     /// The file of `rank`. The first caller makes it anew. `None`: the file belongs to a process from which
     /// this one was forked.
-    pub(super) fn open(trace: &Trace, rank: Rank) -> Result<Option<Arc<TraceFile>>> {
+    pub(crate) fn open(trace: &Trace, rank: Rank) -> Result<Option<Arc<TraceFile>>> {
         let path = trace.dir.join(file_name(rank));
         let refused = |source: io::Error| Error::InvalidSetting {
             setting: "the trace (DRUMLINE_TRACE)".to_owned(),
@@ -164,11 +164,11 @@ impl TraceFile {
 
     /// Whether more can be written, and by this process. It takes no lock, because in a fork the lock may be
     /// held by a thread that does not exist there.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed) && self.process == getpid()
     }
 
-    pub(super) fn record(
+    pub(crate) fn record(
         &self,
         track: u32,
         group: Arc<str>,
@@ -179,7 +179,7 @@ impl TraceFile {
         self.push(Event::Operation { track, group, what, started, ended });
     }
 
-    pub(super) fn mark(&self, track: u32, name: &'static str, text: String) {
+    pub(crate) fn mark(&self, track: u32, name: &'static str, text: String) {
         if !self.is_open() {
             return;
         }
@@ -189,7 +189,7 @@ impl TraceFile {
     }
 
     /// Records a group. Returns its track.
-    pub(super) fn add_group(&self, member: &Membership) -> u32 {
+    pub(crate) fn add_group(&self, member: &Membership) -> u32 {
         if !self.is_open() {
             return 0;
         }
@@ -201,22 +201,22 @@ impl TraceFile {
         track
     }
 
-    pub(super) fn offer_time(&self, store: &dyn Store) -> Result<()> {
+    pub(crate) fn offer_time(&self, store: &dyn Store) -> Result<()> {
         clock::offer(store, &self.clock.id)
     }
 
-    pub(super) fn ask_time(&self, store: &dyn Store) -> Result<Inquiry> {
+    pub(crate) fn ask_time(&self, store: &dyn Store) -> Result<Inquiry> {
         match self.is_aligned.load(Ordering::SeqCst) {
             true => Ok(Inquiry::InVain),
             false => clock::inquire(store, &self.clock.id),
         }
     }
 
-    pub(super) fn tell_time(&self, store: &dyn Store) -> Result<()> {
+    pub(crate) fn tell_time(&self, store: &dyn Store) -> Result<()> {
         clock::answer(store, &|| self.clock.ns(Instant::now()))
     }
 
-    pub(super) fn align(&self, store: &dyn Store, inquiry: Inquiry) -> Result<()> {
+    pub(crate) fn align(&self, store: &dyn Store, inquiry: Inquiry) -> Result<()> {
         let now_ns = || self.clock.ns(Instant::now());
         if let Some((reference, offset)) = clock::measure(store, &self.clock.id, inquiry, &now_ns)?
         {
@@ -258,7 +258,7 @@ impl TraceFile {
     }
 
     /// Writes the waiting events.
-    pub(super) fn flush(&self) {
+    pub(crate) fn flush(&self) {
         if !self.is_open() {
             return;
         }
