@@ -492,6 +492,10 @@ impl<S: Connection> Connections for Shared<S> {
         self.lock().streams.has_left(rank)
     }
 
+    fn lost(&mut self, rank: Rank) -> Option<Cause> {
+        self.lock().streams.lost(rank)
+    }
+
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
         self.lock().streams.next_deadline(now)
     }

@@ -60,14 +60,14 @@ mod request;
 
 pub use drumline_schedule::Collective;
 
-pub(crate) use self::{
-    guard::{Guards, Watch},
-    registry::find,
-};
 pub use self::{
     guard::Guard,
     interface::{Backend, BackendOptions},
     message::{Arrived, Label, Outgoing, Wanted},
     registry::{BUILT_IN, backends, is_backend_available, register_backend},
     request::{Call, Request, Signature},
+};
+pub(crate) use self::{
+    guard::{Guards, Watch},
+    registry::find,
 };

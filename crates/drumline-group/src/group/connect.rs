@@ -235,8 +235,7 @@ impl ProcessGroup {
             }
             Some(factory) => {
                 let wardens = wardens(&board, &member, config, deadline);
-                let joined =
-                    factory.join(&board, &member, config, deadline, wardens.clone(), told);
+                let joined = factory.join(&board, &member, config, deadline, wardens.clone(), told);
                 joined.map(|(backend, recorder)| {
                     let carried = Carried { backend, name: &factory.name, guard: wardens.made() };
                     ProcessGroup::on_backend(carried, member, family, config, recorder)
@@ -367,13 +366,8 @@ impl ProcessGroup {
         recorder: GroupTrace,
     ) -> ProcessGroup {
         let family = Arc::new(Mutex::new(Some(family)));
-        let foreign = Foreign::new(
-            carried,
-            member.clone(),
-            config.timeout,
-            recorder.clone(),
-            family.clone(),
-        );
+        let foreign =
+            Foreign::new(carried, member.clone(), config.timeout, recorder.clone(), family.clone());
         ProcessGroup::whole(Arc::new(Inner {
             member,
             config: config.clone(),
@@ -410,13 +404,9 @@ fn put_on_lane(
 }
 
 /// What connects the guard of a foreign group whose ranks have met on `board`.
-fn wardens(
-    board: &Board,
-    member: &Membership,
-    config: &Config,
-    deadline: Instant,
-) -> Arc<Wardens> {
-    let store: Arc<dyn Store> = Arc::new(PrefixStore::new("guard", Arc::new(board.store_of_life())));
+fn wardens(board: &Board, member: &Membership, config: &Config, deadline: Instant) -> Arc<Wardens> {
+    let store: Arc<dyn Store> =
+        Arc::new(PrefixStore::new("guard", Arc::new(board.store_of_life())));
     // Its calls are short, and users know nothing of it.
     let config = Config {
         all_reduce: None,
@@ -430,8 +420,7 @@ fn wardens(
     let own = member.clone();
     Arc::new(Wardens::new(member.clone(), move || {
         let recorder = GroupTrace::of(&format!("guard of {}", own.name), own.rank);
-        let (board, inquiry) =
-            Board::meet(&own, &store, deadline, config.warn_after, &recorder)?;
+        let (board, inquiry) = Board::meet(&own, &store, deadline, config.warn_after, &recorder)?;
         let member = Membership { digest: xxh3_64(board.token()), ..own.clone() };
         let size = SegmentSize { slot_bytes: 1, arena_bytes: 0 };
         let (word, told) = (config.prices.word(&PriceList::default()), (recorder, inquiry));

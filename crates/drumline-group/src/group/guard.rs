@@ -18,7 +18,7 @@ use std::{
 };
 
 use drumline_engine::{
-    Cause, CollectiveError,
+    Cause, CollectiveError, Reason,
     executor::{Now, Progress, Spin},
     lane::Lane,
     membership::Membership,
@@ -38,7 +38,7 @@ use crate::{
 /// How often the guard asks the system for news.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// How long the backend has to take in what a peer sent before it died.
+/// How long the backend has to take in what a peer sent before it died or failed.
 const GRACE: Duration = Duration::from_millis(20);
 
 /// The most ranks that all listen to each other. In a larger group a rank listens to those that it exchanges
@@ -132,7 +132,7 @@ impl Warden {
         let result = match lane.step(&mut round.exchange, now, spin) {
             Ok(Progress::Done) => round.compare(self.member.rank).map(|()| Progress::Done),
             Ok(progress) => return Ok(progress),
-            Err(error) => Err(at_first_hand(cause_of(error.into()), lane, now.get())),
+            Err(error) => Err(at_first_hand(cause_of(error.into()), lane)),
         };
         let result = result.map_err(|cause| self.note(cause));
         // Whoever sees that the round is over also sees how it has ended.
@@ -143,12 +143,10 @@ impl Warden {
     /// Finds out what has happened to the peers.
     fn watch(&self, lane: &mut Lane, now: Instant) -> Result<(), Cause> {
         let Err(cause) = lane.hear(now) else { return Ok(()) };
-        let cause = at_first_hand(cause, lane, now);
         let since = *self.round().lost_since.get_or_insert(now);
-        match cause {
-            Cause::Reported { .. } => Err(self.note(cause)),
-            _ if now >= since + GRACE => Err(self.note(cause)),
-            _ => Ok(()),
+        match now >= since + GRACE {
+            true => Err(self.note(at_first_hand(cause, lane))),
+            false => Ok(()),
         }
     }
 
@@ -168,8 +166,12 @@ impl Warden {
 
     /// This rank has failed: tells the peers why.
     pub(super) fn fail(&self, failure: &Arc<CollectiveError>) {
-        self.note(failure.cause.clone());
-        self.driven.fail_with(failure);
+        let first = self.note(failure.cause.clone());
+        // Ranks that disagree have all made a call, and each finds out itself. A word may still be on its way to
+        // some, and they should hear both calls.
+        if !matches!(first, Cause::Mismatch { .. }) {
+            self.driven.fail_with(failure);
+        }
     }
 
     /// Says goodbye, and waits until all ranks have.
@@ -241,14 +243,24 @@ impl fmt::Debug for Warden {
     }
 }
 
-/// A peer may report another's end before this rank has looked at that one itself.
-fn at_first_hand(cause: Cause, lane: &mut Lane, now: Instant) -> Cause {
-    match cause {
-        Cause::Reported { by, culprit: Some(culprit), .. } if by != culprit => {
-            lane.lost(culprit, now).unwrap_or(cause)
+/// A peer may report that another has ended or left before this rank hears of it, because a process that ends closes one
+/// connection after the other.
+fn at_first_hand(cause: Cause, lane: &mut Lane) -> Cause {
+    let Cause::Reported { by, culprit: Some(culprit), reason: Reason::Other, .. } = cause else {
+        return cause;
+    };
+    let (mut now, until) = (Instant::now(), Instant::now() + GRACE);
+    while by != culprit && now < until {
+        if let Some(own) = lane.lost(culprit, now) {
+            return own;
         }
-        cause => cause,
+        if lane.has_left(culprit) {
+            return Cause::PeerLeft { peer: culprit };
+        }
+        lane.sleep_until(until, now);
+        now = Instant::now();
     }
+    cause
 }
 
 fn cause_of(error: Error) -> Cause {

@@ -38,7 +38,9 @@ impl Word {
     /// `None`: no rank of this release says that.
     fn read(bytes: &[u8]) -> Option<Word> {
         match bytes {
-            [1, signature @ ..] => Signature::from_bytes(signature.try_into().ok()?).map(Word::Call),
+            [1, signature @ ..] => {
+                Signature::from_bytes(signature.try_into().ok()?).map(Word::Call)
+            }
             [0, ..] => Some(Word::Destroy),
             _ => None,
         }
@@ -104,7 +106,10 @@ impl AnyCall for Exchange {
     }
 
     fn told_as(&self) -> Option<String> {
-        Some(self.own.to_string())
+        Some(match self.own {
+            Word::Call(Signature(description)) => description.to_string(),
+            Word::Destroy => self.own.to_string(),
+        })
     }
 
     fn registered(&self, host: &Host) -> Option<u64> {

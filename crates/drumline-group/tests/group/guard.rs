@@ -1,0 +1,243 @@
+//! Groups on a backend that notices nothing: the guard beside it names the rank at fault.
+
+use std::time::Duration;
+
+use drumline_group::{Cause, Config, Error, ProcessGroup, ReduceOp};
+
+use crate::common::{
+    everywhere_with, failure, on_threads,
+    tacit::{Stage, cause_of, no_fault, register},
+    world_with,
+};
+
+/// Long enough that no test waits for it.
+const PATIENT: Duration = Duration::from_secs(300);
+
+fn guarded(name: &str) -> Config {
+    register(name, true, no_fault);
+    Config::default().backend(name).timeout(PATIENT)
+}
+
+/// Worlds of 1 to 4 ranks, with guards over every kind of connection.
+fn each_world(name: &str, rank: impl Fn(ProcessGroup) + Sync) {
+    everywhere_with(&guarded(name), |config| {
+        for world_size in 1..=4 {
+            world_with(world_size, config, &rank);
+        }
+    });
+}
+
+#[test]
+fn what_goes_well_goes_well_beside_a_guard() {
+    each_world("guard-well", |group| {
+        let (own, world) = (group.rank() as u64 + 1, group.world_size() as u64);
+        let expected = world * (world + 1) / 2;
+        for _ in 0..20 {
+            let mut sum = [own; 3];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [expected; 3]);
+        }
+        let works: Vec<_> =
+            (0..20).map(|turn| group.all_reduce_async(vec![own * turn], ReduceOp::Sum)).collect();
+        group.barrier().unwrap();
+        for (turn, work) in works.into_iter().enumerate() {
+            assert_eq!(work.wait().unwrap(), [expected * turn as u64]);
+        }
+        let next = (group.rank() + 1) % group.world_size();
+        if next != group.rank() {
+            let sent = group.send_async(vec![own], next, 7).unwrap();
+            let mut received = [0_u64];
+            let before = (group.rank() + group.world_size() - 1) % group.world_size();
+            group.recv(&mut received, before, 7).unwrap();
+            assert_eq!(received, [before as u64 + 1]);
+            sent.wait().unwrap();
+        }
+        group.destroy().unwrap();
+    });
+}
+
+fn until_it_fails(call: impl Fn() -> drumline_group::Result<()>) -> Error {
+    loop {
+        if let Err(error) = call() {
+            return error;
+        }
+    }
+}
+
+/// The calls of rank 0 and of the others, as every rank is told of them.
+fn assert_both(group: &ProcessGroup, cause: &Cause, first: &str, others: &str) {
+    let Cause::Mismatch { peer, theirs, ours } = cause else { panic!("{cause:?}") };
+    let (expected_ours, expected_theirs) = match group.rank() {
+        0 => (first, others),
+        _ => (others, first),
+    };
+    assert!(ours.contains(expected_ours), "{ours}");
+    assert!(theirs.contains(expected_theirs), "{theirs}");
+    assert_ne!(*peer, group.rank());
+}
+
+#[test]
+fn every_rank_is_told_both_calls() {
+    each_world("guard-mismatch", |group| {
+        if group.world_size() == 1 {
+            return;
+        }
+        group.barrier().unwrap();
+        let result = match group.rank() {
+            0 => group.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum),
+            _ => group.all_reduce(&mut [1.0_f32; 9], ReduceOp::Sum),
+        };
+        let failed = failure(result.unwrap_err());
+        assert_both(
+            &group,
+            &failed.cause,
+            "#1 all_reduce(sum) of 8 f32",
+            "#1 all_reduce(sum) of 9 f32",
+        );
+        assert!(failed.operation.contains("all_reduce"), "{failed}");
+        assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
+    });
+}
+
+#[test]
+fn destroy_does_not_go_with_a_call() {
+    each_world("guard-destroy", |group| {
+        if group.world_size() == 1 {
+            return;
+        }
+        let result = match group.rank() {
+            0 => group.clone().destroy(),
+            _ => group.broadcast(&mut [1_u8], 0),
+        };
+        assert_both(&group, &cause_of(result.unwrap_err()), "destroy", "#0 broadcast(root 0)");
+    });
+}
+
+#[test]
+fn who_is_late_is_named_at_the_deadline() {
+    everywhere_with(&guarded("guard-late"), |config| {
+        world_with(3, config, |group| {
+            group.barrier().unwrap();
+            if group.rank() != 2 {
+                let hurried = group.within(Duration::from_millis(300));
+                let failed = failure(hurried.all_reduce(&mut [1], ReduceOp::Sum).unwrap_err());
+                match &failed.cause {
+                    Cause::Timeout { waiting_for } => assert_eq!(waiting_for, &[2], "{failed}"),
+                    Cause::Reported { culprit, .. } => assert_eq!(*culprit, Some(2), "{failed}"),
+                    other => panic!("{other:?}"),
+                }
+                let text = failed.to_string();
+                assert!(text.contains("all_reduce(sum) of 1 i32"), "{text}");
+                assert!(!text.contains("all_gather"), "{text}");
+            }
+            group // rank 2 stays until the others have failed
+        });
+    });
+}
+
+#[test]
+fn an_abort_is_heard_by_all_who_wait() {
+    each_world("guard-abort", |group| {
+        if group.rank() == 0 {
+            group.abort();
+            assert_eq!(cause_of(group.barrier().unwrap_err()), Cause::Aborted);
+            return;
+        }
+        let cause = match group.rank() {
+            // Amid a message that never comes.
+            1 => cause_of(group.recv(&mut [0_u8], 0, 7).unwrap_err()),
+            _ => cause_of(until_it_fails(|| group.barrier())),
+        };
+        match &cause {
+            Cause::Reported { culprit, text, .. } => {
+                assert_eq!(*culprit, Some(0), "{cause:?}");
+                assert!(text.contains("this rank has aborted the group"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_panic_in_a_backend_is_told_to_the_peers() {
+    register("guard-panic", true, |rank, stage, sequence| {
+        assert!((rank, stage, sequence) != (1, Stage::HalfSent, 0), "half is enough");
+    });
+    let config = Config::default().backend("guard-panic").timeout(PATIENT);
+    everywhere_with(&config, |config| {
+        for world_size in 2..=4 {
+            world_with(world_size, config, |group| {
+                // Others may have got their half.
+                let failed =
+                    failure(until_it_fails(|| group.all_reduce(&mut [1_u8], ReduceOp::Sum)));
+                match (group.rank(), &failed.cause) {
+                    (1, Cause::Panicked { text }) => assert!(text.contains("half is enough")),
+                    (_, Cause::Reported { culprit, text, .. }) => {
+                        assert_eq!(*culprit, Some(1), "{text}");
+                        assert!(text.contains("half is enough"), "{text}");
+                    }
+                    (_, other) => panic!("{other:?}"),
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn who_drops_the_group_has_left() {
+    each_world("guard-left", |group| {
+        if group.rank() == 1 {
+            return group.barrier().unwrap();
+        }
+        if group.world_size() == 1 {
+            return;
+        }
+        let failed = failure(until_it_fails(|| group.barrier()));
+        match &failed.cause {
+            Cause::PeerLeft { peer } => assert_eq!(*peer, 1),
+            Cause::Reported { culprit, text, .. } => assert_eq!(*culprit, Some(1), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn who_drops_the_group_in_a_panic_counts_as_dead() {
+    everywhere_with(&guarded("guard-dead"), |config| {
+        let ranks = ProcessGroup::local_world_with(3, config).unwrap();
+        let caught = on_threads(ranks, |group| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                if group.rank() == 1 {
+                    panic!("rank 1 gives up");
+                }
+                let cause = cause_of(until_it_fails(|| group.barrier()));
+                assert_eq!(cause, Cause::PeerExited { peer: 1 });
+            }))
+            .is_err()
+        });
+        assert_eq!(caught, [false, true, false]);
+    });
+}
+
+#[test]
+fn leaving_waits_for_nobody_who_does_not_come() {
+    everywhere_with(&guarded("guard-leave"), |config| {
+        let groups = ProcessGroup::local_world_with(2, config).unwrap();
+        let meetings = ProcessGroup::local_world(2).unwrap();
+        on_threads(groups.into_iter().zip(meetings).collect(), |(group, meeting)| {
+            group.barrier().unwrap();
+            if group.rank() == 0 {
+                group.leave(Duration::from_millis(50)).unwrap();
+                meeting.barrier().unwrap();
+            } else {
+                meeting.barrier().unwrap();
+                let cause = cause_of(group.barrier().unwrap_err());
+                match &cause {
+                    Cause::PeerLeft { peer: 0 } => {}
+                    Cause::Mismatch { peer: 0, theirs, .. } => assert_eq!(theirs, "destroy"),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    });
+}
