@@ -447,10 +447,13 @@ impl Lane {
         self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
     }
 
-    /// Connects to all peers, so that [`Lane::hear`] hears each of them.
-    pub fn meet_all(&mut self) {
+    /// Connects to all peers, so that [`Lane::hear`] hears each of them. Returns whether all have been met. Call
+    /// it until then on all ranks.
+    pub fn meet_all(&mut self, now: Instant) -> bool {
         let all: Vec<Rank> = (0..self.member.world_size).collect();
         self.transport.want(&all);
+        // Also begins the calls to those that are wanted now.
+        self.hear(now).is_err() || self.transport.has_met_all()
     }
 
     /// Whether a peer is known to have left the group in good order.

@@ -418,7 +418,7 @@ fn wardens(board: &Board, member: &Membership, config: &Config, deadline: Instan
         ..config.clone()
     };
     let own = member.clone();
-    Arc::new(Wardens::new(member.clone(), move || {
+    Arc::new(Wardens::new(member.clone(), deadline, move || {
         let recorder = GroupTrace::of(&format!("guard of {}", own.name), own.rank);
         let (board, inquiry) = Board::meet(&own, &store, deadline, config.warn_after, &recorder)?;
         let member = Membership { digest: xxh3_64(board.token()), ..own.clone() };

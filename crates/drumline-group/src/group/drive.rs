@@ -251,6 +251,16 @@ impl Driven {
         self.handoff.try_drive()
     }
 
+    /// Connects to all peers, all of which do the same, at most until `deadline`.
+    pub(super) fn meet_all(&self, deadline: Instant) {
+        let mut lane = self.handoff.drive();
+        let mut now = Instant::now();
+        while !lane.meet_all(now) && now < deadline {
+            lane.sleep_until(deadline, now);
+            now = Instant::now();
+        }
+    }
+
     /// Drives the lane by `turn` on the caller's thread until that is done, or until `limit`. `false`: another
     /// thread drives the lane or wants to.
     pub(super) fn drive_until(

@@ -80,9 +80,9 @@ impl Due {
 }
 
 impl Warden {
-    fn new(member: Membership, driven: Arc<Driven>) -> Warden {
+    fn new(member: Membership, driven: Arc<Driven>, deadline: Instant) -> Warden {
         if member.world_size <= HEARD_MAX {
-            driven.lane().meet_all();
+            driven.meet_all(deadline);
         }
         Warden {
             round: Mutex::new(Round::new(member.world_size)),
@@ -275,6 +275,7 @@ type Connect = dyn Fn() -> Result<Arc<Driven>> + Send + Sync;
 /// Connects the guard of one group when the backend asks for it. All ranks must ask.
 pub(super) struct Wardens {
     member: Membership,
+    deadline: Instant,
     connect: Box<Connect>,
     made: Mutex<Option<Arc<Warden>>>,
 }
@@ -282,9 +283,10 @@ pub(super) struct Wardens {
 impl Wardens {
     pub(super) fn new(
         member: Membership,
+        deadline: Instant,
         connect: impl Fn() -> Result<Arc<Driven>> + Send + Sync + 'static,
     ) -> Wardens {
-        Wardens { member, connect: Box::new(connect), made: Mutex::default() }
+        Wardens { member, deadline, connect: Box::new(connect), made: Mutex::default() }
     }
 
     /// The guard, if the backend has asked for one.
@@ -302,7 +304,10 @@ impl Guards for Wardens {
         let mut made = self.lock();
         let warden = match &*made {
             Some(warden) => warden.clone(),
-            None => Arc::new(Warden::new(self.member.clone(), (self.connect)()?)),
+            None => {
+                let driven = (self.connect)()?;
+                Arc::new(Warden::new(self.member.clone(), driven, self.deadline))
+            }
         };
         *made = Some(warden.clone());
         Ok(Guard(warden))

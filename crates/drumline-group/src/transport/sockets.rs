@@ -352,6 +352,10 @@ impl Connections for Sockets {
         self.streams.has_left(rank)
     }
 
+    fn has_met_all(&mut self) -> bool {
+        self.streams.has_met_all()
+    }
+
     fn lost(&mut self, rank: Rank) -> Option<Cause> {
         self.streams.lost(rank)
     }
