@@ -12,7 +12,11 @@ use drumline_engine::{membership::Membership, panics::panic_text, start_up::boar
 use drumline_store::store::PrefixStore;
 
 use super::interface::{Backend, BackendOptions};
-use crate::{Config, Error, Result, board::Board, trace::GroupTrace, trace::Inquiry};
+use crate::{
+    Config, Error, Result,
+    board::Board,
+    trace::{GroupTrace, Inquiry},
+};
 
 /// The name of the library's own transports.
 ///
