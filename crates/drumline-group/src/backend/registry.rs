@@ -12,11 +12,7 @@ use drumline_engine::{membership::Membership, panics::panic_text, start_up::boar
 use drumline_store::store::PrefixStore;
 
 use super::interface::{Backend, BackendOptions};
-use crate::{
-    Config, Error, Result,
-    board::Board,
-    trace::{GroupTrace, Inquiry},
-};
+use crate::{Config, Error, Result, board::Board, trace::GroupTrace, trace::Inquiry};
 
 /// The name of the library's own transports.
 ///
