@@ -25,6 +25,7 @@ mod prices;
 mod progress_thread;
 pub mod rendezvous;
 mod start_up;
+pub mod trace;
 mod transport;
 #[cfg(feature = "ndarray")]
 pub mod views;
@@ -49,7 +50,6 @@ pub use drumline_shm::PerProcess;
 #[doc(hidden)]
 pub use drumline_store::in_section;
 pub use drumline_store::{auth, net::Endpoint, store};
-pub use drumline_trace as trace;
 pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{

@@ -36,8 +36,7 @@ use crate::{
     Config, Error, PriceSource, Result, SumOrder, backend,
     board::Board,
     prices::probe,
-    trace::GroupTrace,
-    trace::{Inquiry, Trace},
+    trace::{GroupTrace, Inquiry},
     transport::{
         Sockets,
         mesh::{self, Mesh, Near},
@@ -201,8 +200,7 @@ impl ProcessGroup {
         let mut member = Membership::new(name, place, global);
         // Groups made from this one write to the same trace file.
         let own = member.global.of(member.rank);
-        let trace =
-            config.trace.clone().map(|trace| Trace { rank: trace.rank.or(Some(own)), ..trace });
+        let trace = config.trace.clone().map(|trace| trace.of_rank(own));
         let config = &Config { trace, ..config.clone() };
         let recorder = GroupTrace::start(config.trace.as_ref(), name, member.rank)?;
         let phase = recorder.phase("join");
