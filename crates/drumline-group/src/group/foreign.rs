@@ -215,11 +215,15 @@ impl Foreign {
         // All ranks must come before the backend closes its connections.
         let leave_at = (patience == Patience::Enough).then_some(deadline);
         let limit = if leave_at.is_some() { self.timeout.max(timeout) } else { timeout };
-        guard.begin(Word::Destroy, limit)?;
-        if !guard.finish(leave_at)? {
-            tracing::debug!("left a group that other ranks have not closed yet");
-            guard.leave();
-            return Ok(());
+        match guard.begin(Word::Destroy, limit).and_then(|()| guard.finish(leave_at)) {
+            Ok(true) => {}
+            // Some rank does not come, or has dropped its handle. So nobody waits for the others.
+            Ok(false) | Err(Cause::PeerLeft { .. }) => {
+                tracing::debug!("left a group that not all ranks have destroyed");
+                guard.leave();
+                return Ok(());
+            }
+            Err(cause) => return Err(cause),
         }
         shut_down().map_err(|cause| guard.explain(cause))?;
         guard.close(started, timeout)

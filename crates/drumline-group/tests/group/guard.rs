@@ -1,8 +1,14 @@
 //! Groups on a backend that notices nothing: the guard beside it names the rank at fault.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use drumline_group::{Cause, Config, Error, ProcessGroup, ReduceOp};
+use drumline_group::{
+    Cause, CollectiveError, Config, Error, ProcessGroup, ReduceOp,
+    backend::{Backend, Guard, Request, register_backend},
+};
 
 use crate::common::{
     everywhere_with, failure, on_threads,
@@ -31,6 +37,10 @@ fn each_world(name: &str, rank: impl Fn(ProcessGroup) + Sync) {
 fn what_goes_well_goes_well_beside_a_guard() {
     each_world("guard-well", |group| {
         let (own, world) = (group.rank() as u64 + 1, group.world_size() as u64);
+        // They wait beside all of the collectives.
+        let others = || (0..group.world_size()).filter(|rank| *rank != group.rank());
+        let awaited: Vec<_> =
+            others().map(|from| group.recv_async(vec![0_u64], from, 9).unwrap()).collect();
         let expected = world * (world + 1) / 2;
         for _ in 0..20 {
             let mut sum = [own; 3];
@@ -52,6 +62,11 @@ fn what_goes_well_goes_well_beside_a_guard() {
             assert_eq!(received, [before as u64 + 1]);
             sent.wait().unwrap();
         }
+        let sent: Vec<_> = others().map(|to| group.send_async(vec![own], to, 9).unwrap()).collect();
+        for (from, work) in others().zip(awaited) {
+            assert_eq!(work.wait().unwrap(), [from as u64 + 1]);
+        }
+        sent.into_iter().for_each(|work| drop(work.wait().unwrap()));
         group.destroy().unwrap();
     });
 }
@@ -202,6 +217,16 @@ fn who_drops_the_group_has_left() {
 }
 
 #[test]
+fn destroy_does_not_wait_for_who_has_left() {
+    each_world("guard-gone", |group| {
+        group.barrier().unwrap();
+        if group.rank() != 1 {
+            group.destroy().unwrap();
+        }
+    });
+}
+
+#[test]
 fn who_drops_the_group_in_a_panic_counts_as_dead() {
     everywhere_with(&guarded("guard-dead"), |config| {
         let ranks = ProcessGroup::local_world_with(3, config).unwrap();
@@ -240,4 +265,43 @@ fn leaving_waits_for_nobody_who_does_not_come() {
             }
         });
     });
+}
+
+/// Not a test: run it in a release build on a quiet machine.
+#[test]
+#[ignore = "it measures"]
+fn what_a_guard_costs() {
+    const CALLS: u32 = 200_000;
+    for is_guarded in [false, true, false, true] {
+        register_backend("guard-cost", move |options| {
+            let guard = is_guarded.then(|| options.guard()).transpose()?;
+            Ok(Arc::new(Empty(guard)) as Arc<dyn Backend>)
+        })
+        .unwrap();
+        let config = Config::default().backend("guard-cost");
+        let times = world_with(2, &config, |group| {
+            let meeting = || (0..1000).for_each(|_| group.barrier().unwrap());
+            meeting();
+            let started = Instant::now();
+            (0..CALLS).for_each(|_| group.barrier().unwrap());
+            started.elapsed() / CALLS
+        });
+        println!("guarded: {is_guarded}: {times:?} per call");
+    }
+}
+
+/// Its collectives do nothing.
+#[derive(Debug)]
+struct Empty(Option<Guard>);
+
+impl Backend for Empty {
+    fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+        self.0.as_ref().map_or(Ok(()), Guard::check)
+    }
+
+    fn abort(&self, _: &CollectiveError) {}
+
+    fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+        Ok(())
+    }
 }
