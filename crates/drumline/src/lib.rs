@@ -81,6 +81,8 @@ pub use drumline_group::{
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline};
+#[doc(hidden)]
+pub use drumline_shm::inherited;
 pub use drumline_shm::{NumaBinding, bind_to_cores};
 pub use drumline_train as train;
 pub use drumline_train::{
