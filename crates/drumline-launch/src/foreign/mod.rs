@@ -27,6 +27,8 @@ use std::{
 
 use drumline::{Config, auth::Secret, inherited, own_addresses};
 
+use rustix::net::sockopt::socket_peercred;
+
 use self::{
     agreed::{Agreed, Given},
     host::MeetingPoint,
@@ -166,7 +168,11 @@ fn agree(
     if place.is_on_one_host() {
         let job = match (job_name(place.launcher, own), socket) {
             (Some(name), _) => name,
-            (None, Some(socket)) => Pmi::open(socket, begins, patience)?.space,
+            // Hydra's proxy has made a pair of sockets for each rank of this host.
+            (None, Some(socket)) => {
+                let proxy = socket_peercred(&socket);
+                proxy.map_err(Error::system("see who holds PMI_FD"))?.pid.as_raw_pid().to_string()
+            }
             (None, None) => return Err(nowhere(&place)),
         };
         let point = MeetingPoint::of(&job);
@@ -180,14 +186,10 @@ fn agree(
         };
         return Ok((place, agreed));
     }
-    let Some(socket) = socket else {
-        return match given {
-            Given { address: Some(address), port: Some(port), .. } => {
-                Ok((place, Agreed { address: address.clone(), port: *port, secret: None }))
-            }
-            _ => Err(nowhere(&place)),
-        };
-    };
+    if let Given { address: Some(address), port: Some(port), .. } = given {
+        return Ok((place, Agreed { address: address.clone(), port: *port, secret: None }));
+    }
+    let socket = socket.ok_or_else(|| nowhere(&place))?;
     let mut pmi = Pmi::open(socket, begins, patience)?;
     let place = match pmi.mapping()? {
         None => place,

@@ -5,9 +5,9 @@
 //!      ◄─ cmd=get_result rc=0 value=... ────
 //! ```
 //!
-//! The program that this process becomes may use MPI, which begins anew on the same socket. Hydra answers without
-//! `cmd=init`, and takes a process that has said nothing else for one without MPI: it may end as it likes. Slurm
-//! insists on `cmd=init`. Nobody says `cmd=finalize`, after which hydra closes the socket.
+//! Hydra kills all ranks if one of them ends after it has said anything and before `cmd=finalize`; behind that word it closes
+//! the socket. Slurm lets a process begin only once. So a process that has shared a word is done with PMI, and the program
+//! that it becomes cannot use MPI. Where a program shall use MPI, nothing is said here.
 
 use std::{
     io::{self, Read, Write},
@@ -22,15 +22,15 @@ use crate::{Error, Result};
 pub(super) struct Pmi {
     stream: UnixStream,
     /// The name of the space, which is the job's.
-    pub(super) space: String,
+    space: String,
     patience: Patience,
 }
 
 /// Longer than any answer that fits the protocol.
 const LINE_MAX: usize = 4096;
 
-/// How often ranks may agree in one job: a script may run `drumline env` again and again.
-const ROUNDS_MAX: usize = 10_000;
+/// What the word is called.
+const KEY: &str = "drumline";
 
 impl Pmi {
     pub(super) fn open(stream: UnixStream, begins: bool, patience: Patience) -> Result<Pmi> {
@@ -47,24 +47,16 @@ impl Pmi {
         self.get("PMI_process_mapping")
     }
 
-    /// All ranks get the word that one of them has. A value cannot be changed: each round has a key of its own.
-    pub(super) fn share(&mut self, word: Option<&str>) -> Result<String> {
-        let mut round = 0;
-        while self.get(&key(round))?.is_some() {
-            round += 1;
-            if round == ROUNDS_MAX {
-                return Err(refused(format!("{ROUNDS_MAX} programs have met in one job")));
-            }
-        }
-        // Nobody may write before everybody has looked.
-        self.barrier()?;
-        let (space, key) = (self.space.clone(), key(round));
+    /// All ranks get the word that one of them has.
+    pub(super) fn share(mut self, word: Option<&str>) -> Result<String> {
         if let Some(word) = word {
-            self.ask(&format!("cmd=put kvsname={space} key={key} value={word}"))?.succeeds()?;
+            let put = format!("cmd=put kvsname={} key={KEY} value={word}", self.space);
+            self.ask(&put)?.succeeds()?;
         }
-        self.barrier()?;
-        let found = self.get(&key)?;
-        found.ok_or_else(|| refused(format!("after the barrier, {key} is not there")))
+        self.ask("cmd=barrier_in")?.succeeds()?;
+        let found = self.get(KEY)?;
+        self.ask("cmd=finalize")?;
+        found.ok_or_else(|| refused(format!("after the barrier, {KEY} is not there")))
     }
 
     fn get(&mut self, key: &str) -> Result<Option<String>> {
@@ -74,10 +66,6 @@ impl Pmi {
             Ok(()) => answer.of("value").map(Some),
             Err(_) => Ok(None),
         }
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        self.ask("cmd=barrier_in")?.succeeds()
     }
 
     fn ask(&mut self, line: &str) -> Result<Answer> {
@@ -107,10 +95,6 @@ impl Pmi {
         let text = String::from_utf8_lossy(&text).into_owned();
         Ok(Answer { to: line.split(' ').next().unwrap_or_default().to_owned(), text })
     }
-}
-
-fn key(round: usize) -> String {
-    format!("drumline-{round}")
 }
 
 /// One line of the launcher.
@@ -182,6 +166,7 @@ mod tests {
                             }
                             _ if !begun => return,
                             "get_my_kvsname" => "cmd=my_kvsname kvsname=kvs_1".to_owned(),
+                            "finalize" => "cmd=finalize_ack".to_owned(),
                             "barrier_in" => {
                                 barrier.wait();
                                 "cmd=barrier_out".to_owned()
@@ -212,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_share_the_word_of_one_again_and_again() {
+    fn all_ranks_share_the_word_of_one() {
         for insists in [false, true] {
             let (ours, theirs): (Vec<_>, Vec<_>) =
                 (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
@@ -220,13 +205,13 @@ mod tests {
                 scope.spawn(|| serve(theirs, insists));
                 let ranks = ours.into_iter().enumerate().map(|(rank, stream)| {
                     scope.spawn(move || {
-                        let mut pmi = Pmi::open(stream, insists, patience()).unwrap();
+                        let pmi = Pmi::open(stream, insists, patience()).unwrap();
                         assert_eq!(pmi.space, "kvs_1");
-                        ["a,1", "b,2"].map(|word| pmi.share((rank == 0).then_some(word)).unwrap())
+                        pmi.share((rank == 0).then_some("a,1")).unwrap()
                     })
                 });
                 for rank in ranks.collect::<Vec<_>>() {
-                    assert_eq!(rank.join().unwrap(), ["a,1", "b,2"]);
+                    assert_eq!(rank.join().unwrap(), "a,1");
                 }
             });
         }
@@ -251,8 +236,8 @@ mod tests {
     #[test]
     fn a_rank_that_never_comes_ends_the_wait() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        theirs.write_all(b"kvsname=k\nrc=1\n").unwrap();
-        let mut pmi = Pmi::open(ours, false, Patience::new(Duration::from_millis(50))).unwrap();
+        theirs.write_all(b"kvsname=k\n").unwrap();
+        let pmi = Pmi::open(ours, false, Patience::new(Duration::from_millis(50))).unwrap();
         let error = pmi.share(None).unwrap_err().to_string();
         assert!(
             error.contains("not all ranks have come") && error.contains("--timeout"),
