@@ -151,8 +151,11 @@ impl Warden {
     }
 
     /// Explains why the backend has failed with `cause`: a peer's death may show here a moment later than in
-    /// the backend, which cannot name it.
+    /// the backend, which cannot name it. Nor need the backend know which ranks are late.
     pub(super) fn explain(&self, cause: Cause) -> Cause {
+        if matches!(&cause, Cause::Timeout { waiting_for } if waiting_for.is_empty()) {
+            return Cause::Timeout { waiting_for: self.late() };
+        }
         let is_vague = matches!(cause, Cause::Backend { .. } | Cause::Disconnected { .. });
         let until = Instant::now() + 5 * GRACE;
         while is_vague && Instant::now() < until {
