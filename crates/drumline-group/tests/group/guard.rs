@@ -269,6 +269,43 @@ fn leaving_waits_for_nobody_who_does_not_come() {
     });
 }
 
+/// Of an uneven all-to-all, say: only the receiver sees that lengths differ.
+#[test]
+fn a_mismatch_that_a_backend_finds_is_told_to_the_peers() {
+    #[derive(Debug)]
+    struct Picky(Guard, usize);
+
+    impl Backend for Picky {
+        fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+            while self.1 != 1 {
+                self.0.check()?;
+            }
+            let [theirs, ours] = ["five", "six"].map(str::to_owned);
+            Err(Cause::Mismatch { peer: 0, theirs, ours })
+        }
+
+        fn abort(&self, _: &CollectiveError) {}
+
+        fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+            Ok(())
+        }
+    }
+
+    register_backend("guard-picky", |options| Ok(Arc::new(Picky(options.guard()?, options.rank))))
+        .unwrap();
+    let config = Config::default().backend("guard-picky").timeout(PATIENT);
+    everywhere_with(&config, |config| {
+        world_with(3, config, |group| {
+            let cause = cause_of(group.barrier().unwrap_err());
+            match (group.rank(), &cause) {
+                (1, Cause::Mismatch { .. }) => {}
+                (_, Cause::Reported { text, .. }) => assert!(text.contains("five"), "{text}"),
+                (_, other) => panic!("{other:?}"),
+            }
+        });
+    });
+}
+
 /// The backend is done at once, so the rank sleeps in the guard.
 #[test]
 fn an_abort_wakes_a_rank_that_waits_for_the_others() {
