@@ -277,11 +277,13 @@ fn a_mismatch_that_a_backend_finds_is_told_to_the_peers() {
 
     impl Backend for Picky {
         fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
-            while self.1 != 1 {
-                self.0.check()?;
-            }
             let [theirs, ours] = ["five", "six"].map(str::to_owned);
-            Err(Cause::Mismatch { peer: 0, theirs, ours })
+            match self.1 {
+                1 => Err(Cause::Mismatch { peer: 0, theirs, ours }),
+                _ => loop {
+                    self.0.check()?;
+                },
+            }
         }
 
         fn abort(&self, _: &CollectiveError) {}
