@@ -80,6 +80,7 @@ OTHERS = {
 TESTS = {
     "DRUMLINE_TEST_HOSTS": "Tests of several hosts that cannot run fail; they say so and pass unless set.",
     "DRUMLINE_TEST_ETCD": "Tests of stores in etcd fail without etcd; they say so and pass unless set.",
+    "DRUMLINE_TEST_MPI": "Prefixes of MPIs, with colons between them, whose launchers are tried.",
     "DRUMLINE_TEST_PYTHON": "The interpreter with torch for tests of stores.",
     "DRUMLINE_PROGRAM": "The number of one random program of the conformance suite.",
     "DRUMLINE_PART": "The part of the conformance suite to run: 3/24.",

@@ -53,6 +53,8 @@ pub(super) struct Warden {
     in_round: AtomicBool,
     /// The first failure.
     failed: OnceLock<Cause>,
+    /// Whether a round has shown that ranks make different calls.
+    disagrees: AtomicBool,
     clock: Instant,
     /// When to ask the system for news, and the program for an interruption, on `clock`.
     look: Due,
@@ -90,6 +92,7 @@ impl Warden {
             driven,
             in_round: AtomicBool::new(false),
             failed: OnceLock::new(),
+            disagrees: AtomicBool::new(false),
             clock: Instant::now(),
             look: Due::every(LOOK_EVERY),
             ask: Due::every(interrupt::ASK_EVERY),
@@ -130,7 +133,11 @@ impl Warden {
             return self.known().map(|()| Progress::Done);
         }
         let result = match lane.step(&mut round.exchange, now, spin) {
-            Ok(Progress::Done) => round.compare(self.member.rank).map(|()| Progress::Done),
+            Ok(Progress::Done) => {
+                let same = round.compare(self.member.rank);
+                self.disagrees.store(same.is_err(), Ordering::Relaxed);
+                same.map(|()| Progress::Done)
+            }
             Ok(progress) => return Ok(progress),
             Err(error) => Err(at_first_hand(cause_of(error.into()), lane)),
         };
@@ -151,8 +158,11 @@ impl Warden {
     }
 
     /// Explains why the backend has failed with `cause`: a peer's death may show here a moment later than in
-    /// the backend, which cannot name it.
+    /// the backend, which cannot name it. Nor need the backend know which ranks are late.
     pub(super) fn explain(&self, cause: Cause) -> Cause {
+        if matches!(&cause, Cause::Timeout { waiting_for } if waiting_for.is_empty()) {
+            return Cause::Timeout { waiting_for: self.late() };
+        }
         let is_vague = matches!(cause, Cause::Backend { .. } | Cause::Disconnected { .. });
         let until = Instant::now() + 5 * GRACE;
         while is_vague && Instant::now() < until {
@@ -166,10 +176,10 @@ impl Warden {
 
     /// This rank has failed: tells the peers why.
     pub(super) fn fail(&self, failure: &Arc<CollectiveError>) {
-        let first = self.note(failure.cause.clone());
+        self.note(failure.cause.clone());
         // Ranks that disagree have all made a call, and each finds out itself. A word may still be on its way to
         // some, and they should hear both calls.
-        if !matches!(first, Cause::Mismatch { .. }) {
+        if !self.disagrees.load(Ordering::Relaxed) {
             self.driven.fail_with(failure);
         }
     }

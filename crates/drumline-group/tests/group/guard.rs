@@ -1,7 +1,7 @@
 //! Groups on a backend that notices nothing: the guard beside it names the rank at fault.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,9 @@ use drumline_group::{
 };
 
 use crate::common::{
-    everywhere_with, failure, on_threads,
+    everywhere_with, failure,
+    log::Log,
+    on_threads,
     tacit::{Stage, cause_of, no_fault, register},
     world_with,
 };
@@ -267,17 +269,112 @@ fn leaving_waits_for_nobody_who_does_not_come() {
     });
 }
 
+/// Of an uneven all-to-all, say: only the receiver sees that lengths differ.
+#[test]
+fn a_mismatch_that_a_backend_finds_is_told_to_the_peers() {
+    #[derive(Debug)]
+    struct Picky(Guard, usize);
+
+    impl Backend for Picky {
+        fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+            let [theirs, ours] = ["five", "six"].map(str::to_owned);
+            match self.1 {
+                1 => Err(Cause::Mismatch { peer: 0, theirs, ours }),
+                _ => loop {
+                    self.0.check()?;
+                },
+            }
+        }
+
+        fn abort(&self, _: &CollectiveError) {}
+
+        fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+            Ok(())
+        }
+    }
+
+    register_backend("guard-picky", |options| Ok(Arc::new(Picky(options.guard()?, options.rank))))
+        .unwrap();
+    let config = Config::default().backend("guard-picky").timeout(PATIENT);
+    everywhere_with(&config, |config| {
+        world_with(3, config, |group| {
+            let cause = cause_of(group.barrier().unwrap_err());
+            match (group.rank(), &cause) {
+                (1, Cause::Mismatch { .. }) => {}
+                (_, Cause::Reported { text, .. }) => assert!(text.contains("five"), "{text}"),
+                (_, other) => panic!("{other:?}"),
+            }
+        });
+    });
+}
+
+/// The backend is done at once, so the rank sleeps in the guard.
+#[test]
+fn an_abort_wakes_a_rank_that_waits_for_the_others() {
+    register_empty("guard-sleep", true);
+    let config = Config::default().backend("guard-sleep").timeout(PATIENT);
+    everywhere_with(&config, |config| {
+        for world_size in 2..=4 {
+            world_with(world_size, config, |group| {
+                if group.rank() == 0 {
+                    let work = group.barrier_async();
+                    // It falls asleep in most runs. If it does not, the rest holds as well.
+                    std::thread::sleep(Duration::from_millis(5));
+                    group.abort();
+                    assert_eq!(cause_of(work.wait().unwrap_err().error), Cause::Aborted);
+                } else if group.rank() != 1 {
+                    let cause = cause_of(group.barrier().unwrap_err());
+                    let is_told = matches!(&cause, Cause::Reported { culprit: Some(0), .. });
+                    assert!(is_told, "{cause:?}");
+                }
+                group // rank 1 stays, and calls nothing
+            });
+        }
+    });
+}
+
+#[test]
+fn a_warning_names_the_late_and_the_call_of_the_user() {
+    register_empty("guard-warn", true);
+    let config = Config::default().backend("guard-warn").warn_after(Duration::from_millis(100));
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let late = Mutex::new(());
+    let held = late.lock().unwrap();
+    std::thread::scope(|threads| {
+        let mut ranks = ProcessGroup::local_world_with(2, &config).unwrap().into_iter();
+        let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
+        let waiting = threads.spawn(move || {
+            tracing::subscriber::with_default(subscriber, || {
+                first.all_reduce(&mut [1_u8; 5], ReduceOp::Sum).unwrap();
+            });
+        });
+        let late = &late;
+        threads.spawn(move || {
+            drop(late.lock().unwrap());
+            second.all_reduce(&mut [1_u8; 5], ReduceOp::Sum).unwrap();
+        });
+        while !log.text().contains("has been waiting") {
+            assert!(!waiting.is_finished());
+            std::thread::yield_now();
+        }
+        drop(held);
+    });
+    let text = log.text();
+    assert!(text.contains("all_reduce(sum) of 5 u8"), "{text}");
+    assert!(text.contains("late=[1]") && !text.contains("all_gather"), "{text}");
+    assert!(text.contains("has gone on"), "{text}");
+}
+
 /// Not a test: run it in a release build on a quiet machine.
 #[test]
 #[ignore = "it measures"]
 fn what_a_guard_costs() {
     const CALLS: u32 = 200_000;
     for is_guarded in [false, true, false, true] {
-        register_backend("guard-cost", move |options| {
-            let guard = is_guarded.then(|| options.guard()).transpose()?;
-            Ok(Arc::new(Empty(guard)) as Arc<dyn Backend>)
-        })
-        .unwrap();
+        register_empty("guard-cost", is_guarded);
         let config = Config::default().backend("guard-cost");
         let times = world_with(2, &config, |group| {
             let meeting = || (0..1000).for_each(|_| group.barrier().unwrap());
@@ -288,6 +385,14 @@ fn what_a_guard_costs() {
         });
         println!("guarded: {is_guarded}: {times:?} per call");
     }
+}
+
+fn register_empty(name: &str, is_guarded: bool) {
+    register_backend(name, move |options| {
+        let guard = is_guarded.then(|| options.guard()).transpose()?;
+        Ok(Arc::new(Empty(guard)) as Arc<dyn Backend>)
+    })
+    .unwrap();
 }
 
 /// Its collectives do nothing.

@@ -55,7 +55,7 @@ impl Agreed {
         if !is_host || secret.is_some_and(|it| !it.chars().all(|c| c.is_ascii_hexdigit())) {
             return None;
         }
-        let secret = secret.map(|digits| Secret::new(digits)).transpose().ok()?;
+        let secret = secret.map(Secret::new).transpose().ok()?;
         Some(Agreed { address: address.into(), port: port.parse().ok()?, secret })
     }
 
