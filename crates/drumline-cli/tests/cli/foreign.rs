@@ -1,7 +1,11 @@
 //! `drumline env` under the launchers of MPI in DRUMLINE_TEST_MPI (prefixes with bin/mpiexec, with colons between them),
 //! and without any.
 
-use std::{collections::BTreeSet, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 const DRUMLINE: &str = env!("CARGO_BIN_EXE_drumline");
 
@@ -107,4 +111,29 @@ fn a_job_of_one_rank_agrees_with_itself_and_keeps_what_the_user_has_set() {
     assert!(text.contains("MASTER_ADDR=127.0.0.1\n") && text.contains("WORLD_SIZE=1\n"), "{text}");
     let text = print(&[("MASTER_ADDR", "node7"), ("MASTER_PORT", "4711")]);
     assert!(text.contains("MASTER_ADDR=node7\nMASTER_PORT=4711\nRANK=0\n"), "{text}");
+}
+
+/// Two processes with the variables of Open MPI, of which the second may never come, or have a secret of its own.
+#[test]
+fn who_does_not_come_and_who_has_another_secret_are_named() {
+    let rank = |job: &str, rank: &str, timeout: &str| {
+        let mut command = Command::new(DRUMLINE);
+        command.args(["env", "--print", "--timeout", timeout]).env_clear();
+        command.env("PMIX_NAMESPACE", format!("{job}-{}", std::process::id()));
+        command.env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+        command.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_LOCAL_SIZE", "2");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    for (number, part) in [("0", "these have not come: 1"), ("1", "rank 0 has not come")] {
+        let output = rank("alone", number, "100ms").output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && text.contains(part), "{text}");
+    }
+    let first = rank("secret", "0", "2m").spawn().unwrap();
+    let secret = "a secret that one rank has alone";
+    let second = rank("secret", "1", "2m").env("DRUMLINE_SECRET", secret).output().unwrap();
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert!(text.contains("rank 1 has a DRUMLINE_SECRET") && !text.contains(secret), "{text}");
+    assert!(first.wait_with_output().unwrap().status.success());
 }
