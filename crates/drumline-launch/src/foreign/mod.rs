@@ -171,7 +171,8 @@ fn agree(
             // Hydra's proxy has made a pair of sockets for each rank of this host.
             (None, Some(socket)) => {
                 let proxy = socket_peercred(&socket);
-                proxy.map_err(Error::system("see who holds PMI_FD"))?.pid.as_raw_pid().to_string()
+                let proxy = proxy.map_err(Error::system("see who holds PMI_FD"))?;
+                format!("hydra-{}", proxy.pid.as_raw_pid())
             }
             (None, None) => return Err(nowhere(&place)),
         };
