@@ -369,8 +369,8 @@ impl<H: Handle> Calls for Table<H> {
         let number = |number| self.handles.number(number);
         let of = |op| self.handles.op(op);
         let in_place = self.scalars.in_place as *const c_void;
-        let send = memory.send.as_ptr().cast::<c_void>();
-        let receive = memory.receive.as_mut_ptr().cast::<c_void>();
+        let (send, receive) =
+            (address(&mut memory.send).cast_const(), address(&mut memory.receive));
         // The quarters of the layout of an all-to-all, and the halves of every other one.
         let part =
             memory.layout.len() / if matches!(operation, Operation::AllToAll) { 4 } else { 2 };
@@ -480,6 +480,16 @@ impl<H> fmt::Debug for Table<H> {
 fn find(library: Library, path: &Path, name: &str) -> Result<NonNull<c_void>> {
     let found = CString::new(name).ok().and_then(|name| library.symbol(&name));
     found.ok_or_else(|| Error::Symbol { path: path.to_owned(), name: name.to_owned() })
+}
+
+/// Where a buffer begins. That of a vector without memory is 1, which MPI takes for `MPI_IN_PLACE`. It gets another one,
+/// which is not used, since no byte is moved there.
+fn address(buffer: &mut Vec<u8>) -> *mut c_void {
+    static NO_BYTES: u8 = 0;
+    match buffer.capacity() {
+        0 => (&raw const NO_BYTES).cast_mut().cast(),
+        _ => buffer.as_mut_ptr().cast(),
+    }
 }
 
 /// A text that MPI writes.
