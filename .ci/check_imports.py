@@ -24,7 +24,7 @@ FLOORS = [
     ["drumline-group"],
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
-    ["drumline-schedule", "drumline-shm"],
+    ["drumline-mpi", "drumline-schedule", "drumline-shm"],
     ["drumline-kernels"],
 ]
 LINES_MAX = 15_000

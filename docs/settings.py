@@ -55,6 +55,12 @@ OTHERS = {
     "SLURM_NODEID": ("launcher", "`--node-rank`, in a step with one task on each of several hosts."),
     "SLURM_STEP_NUM_NODES": ("launcher", "How many hosts the step has."),
     "SLURM_STEP_NUM_TASKS": ("launcher", "How many tasks the step has."),
+    "OMPI_COMM_WORLD_*": ("`drumline env`", "What Open MPI's launcher says about a rank."),
+    "PMIX_NAMESPACE": ("`drumline env`", "The name of a job of Open MPI."),
+    "PMI_*": ("`drumline env`", "What servers of PMI-1 say: `PMI_RANK`, `PMI_SIZE`, `PMI_FD`."),
+    "MPI_LOCALRANKID": ("`drumline env`", "The number of a rank on its host, of MPICH and Intel MPI."),
+    "MPI_LOCALNRANKS": ("`drumline env`", "How many ranks a host has, of MPICH and Intel MPI."),
+    "SLURM_STEP_ID": ("`drumline env`", "Says that a process is a task of a step; `SLURM_PROCID`, `SLURM_LOCALID` and `SLURM_STEP_*` say which one."),
     "JOB_COMPLETION_INDEX": ("launcher", "`--node-rank` in an indexed job of Kubernetes."),
     "DRUMLINE_ETCD_USER": ("stores in etcd", "The user, for an etcd that asks for one."),
     "DRUMLINE_ETCD_PASSWORD": ("stores in etcd", "The password of that user."),
@@ -74,6 +80,7 @@ OTHERS = {
 TESTS = {
     "DRUMLINE_TEST_HOSTS": "Tests of several hosts that cannot run fail; they say so and pass unless set.",
     "DRUMLINE_TEST_ETCD": "Tests of stores in etcd fail without etcd; they say so and pass unless set.",
+    "DRUMLINE_TEST_MPI": "Prefixes of MPIs, with colons between them, whose launchers are tried.",
     "DRUMLINE_TEST_PYTHON": "The interpreter with torch for tests of stores.",
     "DRUMLINE_PROGRAM": "The number of one random program of the conformance suite.",
     "DRUMLINE_PART": "The part of the conformance suite to run: 3/24.",
@@ -82,7 +89,7 @@ TESTS = {
 }
 
 # A test tells its own processes by these; nobody else sets them. CALL, STEPS and so on are of examples.
-INNER = re.compile(r"DRUMLINE_TEST_(ALONE|MEET|URL|FILE|TASK|MARKER)$")
+INNER = re.compile(r"DRUMLINE_TEST_(ALONE|MEET|URL|FILE|TASK|MARKER|MPI_ROLE|MPI_LIBRARY)$")
 
 # Programs that test others, with variables of their own.
 NOT_THE_LIBRARY = {"target", "drumline-fuzz", "drumline-faults"}
@@ -138,7 +145,7 @@ def in_python() -> set[str]:
 def flags() -> list[tuple[str, str, str]]:
     """Flag, default and description of every option of `drumline run`."""
     body = "".join(path.read_text() for path in sorted(LAUNCHER.glob("*.rs")))
-    structs = re.findall(r"struct (?:(?!Launch)\w+Args|Rseq) \{(.*?)\n\}", body, re.DOTALL)
+    structs = re.findall(r"struct (?:(?!Launch|Env)\w+Args|Rseq) \{(.*?)\n\}", body, re.DOTALL)
     result = []
     for comment, attribute, name in re.findall(
         r"((?:^ *///.*\n)+) *#\[arg\(((?:.|\n)*?)\)\]\n *(?:pub\((?:crate|super)\) )?(\w+):", "\n".join(structs), re.MULTILINE

@@ -9,12 +9,18 @@ use std::{
 
 use clap::{CommandFactory, error::ErrorKind};
 use drumline::is_launched;
-use drumline_launch::{Job, keep, program, run};
+use drumline_launch::{
+    Job,
+    foreign::{Program, enter},
+    keep,
+    program::{self, ProgramKind},
+    run,
+};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     Error, Result, check,
-    cli::{self, Asked, Cli, Command, FIRST, Host, Names, TraceCommand},
+    cli::{self, Asked, Cli, Command, EnvArgs, FIRST, Host, Names, TraceCommand},
     output::{Stdout, print},
     secret, trace,
 };
@@ -116,6 +122,7 @@ fn carry_out(
             Some(shell) => print(&cli::completion(shell)).map(|()| 0),
             None => start("launch", names, args.asked(names, &Host::this()), itself),
         },
+        Command::Env(args) => env(args, &itself),
         Command::Check { json } => check(json),
         Command::Bench { options, .. } if is_launched() => {
             Ok(drumline_bench::measure(&options, &mut Stdout)?)
@@ -166,12 +173,30 @@ fn start(
     if !ignored.is_empty() {
         tracing::warn!("this has no effect here: {}", ignored.join(", "));
     }
-    // The program that runs this code is the binary of a wheel, or the interpreter itself.
+    let (program, arguments) = kind.command(job.program, job.arguments, || python(&itself))?;
+    Ok(run(&Job { program, arguments, relaunch: itself, ..job })?)
+}
+
+/// Becomes the program, as a rank of the launcher that has started this process.
+fn env(args: EnvArgs, itself: &[OsString]) -> Result<u8> {
+    let EnvArgs { command, print: prints, timeout } = args;
+    let mut words = command.into_iter();
+    let name = words.next().unwrap_or_default();
+    if prints {
+        let entry = enter(timeout)?;
+        let lines = entry.variables().iter().map(|(name, value)| format!("{name}={value}\n"));
+        return print(&lines.collect::<String>()).map(|()| 0);
+    }
+    let (name, arguments) = ProgramKind::Named.command(name, words.collect(), || python(itself))?;
+    let program = Program::find(&name, arguments)?;
+    Err(enter(timeout)?.exec(&program).into())
+}
+
+/// The interpreter. The program that runs this code is the binary of a wheel, or the interpreter itself.
+fn python(itself: &[OsString]) -> OsString {
     let neighbour = itself.first().map(|first| Path::new(first).to_owned());
     let neighbour = neighbour.or_else(|| std::env::current_exe().ok());
-    let python = || program::python(std::env::var_os("PYTHON_EXEC"), neighbour.as_deref());
-    let (program, arguments) = kind.command(job.program, job.arguments, python)?;
-    Ok(run(&Job { program, arguments, relaunch: itself, ..job })?)
+    program::python(std::env::var_os("PYTHON_EXEC"), neighbour.as_deref())
 }
 
 /// A job whose ranks run this same command line.

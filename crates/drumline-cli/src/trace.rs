@@ -13,7 +13,7 @@ pub(crate) fn merge(dir: &Path, out: Option<&Path>) -> Result<u8> {
     let out = out.unwrap_or(&default);
     tell(
         out,
-        &drumline::trace::merge(dir, out).map_err(|error| Error::Trace(error.into()))?,
+        &drumline::trace::merge(dir, out).map_err(Error::Trace)?,
         "at https://ui.perfetto.dev",
     )
 }
@@ -23,8 +23,7 @@ pub(crate) fn page(dir: &Path, out: Option<&Path>) -> Result<u8> {
     let default = dir.join("trace.html");
     let out = out.unwrap_or(&default);
     let merging = out.with_added_extension("merging");
-    let mut merged =
-        drumline::trace::merge(dir, &merging).map_err(|error| Error::Trace(error.into()))?;
+    let mut merged = drumline::trace::merge(dir, &merging).map_err(Error::Trace)?;
     let written = page::page(&merging, &mut merged.notes).and_then(|(text, events)| {
         merged.events = events;
         fs::write(out, text)
@@ -44,7 +43,7 @@ fn tell(out: &Path, merged: &Merged, place: &str) -> Result<u8> {
 
 /// Prints how long everything took, and which rank the others waited for.
 pub(crate) fn summary(dir: &Path) -> Result<u8> {
-    let summary = drumline::trace::summarize(dir).map_err(|error| Error::Trace(error.into()))?;
+    let summary = drumline::trace::summarize(dir).map_err(Error::Trace)?;
     print(&summary.to_string())?;
     Ok(0)
 }

@@ -14,6 +14,10 @@ use crate::{
 pub trait AnyCall {
     /// The call without its buffers.
     fn call(&self) -> &Call;
+    /// The call that logs and errors name, if this one only stands for another.
+    fn told_as(&self) -> Option<String> {
+        None
+    }
     /// The offset in this rank's arena, in bytes, of the [buffer that neighbours reach]. `None` where that
     /// buffer lies outside the arena.
     ///

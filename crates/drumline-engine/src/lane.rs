@@ -25,7 +25,9 @@ use plans::Plans;
 pub use state::Lane;
 use state::{Running, State};
 
-use drumline_schedule::{Algorithm, Chooser, Collective, Schedule, Topology, price::Prices};
+use drumline_schedule::{
+    Algorithm, Chooser, Collective, Schedule, Topology, price::Prices, step::Rank,
+};
 
 use crate::{
     Cause, CollectiveError, Error, Result, Settings,
@@ -223,23 +225,23 @@ impl Lane {
         };
         match result {
             Ok(Progress::Done) => {
-                self.note_end(now);
+                self.note_end(operation, now);
                 self.end(operation, now);
                 self.retract(now);
                 Ok(Progress::Done)
             }
             Ok(Progress::Moved) => Ok(Progress::Moved),
             Ok(Progress::Stuck) => {
-                self.be_patient(now.get());
+                self.be_patient(operation, now.get());
                 Ok(Progress::Stuck)
             }
             Err(cause) if self.looks_again(&cause, now.get()) => {
-                self.be_patient(now.get());
+                self.be_patient(operation, now.get());
                 Ok(Progress::Stuck)
             }
             Err(cause) => {
                 let cause = self.trace(*cause, Lack::Call, now.get());
-                let description = self.machine.description().to_string();
+                let description = self.name_of(operation);
                 let started = self.running.as_ref().and_then(|running| running.started);
                 let elapsed = now.get().saturating_duration_since(started.unwrap_or(now.get()));
                 self.end(operation, now);
@@ -385,11 +387,23 @@ impl Lane {
             Arc::new(CollectiveError::new(&self.member, sequence, operation, elapsed, cause));
         tracing::debug!("{failure}");
         self.recorder.mark("failed", &failure);
+        self.break_off(failure.clone());
+        Error::Collective(failure)
+    }
+
+    /// Poisons the group with a failure that this rank has found elsewhere, and tells the peers. A group that
+    /// has failed or was closed stays as it is.
+    pub fn fail_with(&mut self, failure: Arc<CollectiveError>) {
+        if matches!(self.state, State::Open) {
+            self.break_off(failure);
+        }
+    }
+
+    fn break_off(&mut self, failure: Arc<CollectiveError>) {
         self.transport.abort(&failure);
         self.told = None;
         self.state = State::Failed(failure.clone());
         self.poison_points(&failure);
-        Error::Collective(failure)
     }
 
     /// A call has panicked, so the state of the group is unknown: poisons the group.
@@ -422,15 +436,35 @@ impl Lane {
         self.transport.idle_deadline()
     }
 
-    /// Finds out whether a peer has failed. Only the monitored barrier asks; other collectives need not know
-    /// while they find all that they need.
-    fn hear(&mut self, now: Instant) -> Result<(), Cause> {
+    /// Finds out whether a peer has failed, also when no call is under way. Of the collectives, only the
+    /// monitored barrier asks; others need not know while they find all that they need.
+    pub fn hear(&mut self, now: Instant) -> Result<(), Cause> {
         self.look(now);
         if self.has_points() {
             // The driver of the sends and receives listens to the peers.
             return Ok(());
         }
         self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
+    }
+
+    /// Connects to all peers, so that [`Lane::hear`] hears each of them. Returns whether all have been met. Call
+    /// it until then on all ranks.
+    pub fn meet_all(&mut self, now: Instant) -> bool {
+        let all: Vec<Rank> = (0..self.member.world_size).collect();
+        self.transport.want(&all);
+        // Also begins the calls to those that are wanted now.
+        self.hear(now).is_err() || self.transport.has_met_all()
+    }
+
+    /// Whether a peer is known to have left the group in good order.
+    pub fn has_left(&self, peer: Rank) -> bool {
+        self.transport.has_left(peer)
+    }
+
+    /// Why `peer` can take no part any more, as this rank has heard from the peer or its host.
+    pub fn lost(&mut self, peer: Rank, now: Instant) -> Option<Cause> {
+        self.look(now);
+        self.transport.lost(peer)
     }
 
     /// Sleeps on the caller's thread until the lane has something to do, but not beyond `limit`.

@@ -185,9 +185,7 @@ impl<T: Element> Reduce for Combine<T> {
         let srcs: Vec<Source<'_, T>> =
             inputs.iter().map(|input| Source::from(&input[..])).collect();
         let into = |result: &mut [T]| {
-            with_ieee_rounding(|| {
-                self.tree(&[Target::from(result)], &srcs, &merges, Some(ranks))
-            })
+            with_ieee_rounding(|| self.tree(&[Target::from(result)], &srcs, &merges, Some(ranks)))
         };
         if let Ok(output) = bytemuck::try_cast_slice_mut(output) {
             return into(output);

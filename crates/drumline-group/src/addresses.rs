@@ -48,7 +48,10 @@ pub fn own_addresses(config: &Config, master: Option<SocketAddr>) -> Result<Vec<
 /// An address that no network uses (RFC 5737). Only the default route leads there.
 const ELSEWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1);
 
-pub(crate) fn addresses(config: &Config, master: Option<SocketAddr>) -> Result<(Vec<IpAddr>, String)> {
+pub(crate) fn addresses(
+    config: &Config,
+    master: Option<SocketAddr>,
+) -> Result<(Vec<IpAddr>, String)> {
     Ok(match (&config.bind_addresses[..], &config.socket_ifname) {
         ([], None) => (
             vec![address_towards(master.unwrap_or(ELSEWHERE))?],

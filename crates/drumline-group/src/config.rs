@@ -277,9 +277,8 @@ impl Config {
             }
         }
         config.backend = variable("DRUMLINE_BACKEND").filter(|name| !name.is_empty());
-        config.mpi_library = variable("DRUMLINE_MPI_LIBRARY")
-            .filter(|path| !path.is_empty())
-            .map(PathBuf::from);
+        config.mpi_library =
+            variable("DRUMLINE_MPI_LIBRARY").filter(|path| !path.is_empty()).map(PathBuf::from);
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
         if let Some(text) = variable("DRUMLINE_PRICES") {
             let Ok(prices) = text.parse();

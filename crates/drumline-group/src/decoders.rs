@@ -18,7 +18,6 @@ use crate::{
         description::{decode, encode, encode_for_anyone},
     },
     rendezvous::file,
-    trace::Offset,
 };
 
 /// Decodes the card of a rank and encodes it again.
@@ -43,11 +42,6 @@ pub fn addresses(text: &[u8], streams: usize) -> crate::Result<String> {
 /// The words of all ranks, as rank 1 of `world_size` reads them.
 pub fn roll(bytes: &[u8], world_size: usize) -> crate::Result<Vec<u8>> {
     board::roll_again(bytes, world_size)
-}
-
-/// The offset between the clocks of two hosts.
-pub fn clock(text: &[u8]) -> Option<String> {
-    Offset::parse(text).as_ref().map(Offset::to_string)
 }
 
 /// The path, the rank and the world size of a `file://` URL.

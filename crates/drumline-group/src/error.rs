@@ -196,10 +196,6 @@ impl From<drumline_trace::Error> for Error {
             }
             Traced::Trace { path, place, problem } => Error::Trace { path, place, problem },
             Traced::Store(error) => error.into(),
-            other => Error::InvalidSetting {
-                setting: "the trace (DRUMLINE_TRACE)".to_owned(),
-                problem: other.to_string(),
-            },
         }
     }
 }

@@ -26,6 +26,7 @@ mod prices;
 mod progress_thread;
 pub mod rendezvous;
 mod start_up;
+pub mod trace;
 mod transport;
 #[cfg(feature = "ndarray")]
 pub mod views;
@@ -33,7 +34,8 @@ mod work;
 
 pub use addresses::{describe_addresses, own_addresses};
 pub use available::{
-    describe_mpi, is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
+    describe_mpi, is_available, is_gloo_available, is_mpi_available, is_nccl_available,
+    is_torchelastic_launched,
 };
 pub use backend::register_backend;
 pub use config::{Config, DebugLevel};
@@ -51,7 +53,6 @@ pub use drumline_shm::PerProcess;
 #[doc(hidden)]
 pub use drumline_store::in_section;
 pub use drumline_store::{auth, net::Endpoint, store};
-pub use drumline_trace as trace;
 pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{

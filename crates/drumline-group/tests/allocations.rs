@@ -3,19 +3,23 @@
 //! In a test of its own: it replaces the allocator by one that counts what each thread asks for.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::hint::black_box;
+use std::{hint::black_box, sync::Arc, time::Instant};
 
 use allocation_counter::measure;
-use drumline_group::{ProcessGroup, ReduceOp, Result};
+use drumline_group::{
+    Cause, CollectiveError, Config, ProcessGroup, ReduceOp, Result,
+    backend::{Backend, Guard, Request, register_backend},
+};
 
 /// A rank that has to sleep until another one comes allocates to do so. So calls are made until so
 /// many of them have allocated nothing, but at most as many times that.
 const CALLS: usize = 1_000;
 const ATTEMPTS: usize = 200;
 
+type Calls = fn(&ProcessGroup, &mut [f32], &mut [f32]) -> Result<()>;
+
 #[test]
 fn repeated_short_calls_allocate_nothing() {
-    type Calls = fn(&ProcessGroup, &mut [f32], &mut [f32]) -> Result<()>;
     let kinds: [(&str, Calls); 5] = [
         ("all_reduce", |group, data, _| group.all_reduce(data, ReduceOp::Sum)),
         ("of another length", |group, data, long| {
@@ -26,14 +30,44 @@ fn repeated_short_calls_allocate_nothing() {
         ("all_gather", |group, data, long| group.all_gather(data, long)),
         ("barrier", |group, _, _| group.barrier()),
     ];
+    allocate_nothing(&Config::default(), &kinds);
+}
+
+/// The backend itself does nothing here.
+#[test]
+fn a_guard_allocates_nothing_either() {
+    #[derive(Debug)]
+    struct Empty(Guard);
+
+    impl Backend for Empty {
+        fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+            self.0.check()
+        }
+
+        fn abort(&self, _: &CollectiveError) {}
+
+        fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+            Ok(())
+        }
+    }
+
+    register_backend("empty", |options| Ok(Arc::new(Empty(options.guard()?)))).unwrap();
+    let kinds: [(&str, Calls); 2] = [
+        ("guarded all_reduce", |group, data, _| group.all_reduce(data, ReduceOp::Sum)),
+        ("guarded barrier", |group, _, _| group.barrier()),
+    ];
+    allocate_nothing(&Config::default().backend("empty"), &kinds);
+}
+
+fn allocate_nothing(config: &Config, kinds: &[(&str, Calls)]) {
     let counts = measure(|| drop(black_box(vec![0_u8; 64]))).count_total > 0;
     assert!(counts, "the allocator in use is another one");
-    let ranks: Vec<_> = ProcessGroup::local_world(2)
-        .unwrap()
-        .into_iter()
-        .map(|group| {
-            std::thread::spawn(move || {
-                assert!(group.shares_memory());
+    let groups = ProcessGroup::local_world_with(2, config).unwrap();
+    let meetings = ProcessGroup::local_world(2).unwrap();
+    std::thread::scope(|threads| {
+        for (group, meeting) in groups.into_iter().zip(meetings) {
+            threads.spawn(move || {
+                assert!(meeting.shares_memory());
                 for (kind, call) in kinds {
                     let (mut data, mut long) = ([1.0; 2], [0.0; 4]);
                     let mut clean = 0;
@@ -44,7 +78,7 @@ fn repeated_short_calls_allocate_nothing() {
                         }
                         // Both go on until both have seen enough.
                         let mut fewest = [clean as u64];
-                        group.all_reduce(&mut fewest, ReduceOp::Min).unwrap();
+                        meeting.all_reduce(&mut fewest, ReduceOp::Min).unwrap();
                         if fewest[0] >= CALLS as u64 {
                             break;
                         }
@@ -52,8 +86,7 @@ fn repeated_short_calls_allocate_nothing() {
                     assert!(clean >= CALLS, "only {clean} calls of {kind} allocated nothing");
                 }
                 group.destroy().unwrap();
-            })
-        })
-        .collect();
-    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+            });
+        }
+    });
 }

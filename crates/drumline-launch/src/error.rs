@@ -43,6 +43,20 @@ pub enum Error {
         problem: String,
     },
 
+    /// It is not clear which launcher has started this process, or the launcher cannot help.
+    #[error("{problem} [errors.md#foreign-launchers]")]
+    Foreign {
+        /// Why, and what to do.
+        problem: String,
+    },
+
+    /// The ranks of a foreign launcher do not come together.
+    #[error("{problem} [errors.md#foreign-launchers]")]
+    NotAgreed {
+        /// Why, and what to do.
+        problem: String,
+    },
+
     /// A store cannot be hosted, most likely because its port is in use; or a setting of the
     /// environment is invalid.
     #[error(transparent)]
@@ -65,8 +79,8 @@ impl Error {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) => 2,
-            Error::Meeting { .. } | Error::System { .. } => 1,
+            Error::Store(_) | Error::Foreign { .. } => 2,
+            Error::Meeting { .. } | Error::NotAgreed { .. } | Error::System { .. } => 1,
         }
     }
 

@@ -91,6 +91,7 @@ mod environment;
 mod error;
 mod events;
 mod files;
+pub mod foreign;
 mod groups;
 mod job;
 mod keep;

@@ -43,7 +43,11 @@ impl JobSecret {
         if let Some(secret) = Secret::from_env()? {
             return Ok(JobSecret { secret, file: None });
         }
-        let secret = Secret::random()?;
+        JobSecret::of_job(Secret::random()?)
+    }
+
+    /// A secret that the user has not given.
+    pub(crate) fn of_job(secret: Secret) -> Result<JobSecret> {
         let file = sealed(&secret).map_err(Error::system("hand the job's secret to its ranks"))?;
         Ok(JobSecret { secret, file: Some(file) })
     }

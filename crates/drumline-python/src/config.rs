@@ -90,6 +90,8 @@ fn order(name: &str) -> PyResult<SumOrder> {
         "rank" => Ok(SumOrder::Rank),
         "placement" => Ok(SumOrder::Placement),
         "backend" => Ok(SumOrder::Backend),
-        _ => Err(PyValueError::new_err(format!("sum_order is {name:?}; rank, placement or backend?"))),
+        _ => Err(PyValueError::new_err(format!(
+            "sum_order is {name:?}; rank, placement or backend?"
+        ))),
     }
 }

@@ -121,6 +121,7 @@ mod doorbell;
 mod error;
 mod flag;
 pub mod handover;
+mod inherited;
 mod layout;
 mod mapping;
 mod nodes;
@@ -140,6 +141,7 @@ pub use cores::{Core, Cores};
 pub use error::{Error, Result};
 pub use flag::{Announcement, PAYLOAD_BYTES};
 pub use handover::Handles;
+pub use inherited::inherited;
 pub use layout::SegmentSize;
 #[doc(hidden)]
 pub use layout::header_again;

@@ -492,6 +492,14 @@ impl<S: Connection> Connections for Shared<S> {
         self.lock().streams.has_left(rank)
     }
 
+    fn has_met_all(&mut self) -> bool {
+        self.lock().streams.has_met_all()
+    }
+
+    fn lost(&mut self, rank: Rank) -> Option<Cause> {
+        self.lock().streams.lost(rank)
+    }
+
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
         self.lock().streams.next_deadline(now)
     }

@@ -31,7 +31,7 @@ pub struct Trace {
     pub bytes_max: u64,
 
     /// This process's rank in the job, which names its file. `None`: its rank in the first group.
-    pub rank: Option<Rank>,
+    pub(crate) rank: Option<Rank>,
 }
 
 impl Trace {
@@ -46,6 +46,12 @@ impl Trace {
     /// ```
     pub fn to(dir: impl Into<PathBuf>) -> Trace {
         Trace { dir: dir.into(), bytes_max: 256 << 20, rank: None }
+    }
+
+    /// The trace of rank `rank` of the job. A trace that has a rank keeps it.
+    #[doc(hidden)]
+    pub fn of_rank(self, rank: Rank) -> Trace {
+        Trace { rank: self.rank.or(Some(rank)), ..self }
     }
 }
 

@@ -7,16 +7,8 @@ use drumline_store::of_setting;
 /// The result of a function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a trace cannot be written or read, and where.
-///
-/// ```
-/// use drumline::trace::{Error, summarize};
-///
-/// let error = summarize("/nowhere".as_ref()).unwrap_err();
-/// assert!(matches!(error, Error::Trace { .. }) && error.to_string().contains("/nowhere"), "{error}");
-/// ```
+/// Why a trace cannot be written or read, and where. `drumline-group` makes its own errors of these.
 #[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     /// The setting that cannot be followed.
     #[error("{}", of_setting(setting, problem))]

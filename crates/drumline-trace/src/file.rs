@@ -25,8 +25,8 @@ use rustix::{
     system::uname,
 };
 
-use crate::{Error, Result};
 use crate::{
+    Error, Result,
     clock::{self, Clock, Inquiry},
     destination::{Trace, file_name},
     format,

@@ -9,8 +9,7 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 use drumline_store::store::Store;
 
-use crate::Result;
-use crate::{clock::Inquiry, destination::Trace, file::TraceFile};
+use crate::{Result, clock::Inquiry, destination::Trace, file::TraceFile};
 
 /// The recorder of a group, and the file to which it writes, if there is one.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use std::{
 use drumline_schedule::step::Rank;
 use serde_json::Value;
 
-use crate::Result;
 use crate::{
+    Result,
     format::Micros,
     join::{Arrival, Join},
     lines::trouble,
@@ -49,36 +49,12 @@ pub struct Merged {
     pub notes: Vec<String>,
 }
 
-/// Writes the events of all ranks in `dir` to `out`, with times on rank 0's clock. The viewer shows the ranks
-/// one below the other. Arrows connect the parts of a collective, from the first rank to the last.
-///
-/// `out` is replaced only when it is complete. The memory in use does not depend on the length of the files.
-///
-/// ```
-/// # use drumline::{Config, ProcessGroup, trace::Trace};
-/// # let directory = tempfile::tempdir().unwrap();
-/// # let dir = directory.path().join("trace");
-/// # let config = Config::default().trace(Trace::to(&dir));
-/// # for group in ProcessGroup::local_world_with(1, &config)? {
-/// #     for _ in 0..3 {
-/// #         group.broadcast(&mut [0_u8; 100], 0)?;
-/// #     }
-/// #     group.destroy()?;
-/// # }
-/// use drumline::trace::merge;
-///
-/// let out = dir.join("trace.json"); // for ui.perfetto.dev
-/// let merged = merge(&dir, &out)?;
-/// let text = std::fs::read_to_string(&out).unwrap();
-/// assert_eq!(text.matches(r#""name":"broadcast""#).count(), 3);
-/// assert!(merge(&dir.join("elsewhere"), &out).is_err());
-/// # Ok::<_, drumline::Error>(())
-/// ```
+/// Writes the events of all ranks in `dir` to `out`, with times on rank 0's clock.
 ///
 /// # Errors
 ///
 /// [`Error::Trace`](crate::Error::Trace) names the file and the line that cannot be read, or says that there
-/// is no file. A file that ends in the middle of an event, because its rank was killed, is no error.
+/// is no file.
 pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
     let run = Run::open(dir)?;
     let mut name = out.file_name().unwrap_or_default().to_owned();

@@ -10,8 +10,8 @@ use std::{
 use drumline_schedule::step::Rank;
 use serde_json::{Map, Value};
 
-use crate::Result;
 use crate::{
+    Result,
     clock::Offset,
     format,
     lines::{Lines, trouble},

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fmt, path::Path, time::Duration};
 
 use drumline_schedule::step::Rank;
 
-use crate::Result;
 use crate::{
+    Result,
     histogram::Histogram,
     join::{Arrival, Join},
     read::{Event, Run},
@@ -123,29 +123,6 @@ pub struct RankSummary {
 }
 
 /// Sums up what the ranks in `dir` did.
-///
-/// ```
-/// use drumline::{
-///     Config, ProcessGroup,
-///     trace::{Merged, OperationSummary, RankSummary, Summary, Trace, merge, summarize},
-/// };
-///
-/// # let directory = tempfile::tempdir()?;
-/// # let traces = directory.path().join("traces");
-/// let config = Config::default().trace(Trace::to(&traces));
-/// for group in ProcessGroup::local_world_with(1, &config)? {
-///     group.barrier()?;
-///     group.destroy()?;
-/// }
-/// let Summary { operations, ranks, .. } = summarize(&traces)?;
-/// let calls = |it: &OperationSummary| (it.name == "barrier").then_some(it.calls);
-/// assert_eq!(operations.iter().find_map(calls), Some(1));
-/// let waited: Vec<_> = ranks.iter().map(|it: &RankSummary| it.waiting).collect();
-/// assert_eq!(waited.len(), 1);
-/// let merged: Merged = merge(&traces, &traces.join("trace.json"))?;
-/// assert_eq!(merged.ranks, [0]);
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
 ///
 /// # Errors
 ///

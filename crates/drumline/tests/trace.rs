@@ -16,7 +16,7 @@ use common::world_with;
 use drumline::{
     Config, DType, Error, ProcessGroup, ReduceOp,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
-    trace::{self, Trace, merge, summarize},
+    trace::{Trace, merge, summarize},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -322,7 +322,7 @@ fn broken_files_are_refused_by_name_and_line() {
         fs::write(dir.path().join("rank-0.json"), text).unwrap();
         let out = dir.path().join("all.json");
         let error = merge(dir.path(), &out).unwrap_err();
-        assert!(matches!(error, trace::Error::Trace { .. }));
+        assert!(matches!(error, Error::Trace { .. }));
         assert!(error.to_string().contains(expected), "{error} is not {expected}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
     }

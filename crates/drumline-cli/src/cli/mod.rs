@@ -7,6 +7,7 @@
 
 mod compatibility;
 mod ending;
+mod env;
 mod hangs;
 mod host;
 mod hosts;
@@ -35,6 +36,7 @@ use drumline_bench::{BenchOptions, PredictOptions};
 use drumline_launch::KEEP_SUBCOMMAND;
 
 pub(crate) use self::{
+    env::EnvArgs,
     host::Host,
     names::Names,
     rseq::Rseq,
@@ -66,6 +68,10 @@ pub(crate) enum Command {
     /// Run scripts that expect --local-rank=N, as torch.distributed.launch does
     #[command(after_help = LAUNCH_HELP, infer_long_args = true, args_override_self = true)]
     Launch(Box<LaunchArgs>),
+
+    /// Run a program in a rank that mpirun, mpiexec or srun has started, with the variables of torchrun
+    #[command(after_help = ENV_HELP, args_override_self = true)]
+    Env(EnvArgs),
 
     /// Show what every rank did, and when
     #[command(subcommand, after_help = TRACE_HELP)]
@@ -109,6 +115,17 @@ pub(crate) enum Command {
     #[command(name = KEEP_SUBCOMMAND, hide = true)]
     KeepRanks,
 }
+
+const ENV_HELP: &str = "\
+Started once per rank by mpirun, mpiexec or srun, it sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, \
+MASTER_ADDR and MASTER_PORT by what the launcher has set, and replaces itself by the program. The ranks agree on the \
+address of rank 0, a free port and a secret. MASTER_ADDR, MASTER_PORT, DRUMLINE_SECRET and DRUMLINE_SECRET_FILE win \
+where you have set them.
+
+Examples:
+  mpirun -n 4 drumline env -- python train.py
+  srun --mpi=pmi2 drumline env -- python train.py
+  mpirun -n 4 drumline env --print";
 
 const SECRET_HELP: &str = "\
 Only you can read the file (mode 600). Copy it to every host, and name it there by DRUMLINE_SECRET_FILE. A command line

@@ -11,6 +11,7 @@ mod error_files;
 #[path = "../../../drumline-store/tests/store/etcd/server.rs"]
 mod etcd;
 mod first;
+mod foreign;
 mod hangs;
 mod hosts;
 mod launch;

@@ -28,7 +28,8 @@ fn every_mpi_passes_the_suite_with_the_bits_of_shared_memory() {
         let mut command = library.mpiexec(RANKS, &[], &env::current_exe().unwrap());
         command.args(["--exact", "rank", "--nocapture"]).env(RANK, "1").stdin(Stdio::null());
         let output = command.output().unwrap();
-        let text = [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
+        let text =
+            [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
         let passed = text[0].matches("this rank has passed").count();
         let is_well = output.status.success() && passed == RANKS;
         assert!(is_well, "{library:?}: {}\n{}", output.status, text.join("\n"));

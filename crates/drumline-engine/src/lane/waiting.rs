@@ -9,6 +9,7 @@ use super::{
     state::{Lane, Running},
 };
 use crate::{
+    any_call::AnyCall,
     error::Cause,
     executor::{Machine, Now},
     transport::{InCall, Lack, Seeker, Waits},
@@ -26,7 +27,7 @@ impl Running {
 
 impl Lane {
     /// The running collective waits. Tells peers for which ranks, and logs which ranks are late.
-    pub(crate) fn be_patient(&mut self, now: Instant) {
+    pub(crate) fn be_patient(&mut self, operation: &dyn AnyCall, now: Instant) {
         let Some(running) = &mut self.running else { return };
         let started = *running.started.get_or_insert(now);
         let new = || Patience::new(started, self.machine.timeout(), &self.settings);
@@ -39,10 +40,10 @@ impl Lane {
         let warns = !patience.warned && now >= warn_at;
         patience.warned |= warns;
         self.tell(now);
-        let call = self.machine.description();
         let awaited = self.machine.awaited();
         let late = self.follow(Lack::Call, &awaited, now);
         if warns {
+            let call = self.name_of(operation);
             self.recorder.mark("late", format_args!("{late:?}"));
             tracing::warn!(
                 group = self.member.name,
@@ -84,17 +85,31 @@ impl Lane {
     }
 
     /// The running collective is about to succeed. If a warning said that it waits, logs that it goes on.
-    pub(crate) fn note_end(&self, now: &Now) {
+    pub(crate) fn note_end(&self, operation: &dyn AnyCall, now: &Now) {
         let Some(Running { started, patience: Some(patience), .. }) = &self.running else { return };
         if patience.warned {
             let started = started.unwrap_or(now.get());
             tracing::warn!(
                 group = self.member.name,
                 "{} has gone on after {:.1?}",
-                self.machine.description(),
+                self.name_of(operation),
                 now.get().saturating_duration_since(started)
             );
         }
+    }
+
+    /// The running collective, for logs and errors.
+    pub(crate) fn name_of(&self, operation: &dyn AnyCall) -> String {
+        operation.told_as().unwrap_or_else(|| self.machine.description().to_string())
+    }
+
+    /// The ranks for which the running collective waits. Empty if none runs.
+    pub fn late(&mut self, now: Instant) -> Vec<Rank> {
+        if self.running.is_none() {
+            return Vec::new();
+        }
+        let awaited = self.machine.awaited();
+        self.follow(Lack::Call, &awaited, now)
     }
 
     /// A collective is over. If peers believe that this rank waits in it, tells them that it does not.

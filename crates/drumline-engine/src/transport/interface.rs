@@ -94,6 +94,12 @@ pub trait Connections: Transport {
     /// Whether a peer is known to have left the group in good order.
     fn has_left(&self, rank: Rank) -> bool;
 
+    /// Whether no connection to a peer is still to come.
+    fn has_met_all(&mut self) -> bool;
+
+    /// Why a peer that this rank hears itself can take no part any more.
+    fn lost(&mut self, rank: Rank) -> Option<Cause>;
+
     /// Whether some peer does not know yet that this rank has failed or left: it is just being connected, or
     /// its stream takes no bytes now.
     fn has_unsent(&self) -> bool {

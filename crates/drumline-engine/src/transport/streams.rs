@@ -452,6 +452,23 @@ impl<S: Duplex> Streams<S> {
         self.peers.get(&rank).is_some_and(|peer| *peer.control.state() == PeerState::Left)
     }
 
+    /// See [`Connections::has_met_all`](super::Connections::has_met_all).
+    pub fn has_met_all(&mut self) -> bool {
+        self.agree();
+        let is_met = |peer: &Peer<S>| matches!(peer.bond, Bond::Agreed | Bond::Unreachable(_));
+        self.peers.len() + 1 == self.world_size && self.peers.values().all(is_met)
+    }
+
+    /// See [`Connections::lost`](super::Connections::lost).
+    pub fn lost(&mut self, rank: Rank) -> Option<Cause> {
+        let control = &mut self.peers.get_mut(&rank)?.control;
+        control.read();
+        match control.state() {
+            PeerState::Lost(cause) => Some(cause.clone()),
+            PeerState::Present | PeerState::Left => None,
+        }
+    }
+
     /// See [`Transport::abort`](super::Transport::abort).
     pub fn abort(&mut self, failure: &CollectiveError) {
         self.part(Control::Abort {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use drumline_group::decoders;
+use drumline_trace::Offset;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::Verdict;
@@ -45,9 +46,9 @@ pub(super) fn addresses(bytes: &[u8]) -> Verdict {
 
 /// A clock. Its encoding must decode to the same clock.
 pub(super) fn clock(text: &[u8]) -> Verdict {
-    let clock = decoders::clock(text);
+    let clock = Offset::parse(text);
     if let Some(clock) = &clock {
-        assert_eq!(decoders::clock(clock.as_bytes()).as_ref(), Some(clock));
+        assert_eq!(Offset::parse(clock.to_string().as_bytes()).as_ref(), Some(clock));
     }
     clock.into()
 }

@@ -7,6 +7,7 @@ use drumline_schedule::{Collective, step::Rank};
 use drumline_store::store::Store;
 
 use super::{
+    guard::{Guard, Guards},
     message::{Arrived, Outgoing, Wanted},
     request::Request,
 };
@@ -358,6 +359,7 @@ pub struct BackendOptions {
     pub deadline: Instant,
     /// The settings of the group.
     pub config: Config,
+    pub(super) guards: Arc<dyn Guards>,
 }
 
 impl BackendOptions {
@@ -375,5 +377,60 @@ impl BackendOptions {
     /// ```
     pub fn error(&self, problem: String) -> Error {
         Error::Connect { group: self.name.clone(), rank: self.rank, problem }
+    }
+
+    /// A guard for a backend that does not notice dead, late and failed ranks itself. If one rank's factory
+    /// asks, those of all ranks must. Asked again, it gives the same guard.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # use drumline::CollectiveError;
+    /// use std::{sync::{Arc, mpsc}, time::Instant};
+    ///
+    /// use drumline::{
+    ///     Cause, Config, ProcessGroup,
+    ///     backend::{Backend, Guard, Request, register_backend},
+    /// };
+    ///
+    /// /// Waits for something that never comes, and asks nobody but its guard.
+    /// #[derive(Debug)]
+    /// struct Patient(Guard);
+    ///
+    /// impl Backend for Patient {
+    ///     fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    ///         loop {
+    ///             self.0.check()?;
+    ///             std::thread::yield_now();
+    ///         }
+    ///     }
+    /// #
+    /// #   fn abort(&self, _: &CollectiveError) {}
+    /// #   fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// }
+    ///
+    /// register_backend("patient", |options| Ok(Arc::new(Patient(options.guard()?))))?;
+    /// let config = Config::default().backend("patient");
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world_with(2, &config)? {
+    ///         threads.spawn(move || {
+    ///             let root = group.rank(); // ranks disagree
+    ///             let error = group.broadcast(&mut [1_u8], root).unwrap_err().to_string();
+    ///             for call in ["#0 broadcast(root 0) of 1 u8", "#0 broadcast(root 1) of 1 u8"] {
+    ///                 assert!(error.contains(call), "{error}");
+    ///             }
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`] when the ranks cannot be connected in time.
+    pub fn guard(&self) -> Result<Guard, Error> {
+        self.guards.guard()
     }
 }

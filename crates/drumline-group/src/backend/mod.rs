@@ -52,6 +52,7 @@
 //!
 //! The example `hub-backend` has a simple backend for any number of ranks.
 
+mod guard;
 mod interface;
 mod message;
 pub(crate) mod mpi;
@@ -60,10 +61,14 @@ mod request;
 
 pub use drumline_schedule::Collective;
 
-pub(crate) use self::registry::find;
 pub use self::{
+    guard::Guard,
     interface::{Backend, BackendOptions},
     message::{Arrived, Label, Outgoing, Wanted},
     registry::{BUILT_IN, backends, is_backend_available, register_backend},
     request::{Call, Request, Signature},
+};
+pub(crate) use self::{
+    guard::{Guards, Watch},
+    registry::find,
 };

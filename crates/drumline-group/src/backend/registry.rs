@@ -16,10 +16,14 @@ use drumline_engine::{
 use drumline_store::store::PrefixStore;
 
 use super::{
+    guard::Guards,
     interface::{Backend, BackendOptions},
     mpi::{self, MPI},
 };
-use crate::{Config, Error, Result, available::is_mpi_available, board::Board, trace::GroupTrace, trace::Inquiry};
+use crate::{
+    Config, Error, Result, available::is_mpi_available, board::Board, trace::GroupTrace,
+    trace::Inquiry,
+};
 
 /// The name of the library's own transports.
 ///
@@ -60,6 +64,7 @@ impl Factory {
         member: &Membership,
         config: &Config,
         deadline: Instant,
+        guards: Arc<dyn Guards>,
         (mut recorder, inquiry): (GroupTrace, Inquiry),
     ) -> Result<(Arc<dyn Backend>, GroupTrace)> {
         let phase = recorder.phase("connect");
@@ -76,6 +81,7 @@ impl Factory {
             world_size: member.world_size,
             deadline,
             config: config.clone(),
+            guards,
         };
         let made = catch_unwind(AssertUnwindSafe(|| (self.make)(&options)));
         let backend = made.unwrap_or_else(|panic| {

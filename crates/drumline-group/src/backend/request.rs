@@ -421,14 +421,14 @@ impl Call<'_> {
     /// The bytes of each rank's block in `buffer`, for all ranks, whether or not this rank has the block. In an
     /// uneven all-to-all a rank knows its own blocks only.
     pub(crate) fn blocks(&self, buffer: Buffer) -> Vec<Range<usize>> {
-        let mut end = 0;
-        let lens = (0..self.world_size).map(|rank| self.call.counts.block(buffer, rank));
-        let size = self.call.dtype.size();
-        lens.map(|len| {
-            let start = std::mem::replace(&mut end, end + len * size);
-            start..end
-        })
-        .collect()
+        let mut start = 0;
+        let block = |rank| {
+            let block =
+                start..start + self.call.counts.block(buffer, rank) * self.call.dtype.size();
+            start = block.end;
+            block
+        };
+        (0..self.world_size).map(block).collect()
     }
 
     /// Whether ranks may exchange blocks of lengths that others do not know.

@@ -17,27 +17,26 @@ use drumline_engine::{
         memory::{self, Offer},
     },
 };
-use drumline_schedule::{Collective, SumOrder, Topology, price::PriceList, step::Rank};
+use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
 use drumline_shm::{Cores, PeerSegment, PidFd, Segment, SegmentSize, handover};
 use drumline_store::{
     net::stream::Stream,
-    store::{HashStore, Store},
+    store::{HashStore, PrefixStore, Store},
 };
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     drive::Driven,
-    family::Family,
-    foreign::Foreign,
+    family::{Family, FamilyCell},
+    foreign::{Carried, Foreign},
+    guard::Wardens,
     process_group::{Carrier, Inner, ProcessGroup},
 };
 use crate::{
-    Config, Error, PriceSource, Result,
-    backend::{self, Backend},
+    Config, Error, PriceSource, Result, SumOrder, backend,
     board::Board,
     prices::probe,
-    trace::GroupTrace,
-    trace::{Inquiry, Trace},
+    trace::{GroupTrace, Inquiry},
     transport::{
         Sockets,
         mesh::{self, Mesh, Near},
@@ -200,17 +199,17 @@ impl ProcessGroup {
         if foreign.is_none() && config.sum_order == SumOrder::Backend {
             return Err(Error::InvalidSetting {
                 setting: "sum_order (DRUMLINE_SUM_ORDER)".to_owned(),
-                problem: "`backend` leaves sums to a foreign backend, and this group has none: name one \
+                problem:
+                    "`backend` leaves sums to a foreign backend, and this group has none: name one \
                           (DRUMLINE_BACKEND=mpi), or write rank or placement"
-                    .to_owned(),
+                        .to_owned(),
             });
         }
         let deadline = deadline::after(Instant::now(), config.timeout);
         let mut member = Membership::new(name, place, global);
         // Groups made from this one write to the same trace file.
         let own = member.global.of(member.rank);
-        let trace =
-            config.trace.clone().map(|trace| Trace { rank: trace.rank.or(Some(own)), ..trace });
+        let trace = config.trace.clone().map(|trace| trace.of_rank(own));
         let config = &Config { trace, ..config.clone() };
         let recorder = GroupTrace::start(config.trace.as_ref(), name, member.rank)?;
         let phase = recorder.phase("join");
@@ -221,11 +220,12 @@ impl ProcessGroup {
         let size = member.world_size.to_le_bytes();
         member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
         let told = (recorder, inquiry);
+        let slots = segment_size(config);
         let joined = match foreign {
             None => {
                 let word = config.prices.word(&prices);
                 let connected =
-                    ProcessGroup::join_on(&board, member, config, &word, deadline, told);
+                    ProcessGroup::join_on(&board, member, config, slots, &word, deadline, told);
                 connected.and_then(|(member, topology, sockets, host, recorder)| {
                     // Groups made from this one choose by the same prices.
                     let given = PriceSource::Given(Box::new(prices.clone()));
@@ -241,9 +241,11 @@ impl ProcessGroup {
                 })
             }
             Some(factory) => {
-                factory.join(&board, &member, config, deadline, told).map(|(backend, recorder)| {
-                    let name = &factory.name;
-                    ProcessGroup::on_backend(backend, name, member, family, config, recorder)
+                let wardens = wardens(&board, &member, config, deadline);
+                let joined = factory.join(&board, &member, config, deadline, wardens.clone(), told);
+                joined.map(|(backend, recorder)| {
+                    let carried = Carried { backend, name: &factory.name, guard: wardens.made() };
+                    ProcessGroup::on_backend(carried, member, family, config, recorder)
                 })
             }
         };
@@ -259,6 +261,7 @@ impl ProcessGroup {
         board: &Board,
         member: Membership,
         config: &Config,
+        size: SegmentSize,
         prices: &str,
         deadline: Instant,
         (mut recorder, inquiry): (GroupTrace, Inquiry),
@@ -267,7 +270,7 @@ impl ProcessGroup {
         let Mesh { near, far } = mesh::connect(&member, board, config, deadline)?;
         drop(phase);
         let phase = recorder.phase("share memory");
-        let (segments, topology) = share_memory(board, &near, config, prices, deadline)?;
+        let (segments, topology) = share_memory(board, &near, config, size, prices, deadline)?;
         drop(phase);
         // All ranks have come, and each has said on which host it is.
         recorder.align(&board.store_of_life(), inquiry)?;
@@ -281,7 +284,7 @@ impl ProcessGroup {
             // The rank is alone on its host, but ranks of other hosts share memory. It needs a segment of its
             // own to take part in their schedules.
             None if topology.ranks_by_host().len() < member.world_size => {
-                let own = Segment::create(segment_size(config))
+                let own = Segment::create(size)
                     .map_err(|error| Error::Memory { problem: error.to_string() })?;
                 Some((own, BTreeMap::new()))
             }
@@ -294,14 +297,6 @@ impl ProcessGroup {
             }
             None => None,
         };
-        tracing::info!(
-            group = member.name,
-            rank = member.rank,
-            world_size = member.world_size,
-            hosts = topology.ranks_by_host().len(),
-            memory_nodes = topology.ranks_by_node().len(),
-            "group is connected"
-        );
         Ok((member, topology, sockets, host, recorder))
     }
 
@@ -314,27 +309,18 @@ impl ProcessGroup {
         config: &Config,
         recorder: GroupTrace,
     ) -> Result<ProcessGroup> {
-        let aborted = Arc::new(AtomicBool::new(false));
-        let wake = (sockets.waker(), sockets.readiness());
-        let door = sockets.door();
+        tracing::info!(
+            group = member.name,
+            rank = member.rank,
+            world_size = member.world_size,
+            hosts = topology.ranks_by_host().len(),
+            memory_nodes = topology.ranks_by_node().len(),
+            "group is connected"
+        );
         let arena = host.as_ref().map(|host| host.arena().clone());
-        let transport = Box::new(sockets);
-        let links = config.prices.load()?.links(&topology);
-        let lane = Lane::new(
-            member.clone(),
-            topology,
-            &config.lane_settings(),
-            transport,
-            host,
-            aborted.clone(),
-        )
-        .priced_by(links)
-        .recorded_by(recorder.recorder().clone());
         let family = Arc::new(Mutex::new(Some(family)));
-        let driven = Driven::new(lane, wake, aborted, family.clone());
-        if let Some(door) = door {
-            driven.let_callers_in(door)?;
-        }
+        let links = (topology, sockets, host);
+        let driven = put_on_lane(&member, links, family.clone(), config, &recorder)?;
         Ok(ProcessGroup::whole(Arc::new(Inner {
             member,
             config: config.clone(),
@@ -380,22 +366,15 @@ impl ProcessGroup {
 
     /// The same, on a foreign backend.
     fn on_backend(
-        backend: Arc<dyn Backend>,
-        name: &str,
+        carried: Carried<'_>,
         member: Membership,
         family: Arc<Family>,
         config: &Config,
         recorder: GroupTrace,
     ) -> ProcessGroup {
         let family = Arc::new(Mutex::new(Some(family)));
-        let foreign = Foreign::new(
-            backend,
-            name,
-            member.clone(),
-            config.timeout,
-            recorder.clone(),
-            family.clone(),
-        );
+        let foreign =
+            Foreign::new(carried, member.clone(), config.timeout, recorder.clone(), family.clone());
         ProcessGroup::whole(Arc::new(Inner {
             member,
             config: config.clone(),
@@ -405,6 +384,65 @@ impl ProcessGroup {
             recorder,
         }))
     }
+}
+
+/// Puts a lane on the connections of a group.
+fn put_on_lane(
+    member: &Membership,
+    (topology, sockets, host): (Topology, Sockets, Option<Host>),
+    family: FamilyCell,
+    config: &Config,
+    recorder: &GroupTrace,
+) -> Result<Arc<Driven>> {
+    let aborted = Arc::new(AtomicBool::new(false));
+    let wake = (sockets.waker(), sockets.readiness());
+    let door = sockets.door();
+    let transport = Box::new(sockets);
+    let prices = config.prices.load()?.links(&topology);
+    let settings = config.lane_settings();
+    let lane = Lane::new(member.clone(), topology, &settings, transport, host, aborted.clone())
+        .priced_by(prices)
+        .recorded_by(recorder.recorder().clone());
+    let driven = Driven::new(lane, wake, aborted, family);
+    if let Some(door) = door {
+        driven.let_callers_in(door)?;
+    }
+    Ok(driven)
+}
+
+/// What connects the guard of a foreign group whose ranks have met on `board`.
+fn wardens(board: &Board, member: &Membership, config: &Config, deadline: Instant) -> Arc<Wardens> {
+    let store: Arc<dyn Store> =
+        Arc::new(PrefixStore::new("guard", Arc::new(board.store_of_life())));
+    // Its calls are short, and users know nothing of it.
+    let config = Config {
+        all_reduce: None,
+        prices: PriceSource::Default,
+        streams: 1,
+        spread_over_cores: false,
+        sum_order: SumOrder::Rank,
+        trace: None,
+        ..config.clone()
+    };
+    let own = member.clone();
+    Arc::new(Wardens::new(member.clone(), deadline, move || {
+        let recorder = GroupTrace::of(&format!("guard of {}", own.name), own.rank);
+        let (board, inquiry) = Board::meet(&own, &store, deadline, config.warn_after, &recorder)?;
+        let member = Membership { digest: xxh3_64(board.token()), ..own.clone() };
+        let size = SegmentSize { slot_bytes: 1, arena_bytes: 0 };
+        let (word, told) = (config.prices.word(&PriceList::default()), (recorder, inquiry));
+        let joined = ProcessGroup::join_on(&board, member, &config, size, &word, deadline, told);
+        let driven = joined.and_then(|(member, topology, sockets, host, recorder)| {
+            // The group itself keeps the store.
+            let nobody = FamilyCell::default();
+            put_on_lane(&member, (topology, sockets, host), nobody, &config, &recorder)
+        });
+        match &driven {
+            Ok(_) => board.leave(),
+            Err(error) => board.fail(error),
+        }
+        driven
+    }))
 }
 
 /// A handle of the process of a peer on this host. It shows at once when the process ends.
@@ -428,6 +466,7 @@ fn share_memory(
     board: &Board,
     near: &[Near],
     config: &Config,
+    size: SegmentSize,
     prices: &str,
     deadline: Instant,
 ) -> Result<(Option<Segments>, Topology)> {
@@ -449,7 +488,7 @@ fn share_memory(
     let code = async |desk: &_, rules: &_| memory::share(desk, rules, offer).await;
     let (shared, topology) = board.run(code, |question| match question {
         Ask::MakeMemory => {
-            let result = Segment::create(segment_size(config)).map(|own| made = Some(own));
+            let result = Segment::create(size).map(|own| made = Some(own));
             Ok(Answer::Memory(result.map_err(|error| error.to_string())))
         }
         Ask::MapMemory => {

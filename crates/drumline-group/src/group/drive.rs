@@ -4,6 +4,7 @@
 mod handoff;
 
 use std::{
+    ops::DerefMut,
     os::fd::OwnedFd,
     sync::{
         Arc, Weak,
@@ -13,6 +14,7 @@ use std::{
 };
 
 use drumline_engine::{
+    CollectiveError,
     any_call::{AnyCall, Job},
     call::Call,
     executor::{Now, Progress, Spin},
@@ -183,7 +185,7 @@ impl Driven {
             self.prepare_turn(&mut lane, &now);
             // Receives may wait long after the last job has ended. Only jobs come before this call.
             if lane.progress(now.get(), Spin::Yes) == Progress::Stuck && lane.has_jobs() {
-                self.sleep_interruptibly(&mut lane);
+                self.sleep_interruptibly(&mut lane, None);
             }
         }
         let result = loop {
@@ -196,7 +198,7 @@ impl Driven {
             match lane.step(operation, &now, Spin::Yes) {
                 Ok(Progress::Done) => break Ok(()),
                 Ok(Progress::Stuck) if points != Progress::Moved => {
-                    self.sleep_interruptibly(&mut lane);
+                    self.sleep_interruptibly(&mut lane, None);
                 }
                 Ok(Progress::Stuck | Progress::Moved) => {}
                 Err(error) => break Err(error.into()),
@@ -231,10 +233,66 @@ impl Driven {
         }
     }
 
-    fn sleep_interruptibly(&self, lane: &mut Lane) {
-        lane.sleep(Instant::now(), interrupt::look_again_at());
+    fn sleep_interruptibly(&self, lane: &mut Lane, limit: Option<Instant>) {
+        let limit = limit.into_iter().chain(interrupt::look_again_at()).min();
+        lane.sleep(Instant::now(), limit);
         if interrupt::is_wanted() {
             self.handoff.raise_abort();
+        }
+    }
+
+    /// The lane, once its driver has left it.
+    pub(super) fn lane(&self) -> impl DerefMut<Target = Lane> {
+        self.handoff.drive()
+    }
+
+    /// The lane, unless another thread drives it.
+    pub(super) fn try_lane(&self) -> Option<impl DerefMut<Target = Lane>> {
+        self.handoff.try_drive()
+    }
+
+    /// Connects to all peers, all of which do the same, at most until `deadline`.
+    pub(super) fn meet_all(&self, deadline: Instant) {
+        let mut lane = self.handoff.drive();
+        let mut now = Instant::now();
+        while !lane.meet_all(now) && now < deadline {
+            lane.sleep_until(deadline, now);
+            now = Instant::now();
+        }
+    }
+
+    /// Drives the lane by `turn` on the caller's thread until that is done, or until `limit`. `false`: another
+    /// thread drives the lane or wants to.
+    pub(super) fn drive_until(
+        &self,
+        limit: Option<Instant>,
+        mut turn: impl FnMut(&mut Lane) -> Progress,
+    ) -> bool {
+        let turn = |lane: &mut Lane| match turn(lane) {
+            Progress::Done => {
+                self.say_why(lane);
+                Turn::Over
+            }
+            Progress::Moved => Turn::Moved,
+            Progress::Stuck if limit.is_some_and(|limit| Instant::now() >= limit) => Turn::Over,
+            Progress::Stuck => Turn::Stuck,
+        };
+        self.handoff.help(turn, |lane| self.sleep_interruptibly(lane, limit))
+    }
+
+    /// Tells the peers that this rank has failed.
+    pub(super) fn fail_with(&self, failure: &Arc<CollectiveError>) {
+        let mut lane = self.handoff.drive();
+        lane.fail_with(failure.clone());
+        self.say_why(&mut lane);
+    }
+
+    /// Tells the peers that this rank leaves, unless it has failed or left.
+    pub(super) fn take_leave(&self) {
+        if !self.without_goodbye.load(Ordering::SeqCst)
+            && let Err(error) = self.handoff.drive().close()
+        {
+            tracing::debug!(%error, "no goodbye is due");
         }
     }
 

@@ -26,14 +26,24 @@ use drumline_engine::{
 };
 use drumline_schedule::step::Rank;
 
-use super::family::FamilyCell;
+use super::{drive::Patience, family::FamilyCell, guard::Warden, round::Word};
 use crate::{
     backend::{Backend, Call, Label, Outgoing, Request, Signature, Wanted},
     trace::GroupTrace,
 };
 
+/// What carries a foreign group.
+pub(super) struct Carried<'a> {
+    pub(super) backend: Arc<dyn Backend>,
+    /// The name of the backend.
+    pub(super) name: &'a str,
+    /// Set if the backend has asked for a guard.
+    pub(super) guard: Option<Arc<Warden>>,
+}
+
 pub(super) struct Foreign {
     backend: Arc<dyn Backend>,
+    guard: Option<Arc<Warden>>,
     /// The name of the backend.
     name: String,
     member: Membership,
@@ -91,8 +101,7 @@ impl Drop for Turn<'_> {
 
 impl Foreign {
     pub(super) fn new(
-        backend: Arc<dyn Backend>,
-        name: &str,
+        Carried { backend, name, guard }: Carried<'_>,
         member: Membership,
         timeout: Duration,
         recorder: GroupTrace,
@@ -102,6 +111,7 @@ impl Foreign {
         let name = name.to_owned();
         Arc::new(Foreign {
             backend,
+            guard,
             name,
             member,
             timeout,
@@ -160,8 +170,20 @@ impl Foreign {
         self.fail("abort", "abort".to_owned(), sequence, Instant::now(), Cause::Aborted);
     }
 
+    /// A panic drops the group: the peers will see this rank as dead.
+    pub(super) fn forsake(&self) {
+        if let Some(guard) = &self.guard {
+            guard.forsake();
+        }
+    }
+
     /// Closes the group once all ranks have called this. Calls that are under way end first.
-    pub(super) fn close(&self, started: Instant, timeout: Duration) -> Result<()> {
+    pub(super) fn close(
+        &self,
+        started: Instant,
+        timeout: Duration,
+        patience: Patience,
+    ) -> Result<()> {
         let ticket = self.lock().draw();
         let _turn = self.await_turn(ticket);
         let mut state = self.lock();
@@ -172,13 +194,39 @@ impl Foreign {
         let sequence = state.sequence;
         drop(state);
         self.check_open("destroy")?;
-        match self.shielded(|| self.backend.shutdown(after(started, timeout))) {
+        match self.shut_down(started, timeout, patience) {
             Ok(()) => {
                 self.lock().ended = Some(Ended::Left);
                 Ok(())
             }
             Err(cause) => Err(self.fail("destroy", "destroy".to_owned(), sequence, started, cause)),
         }
+    }
+
+    fn shut_down(
+        &self,
+        started: Instant,
+        timeout: Duration,
+        patience: Patience,
+    ) -> Result<(), Cause> {
+        let deadline = after(started, timeout);
+        let shut_down = || self.shielded(|| self.backend.shutdown(deadline));
+        let Some(guard) = &self.guard else { return shut_down() };
+        // All ranks must come before the backend closes its connections.
+        let leave_at = (patience == Patience::Enough).then_some(deadline);
+        let limit = if leave_at.is_some() { self.timeout.max(timeout) } else { timeout };
+        match guard.begin(Word::Destroy, limit).and_then(|()| guard.finish(leave_at)) {
+            Ok(true) => {}
+            // Some rank does not come, or has dropped its handle. So nobody waits for the others.
+            Ok(false) | Err(Cause::PeerLeft { .. }) => {
+                tracing::debug!("left a group that not all ranks have destroyed");
+                guard.leave();
+                return Ok(());
+            }
+            Err(cause) => return Err(cause),
+        }
+        shut_down().map_err(|cause| guard.explain(cause))?;
+        guard.close(started, timeout)
     }
 
     fn enqueue(self: &Arc<Self>, mut state: MutexGuard<'_, State>, queue: Queue, task: Task) {
@@ -241,13 +289,23 @@ impl Foreign {
         });
         let started = Instant::now();
         let signature = Signature(call.describe(digest, sequence, &self.name));
-        let deadline = after(started, call.timeout.unwrap_or(self.timeout));
-        let result = self.shielded(|| {
-            operation.on_bytes(rank, &mut |data, input, reducer| {
-                let call = Call { call: &call, rank, world_size, signature, deadline, reducer };
-                self.backend.collective(&mut Request { data, input, call })
+        let timeout = call.timeout.unwrap_or(self.timeout);
+        let deadline = after(started, timeout);
+        let mut carry_out = || {
+            self.shielded(|| {
+                operation.on_bytes(rank, &mut |data, input, reducer| {
+                    let call = Call { call: &call, rank, world_size, signature, deadline, reducer };
+                    self.backend.collective(&mut Request { data, input, call })
+                })
             })
-        });
+        };
+        let result = match &self.guard {
+            None => carry_out(),
+            Some(guard) => guard
+                .begin(Word::Call(signature), timeout)
+                .and_then(|()| carry_out().map_err(|cause| guard.explain(cause)))
+                .and_then(|()| guard.finish(None).map(drop)),
+        };
         self.lock().usage.of(call.collective).add(bytes, started.elapsed());
         result.map_err(|cause| self.fail(name, signature.0.to_string(), sequence, started, cause))
     }
@@ -275,6 +333,10 @@ impl Foreign {
                 let arrived = self.backend.recv(&Wanted { from: call.peer, tag, deadline })?;
                 point.fill(arrived.from, &arrived.label.0, &arrived.bytes)
             }
+        });
+        let result = result.map_err(|cause| match &self.guard {
+            Some(guard) => guard.explain(cause),
+            None => cause,
         });
         let mut state = self.lock();
         if result.is_ok() {
@@ -341,6 +403,9 @@ impl Foreign {
         drop(state);
         tracing::debug!("{failure}");
         self.recorder.mark("failed", &failure);
+        if let Some(guard) = &self.guard {
+            guard.fail(&failure);
+        }
         shielded(|| self.backend.abort(&failure));
         Error::Collective(failure)
     }
@@ -355,6 +420,14 @@ impl Foreign {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if let Some(guard) = &self.guard {
+            guard.leave();
+        }
     }
 }
 

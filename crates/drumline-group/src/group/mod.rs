@@ -8,12 +8,14 @@ pub mod driving;
 mod explain;
 mod family;
 mod foreign;
+mod guard;
 mod init;
 mod metrics;
 pub(crate) mod objects;
 mod points;
 mod process_group;
 mod registered;
+mod round;
 mod subgroups;
 
 pub use collectives::torch_spelling::TorchSpelling;

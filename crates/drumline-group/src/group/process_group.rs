@@ -75,10 +75,11 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // The progress thread may hold the lane a little longer, and does not panic. So the lane must be
         // told.
-        if std::thread::panicking()
-            && let Carrier::Lane(lane) = &self.carrier
-        {
-            lane.forsake();
+        if std::thread::panicking() {
+            match &self.carrier {
+                Carrier::Lane(lane) => lane.forsake(),
+                Carrier::Backend(backend) => backend.forsake(),
+            }
         }
     }
 }
@@ -262,7 +263,7 @@ impl ProcessGroup {
         let open = inner.recorder.phase("destroy");
         match &inner.carrier {
             Carrier::Lane(lane) => lane.close(started, timeout, patience)?,
-            Carrier::Backend(backend) => backend.close(started, timeout)?,
+            Carrier::Backend(backend) => backend.close(started, timeout, patience)?,
         }
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(family) = family {

@@ -37,7 +37,7 @@ pub(super) fn meet(url: &str, config: &Config) -> Result<Rendezvous> {
     let failed = |error: drumline_mpi::Error| invalid(url, error.to_string());
     let world = Mpi::load(config.mpi_library.as_deref()).and_then(Mpi::init).map_err(failed)?;
     let deadline = after(Instant::now(), config.timeout);
-    let everybody = Everybody::of(world, deadline).map_err(failed)?;
+    let everybody = Everybody::of(world, deadline)?;
     let (endpoint, secret) = everybody.agree(config)?;
     let plan = Plan {
         store: endpoint,
@@ -56,15 +56,16 @@ struct Everybody {
 }
 
 impl Everybody {
-    fn of(world: World, deadline: Instant) -> std::result::Result<Everybody, drumline_mpi::Error> {
+    fn of(world: World, deadline: Instant) -> Result<Everybody> {
+        let failed = |error: drumline_mpi::Error| invalid("mpi://", error.to_string());
         let all: Vec<usize> = (0..world.size()).collect();
-        let mut making = world.communicator(&all, TAG)?;
+        let mut making = world.communicator(&all, TAG).map_err(failed)?;
         loop {
-            if let Some(communicator) = making.poll()? {
+            if let Some(communicator) = making.poll().map_err(failed)? {
                 return Ok(Everybody { world, communicator, deadline });
             }
             if Instant::now() >= deadline {
-                return Err(drumline_mpi::Error::Late { function: "MPI_Comm_create_group" });
+                return Err(invalid("mpi://", LATE.to_owned()));
             }
             thread::sleep(SLEEP);
         }
@@ -106,22 +107,20 @@ impl Everybody {
         Ok(all.chunks_exact(CARD_BYTES).all(|card| *card == all[..CARD_BYTES]))
     }
 
-    fn over(
-        &self,
-        request: std::result::Result<Request, drumline_mpi::Error>,
-    ) -> Result<Vec<u8>> {
+    fn over(&self, request: std::result::Result<Request, drumline_mpi::Error>) -> Result<Vec<u8>> {
         let failed = |error: drumline_mpi::Error| invalid("mpi://", error.to_string());
         let mut request = request.map_err(failed)?;
         while !request.poll().map_err(failed)? {
             if Instant::now() >= self.deadline {
-                let problem = "not all ranks of MPI's world have come in time (DRUMLINE_TIMEOUT_S)";
-                return Err(invalid("mpi://", problem.to_owned()));
+                return Err(invalid("mpi://", LATE.to_owned()));
             }
             thread::sleep(SLEEP);
         }
         Ok(request.finish().1)
     }
 }
+
+const LATE: &str = "not all ranks of MPI's world have come in time (DRUMLINE_TIMEOUT_S)";
 
 /// For `MPI_Comm_create_group`. Groups have others.
 const TAG: u16 = 0x7fff;
@@ -146,11 +145,9 @@ fn propose(are_neighbours: bool, config: &Config) -> Result<(Endpoint, Secret)> 
     let free = ports.into_iter().find_map(|port| {
         TcpListener::bind(SocketAddr::new(address, port)).and_then(|it| it.local_addr()).ok()
     });
-    let port = free.map(|it| it.port()).ok_or_else(|| {
-        Error::InvalidSetting {
-            setting: "DRUMLINE_PORT_RANGE".to_owned(),
-            problem: format!("no port of {address} is free for the store"),
-        }
+    let port = free.map(|it| it.port()).ok_or_else(|| Error::InvalidSetting {
+        setting: "DRUMLINE_PORT_RANGE".to_owned(),
+        problem: format!("no port of {address} is free for the store"),
     })?;
     Ok((Endpoint::Tcp { host: address.to_string(), port }, secret))
 }

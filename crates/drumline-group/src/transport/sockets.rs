@@ -352,6 +352,14 @@ impl Connections for Sockets {
         self.streams.has_left(rank)
     }
 
+    fn has_met_all(&mut self) -> bool {
+        self.streams.has_met_all()
+    }
+
+    fn lost(&mut self, rank: Rank) -> Option<Cause> {
+        self.streams.lost(rank)
+    }
+
     fn has_unsent(&self) -> bool {
         let is_calling = self.far.as_ref().is_some_and(Far::is_calling);
         self.streams.farewell().is_some() && (is_calling || self.streams.has_unsent())

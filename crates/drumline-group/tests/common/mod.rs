@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 pub(crate) mod log;
+pub(crate) mod tacit;
 
 use drumline_group::{CollectiveError, Config, Error, ProcessGroup};
 

@@ -14,6 +14,7 @@ mod collectives;
 mod given_back;
 mod group;
 mod groups;
+mod guard;
 mod meddler;
 mod metrics;
 mod mismatch;

@@ -6,5 +6,6 @@
 mod common;
 
 mod deaths;
+mod guard;
 mod rendezvous;
 mod start;

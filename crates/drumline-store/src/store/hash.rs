@@ -4,8 +4,9 @@ use std::{
 };
 
 use super::{
-    BYTES_MAX, DEFAULT_TIMEOUT, Store,
+    BYTES_MAX, Store,
     limits::{check_value, raw_key, raw_keys, raw_pairs, shown},
+    timeout::Timeout,
     values::{Misfit, Values},
 };
 use crate::{Error, Result};
@@ -27,7 +28,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct HashStore {
     shared: Arc<Shared>,
-    timeout: Mutex<Duration>,
+    timeout: Timeout,
 }
 
 #[derive(Debug)]
@@ -66,7 +67,7 @@ impl HashStore {
     pub fn with_limit(bytes_max: usize) -> HashStore {
         let values = Mutex::new(Values::new(bytes_max));
         let shared = Arc::new(Shared { values, changed: Condvar::new() });
-        HashStore { shared, timeout: Mutex::new(DEFAULT_TIMEOUT) }
+        HashStore { shared, timeout: Timeout::default() }
     }
 
     fn values(&self) -> MutexGuard<'_, Values> {
@@ -225,15 +226,15 @@ impl Store for HashStore {
     }
 
     fn timeout(&self) -> Duration {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timeout.get()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        self.timeout.set(timeout);
     }
 
     fn try_clone(&self) -> Result<Box<dyn Store>> {
         let shared = Arc::clone(&self.shared);
-        Ok(Box::new(HashStore { shared, timeout: Mutex::new(self.timeout()) }))
+        Ok(Box::new(HashStore { shared, timeout: self.timeout.clone() }))
     }
 }

@@ -35,6 +35,7 @@ mod interface;
 mod limits;
 mod prefix;
 pub mod tcp;
+mod timeout;
 mod values;
 
 #[cfg(feature = "etcd")]

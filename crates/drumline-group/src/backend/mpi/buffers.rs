@@ -16,7 +16,8 @@ impl Buffers {
             return Vec::new();
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().rposition(|it| it.len() >= len).unwrap_or(kept.len().wrapping_sub(1));
+        let found =
+            kept.iter().rposition(|it| it.len() >= len).unwrap_or(kept.len().wrapping_sub(1));
         let mut buffer = if found < kept.len() { kept.swap_remove(found) } else { Vec::new() };
         drop(kept);
         if buffer.len() < len {

@@ -15,7 +15,7 @@ use drumline_schedule::{
     step::{Buffer, Rank},
 };
 
-use super::{OverMpi, own_sums};
+use super::{OverMpi, own_sums, wait::failed};
 use crate::backend::{Call, Request};
 
 type Block = Range<usize>;
@@ -35,7 +35,7 @@ impl OverMpi {
         let root = call.root().unwrap_or(0);
         match call.collective() {
             Collective::Barrier | Collective::MonitoredBarrier => {
-                let pending = self.communicator.barrier().map_err(|it| self.waiting.named(it))?;
+                let pending = self.communicator.barrier().map_err(failed)?;
                 self.end(pending, call.deadline()).map(drop)
             }
             Collective::AllReduce => self.all_reduce(call, request.data),
@@ -89,7 +89,7 @@ impl OverMpi {
         own[..len].copy_from_slice(data);
         let all = self.buffers.take(if self.rank == root { len * self.world_size } else { 0 });
         let pending = self.communicator.gather(own, len, all, &blocks, root);
-        let pending = pending.map_err(|it| self.waiting.named(it))?;
+        let pending = pending.map_err(failed)?;
         let (own, all) = self.end(pending, call.deadline())?;
         if self.rank == root && len > 0 {
             let inputs: Vec<&[u8]> = blocks.into_iter().map(|block| &all[block]).collect();
@@ -148,7 +148,7 @@ impl OverMpi {
         let pending = self
             .communicator
             .all_to_all(send, &without_own(slices), receive, &without_own(came))
-            .map_err(|it| self.waiting.named(it))?;
+            .map_err(failed)?;
         Ok(Begun { piece, pending })
     }
 
@@ -179,7 +179,7 @@ impl OverMpi {
                 self.communicator.gather(sums, own.len(), all, &slices, root)
             }
         };
-        begun.map_err(|it| self.waiting.named(it))
+        begun.map_err(failed)
     }
 
     fn lay_out(
@@ -197,12 +197,7 @@ impl OverMpi {
         Ok(())
     }
 
-    fn reduce_scatter(
-        &self,
-        call: Call<'_>,
-        input: &[u8],
-        data: &mut [u8],
-    ) -> Result<(), Cause> {
+    fn reduce_scatter(&self, call: Call<'_>, input: &[u8], data: &mut [u8]) -> Result<(), Cause> {
         let blocks = call.blocks(Buffer::Input);
         let step = align(self.piece_bytes / self.world_size, call.dtype().size());
         self.overlapped(
@@ -235,9 +230,8 @@ impl OverMpi {
 
     fn all_gather(&self, call: Call<'_>, input: &[u8], data: &mut [u8]) -> Result<(), Cause> {
         let blocks = call.blocks(Buffer::Data);
-        let packed = |piece: &Block| {
-            side_by_side(blocks.iter().map(|block| part(block, piece).len()))
-        };
+        let packed =
+            |piece: &Block| side_by_side(blocks.iter().map(|block| part(block, piece).len()));
         self.overlapped(
             data,
             pieces(longest(&blocks), align(self.piece_bytes / self.world_size, 1)),
@@ -288,9 +282,8 @@ impl OverMpi {
         root: Rank,
     ) -> Result<(), Cause> {
         let blocks = call.blocks(Buffer::Data);
-        let packed = |piece: &Block| {
-            side_by_side(blocks.iter().map(|block| part(block, piece).len()))
-        };
+        let packed =
+            |piece: &Block| side_by_side(blocks.iter().map(|block| part(block, piece).len()));
         self.overlapped(
             data,
             pieces(longest(&blocks), align(self.piece_bytes / self.world_size, 1)),
@@ -399,7 +392,7 @@ impl OverMpi {
         }
         let receive = self.buffers.take(end_of(&blocks));
         let pending = self.communicator.all_to_all(send, &blocks, receive, &blocks);
-        let pending = pending.map_err(|it| self.waiting.named(it))?;
+        let pending = pending.map_err(failed)?;
         let (send, came) = self.end(pending, call.deadline())?;
         let mut longest = 0;
         for (peer, (word, expected)) in came.chunks_exact(WORD).zip(received).enumerate() {
@@ -458,7 +451,7 @@ impl OverMpi {
             let next = match piece {
                 Some(piece) => {
                     let pending = begin(data, piece.clone());
-                    let pending = pending.map_err(|it| self.waiting.named(it))?;
+                    let pending = pending.map_err(failed)?;
                     Some(Begun { piece, pending })
                 }
                 None => None,
@@ -496,8 +489,13 @@ fn part(block: &Block, piece: &Block) -> Block {
 
 /// Blocks of these lengths, one behind the other.
 fn side_by_side(lens: impl IntoIterator<Item = usize>) -> Vec<Block> {
-    let mut end = 0;
-    lens.into_iter().map(|len| std::mem::replace(&mut end, end + len)..end).collect()
+    let mut start = 0;
+    let block = |len| {
+        let block = start..start + len;
+        start = block.end;
+        block
+    };
+    lens.into_iter().map(block).collect()
 }
 
 fn end_of(blocks: &[Block]) -> usize {
@@ -521,7 +519,10 @@ mod tests {
     fn pieces_and_slices_tile_what_they_cut() {
         for (bytes, step) in [(0, 4), (1, 4), (8, 4), (9, 4)] {
             let pieces: Vec<Block> = pieces(bytes, step).collect();
-            assert_eq!(pieces.iter().flat_map(Clone::clone).collect::<Vec<_>>(), Vec::from_iter(0..bytes));
+            assert_eq!(
+                pieces.iter().flat_map(Clone::clone).collect::<Vec<_>>(),
+                Vec::from_iter(0..bytes)
+            );
         }
         for (bytes, ranks) in [(0, 3), (8, 3), (40, 3), (8, 1)] {
             let slices = slices(bytes, 8, ranks);

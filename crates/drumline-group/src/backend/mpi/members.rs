@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, process, time::Instant};
 
 use drumline_mpi::World;
-use drumline_store::store::Store as _;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Result, backend::BackendOptions};

@@ -16,7 +16,7 @@ use std::{
 use drumline_engine::Cause;
 use drumline_schedule::step::Rank;
 
-use super::OverMpi;
+use super::{OverMpi, wait::failed};
 use crate::backend::{Arrived, Label, Outgoing, Wanted};
 
 /// Tags below this are MPI's tags. MPI promises 32,767 tags.
@@ -85,7 +85,7 @@ impl OverMpi {
         deadline: Instant,
     ) -> Result<(), Cause> {
         let sending = self.communicator.send(buffer, len, to, tag);
-        let sending = sending.map_err(|it| self.waiting.named(it))?;
+        let sending = sending.map_err(failed)?;
         let (sent, _) = self.waiting.until_over(sending, deadline)?;
         self.buffers.give([sent]);
         Ok(())
@@ -127,9 +127,10 @@ impl OverMpi {
     ) -> Result<(u64, Arrived), Cause> {
         let (from, len) = (matched.from(), matched.len());
         let broken = |problem: &str| Cause::Protocol { peer: from, problem: problem.to_owned() };
-        let receiving = matched.receive(vec![0; len]).map_err(|it| self.waiting.named(it))?;
+        let receiving = matched.receive(vec![0; len]).map_err(failed)?;
         let (_, mut bytes) = self.waiting.until_over(receiving, deadline)?;
-        let first = len.checked_sub(Trailer::BYTES).ok_or_else(|| broken("a message is cut short"))?;
+        let first =
+            len.checked_sub(Trailer::BYTES).ok_or_else(|| broken("a message is cut short"))?;
         let trailer = Trailer::decode(&bytes[first..]);
         let trailer = trailer.ok_or_else(|| broken("the end of a message makes no sense"))?;
         bytes.truncate(first);
@@ -143,7 +144,7 @@ impl OverMpi {
                 return Err(broken("a part of a long message has another length than it should"));
             }
             let receiving = matched.receive(self.buffers.take(len));
-            let receiving = receiving.map_err(|it| self.waiting.named(it))?;
+            let receiving = receiving.map_err(failed)?;
             let (_, part) = self.waiting.until_over(receiving, deadline)?;
             bytes.extend_from_slice(&part[..len]);
             self.buffers.give([part]);
@@ -247,12 +248,16 @@ mod tests {
     #[test]
     fn the_inbox_keeps_the_order_of_each_sender_and_tag() {
         let inbox = Inbox::default();
-        let message = |from, byte| Arrived { from, label: Label([0; Label::BYTES]), bytes: vec![byte] };
+        let message =
+            |from, byte| Arrived { from, label: Label([0; Label::BYTES]), bytes: vec![byte] };
         for (from, tag, byte) in [(1, 7, 1), (1, 8, 2), (1, 7, 3), (2, 7, 4)] {
             inbox.put(tag, message(from, byte));
         }
         let take = |from, tag| inbox.take(from, tag).map(|it| it.bytes[0]);
-        assert_eq!([take(Some(1), 7), take(Some(1), 7), take(Some(1), 7)], [Some(1), Some(3), None]);
+        assert_eq!(
+            [take(Some(1), 7), take(Some(1), 7), take(Some(1), 7)],
+            [Some(1), Some(3), None]
+        );
         assert_eq!([take(None, 7), take(None, 7), take(None, 8)], [Some(4), None, Some(2)]);
     }
 

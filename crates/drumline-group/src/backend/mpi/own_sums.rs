@@ -1,4 +1,4 @@
-//! Which sums MPI can make by itself, for [`SumOrder::Backend`](crate::SumOrder::Backend).
+//! What MPI can reduce by itself, for [`SumOrder::Backend`](crate::SumOrder::Backend).
 
 use drumline_kernels::{DType, ReduceOp};
 use drumline_mpi::{Number, Op};
@@ -18,18 +18,19 @@ pub(super) fn of(call: &Call<'_>) -> Option<(Number, Op)> {
         DType::U64 => Number::U64,
         DType::F32 => Number::F32,
         DType::F64 => Number::F64,
+        DType::Complex64 => Number::Complex64,
+        DType::Complex128 => Number::Complex128,
         _ => return None,
     };
-    let is_float = matches!(number, Number::F32 | Number::F64);
     let op = match call.built_in()? {
         ReduceOp::Sum | ReduceOp::Avg => Op::Sum,
         ReduceOp::Product => Op::Product,
         ReduceOp::Min => Op::Min,
         ReduceOp::Max => Op::Max,
-        ReduceOp::Band if !is_float => Op::BitAnd,
-        ReduceOp::Bor if !is_float => Op::BitOr,
-        ReduceOp::Bxor if !is_float => Op::BitXor,
+        ReduceOp::Band => Op::BitAnd,
+        ReduceOp::Bor => Op::BitOr,
+        ReduceOp::Bxor => Op::BitXor,
         _ => return None,
     };
-    Some((number, op))
+    op.serves(number).then_some((number, op))
 }

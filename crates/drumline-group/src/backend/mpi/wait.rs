@@ -1,12 +1,9 @@
 //! How a rank waits for MPI: it asks again and again, and looks at the guard in between.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::Instant;
 
 use drumline_engine::Cause;
-use drumline_mpi::{Communicator, Making, Mpi, Request};
+use drumline_mpi::{Communicator, Making, Mpi, Patience, Request};
 
 use crate::backend::Guard;
 
@@ -17,19 +14,8 @@ pub(super) struct Waiting {
     guard: Guard,
 }
 
-/// How often a wait asks before it gives other ranks the core. MPI moves nothing while nobody asks, so it must not
-/// sleep soon.
-const SPINS: u32 = 200;
-
 /// How often a wait asks between two looks at the guard and the clock.
 const LOOK_EVERY: u32 = 16;
-
-/// A wait of this length is for a late rank, not for data. From then on it sleeps between two questions.
-const BUSY_MAX: Duration = Duration::from_millis(5);
-const SLEEP: Duration = Duration::from_micros(50);
-
-/// MPI may notice a dead rank before the guard does. So long the guard has to give its name.
-const NAMED_WITHIN: Duration = Duration::from_millis(500);
 
 impl Waiting {
     pub(super) fn new(mpi: &'static Mpi, guard: Guard) -> Waiting {
@@ -68,49 +54,36 @@ impl Waiting {
         deadline: Instant,
         mut ask: impl FnMut() -> Result<Option<T>, drumline_mpi::Error>,
     ) -> Result<T, Cause> {
-        let mut began = None;
+        let mut patience = Patience::new();
         for tries in 1_u32.. {
             match ask() {
                 Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => {}
-                Err(error) => return Err(self.named(error)),
+                Err(error) => return Err(failed(error)),
             }
             if tries.is_multiple_of(LOOK_EVERY) {
                 self.guard.check()?;
-                let now = Instant::now();
-                if now >= deadline {
-                    return Err(self.late());
-                }
-                if now.saturating_duration_since(*began.get_or_insert(now)) > BUSY_MAX {
-                    thread::sleep(SLEEP);
+                if Instant::now() >= deadline {
+                    break;
                 }
             }
-            match tries {
-                ..SPINS => std::hint::spin_loop(),
-                _ => thread::yield_now(),
-            }
+            patience.pause();
         }
         Err(self.late())
-    }
-
-    /// Why MPI has failed, if the guard knows more than MPI does.
-    pub(super) fn named(&self, error: drumline_mpi::Error) -> Cause {
-        let until = Instant::now() + NAMED_WITHIN;
-        while Instant::now() < until {
-            if let Err(cause) = self.guard.check() {
-                return cause;
-            }
-            thread::sleep(SLEEP);
-        }
-        Cause::Backend { problem: error.to_string() }
     }
 
     fn late(&self) -> Cause {
         match self.guard.late() {
             late if late.is_empty() => Cause::Backend {
-                problem: "all ranks have made this call, and MPI has not ended it in time".to_owned(),
+                problem: "all ranks have made this call, and MPI has not ended it in time"
+                    .to_owned(),
             },
             waiting_for => Cause::Timeout { waiting_for },
         }
     }
+}
+
+/// What MPI says when it fails. If the guard knows more, the library says that instead.
+pub(super) fn failed(error: drumline_mpi::Error) -> Cause {
+    Cause::Backend { problem: error.to_string() }
 }

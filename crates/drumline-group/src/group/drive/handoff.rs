@@ -168,7 +168,7 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
 
     /// `None`: another thread drives the lane.
     #[inline]
-    fn try_drive(&self) -> Option<Driver<'_, L, S>> {
+    pub(crate) fn try_drive(&self) -> Option<Driver<'_, L, S>> {
         self.try_lock().map(|lane| self.driver(lane))
     }
 

@@ -19,7 +19,7 @@ use std::{
     collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -32,9 +32,10 @@ use self::{
     servers::Servers,
 };
 use super::{
-    DEFAULT_TIMEOUT, Store,
+    Store,
     interface::{deadline_after, in_a_fork},
     limits::{raw_key, raw_keys, raw_pairs, shown},
+    timeout::Timeout,
     values::{Misfit, parse_number},
 };
 use crate::{Error, Result, text::escaped};
@@ -95,7 +96,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct EtcdStore {
     handle: Arc<Handle>,
-    timeout: Mutex<Duration>,
+    timeout: Timeout,
 }
 
 /// What all clones share.
@@ -170,7 +171,7 @@ impl EtcdStore {
     /// if none has answered.
     pub fn open(cluster: &Cluster, job: &str, timeout: Duration) -> Result<EtcdStore> {
         let handle = Arc::new(Handle::new(cluster, job, timeout)?);
-        let store = EtcdStore { handle, timeout: Mutex::new(DEFAULT_TIMEOUT) };
+        let store = EtcdStore { handle, timeout: Timeout::default() };
         store.range("open", &Span::folder(store.key("value/")).count(), deadline_after(timeout))?;
         if cluster.user.is_some() && cluster.servers.iter().any(|url| is_open_to_listeners(url)) {
             tracing::warn!(
@@ -638,11 +639,11 @@ impl Store for EtcdStore {
     }
 
     fn timeout(&self) -> Duration {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timeout.get()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        self.timeout.set(timeout);
     }
 
     /// Shares the connections. In a fork the clone makes its own.
@@ -654,7 +655,7 @@ impl Store for EtcdStore {
                 Arc::new(Handle::new(cluster, job, *patience)?)
             }
         };
-        Ok(Box::new(EtcdStore { handle, timeout: Mutex::new(self.timeout()) }))
+        Ok(Box::new(EtcdStore { handle, timeout: self.timeout.clone() }))
     }
 }
 
@@ -667,7 +668,7 @@ mod tests {
         let cluster = Cluster { servers: vec!["http://127.0.0.1:1".into()], ..Cluster::default() };
         let mut handle = Handle::new(&cluster, "job", Duration::from_secs(2)).unwrap();
         handle.process = process;
-        EtcdStore { handle: Arc::new(handle), timeout: Mutex::new(DEFAULT_TIMEOUT) }
+        EtcdStore { handle: Arc::new(handle), timeout: Timeout::default() }
     }
 
     /// In a fork, the handle is the same and the process id differs. So this test changes the id.

@@ -15,9 +15,10 @@ use self::{
     record::{CLOSED, REFERENCES, Record},
 };
 use super::{
-    BYTES_MAX, DEFAULT_TIMEOUT, Store,
+    BYTES_MAX, Store,
     interface::{deadline_after, in_a_fork},
     limits::{VALUE_BYTES_MAX, check_value, raw_key, raw_keys, raw_pairs, shown},
+    timeout::Timeout,
     values::{Misfit, Values},
 };
 use crate::{Error, Result, text::escaped};
@@ -56,7 +57,7 @@ const POLL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct FileStore {
     handle: Arc<Handle>,
-    timeout: Mutex<Duration>,
+    timeout: Timeout,
 }
 
 /// A handle that the file counts as open.
@@ -124,7 +125,7 @@ impl FileStore {
             .map_err(|error| Error::io(format!("find {}", path.as_ref().display()), error))?;
         let log = Log::open_counted(&path, bytes_max)?;
         let handle = Handle::new(log, world_size, bytes_max, true);
-        Ok(FileStore { handle: Arc::new(handle), timeout: Mutex::new(DEFAULT_TIMEOUT) })
+        Ok(FileStore { handle: Arc::new(handle), timeout: Timeout::default() })
     }
 
     /// The path of the file.
@@ -424,11 +425,11 @@ impl Store for FileStore {
     }
 
     fn timeout(&self) -> Duration {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timeout.get()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        self.timeout.set(timeout);
     }
 
     /// Shares the open file: the clone does not count as another process. In a fork the clone opens the file
@@ -442,7 +443,7 @@ impl Store for FileStore {
                 Arc::new(Handle::new(log, *world_size, *bytes_max, false))
             }
         };
-        Ok(Box::new(FileStore { handle, timeout: Mutex::new(self.timeout()) }))
+        Ok(Box::new(FileStore { handle, timeout: self.timeout.clone() }))
     }
 }
 
@@ -460,8 +461,7 @@ mod tests {
         log.read().unwrap();
         let mut handle = Handle::new(log, 1, BYTES_MAX, true);
         handle.process += 1;
-        let inherited =
-            FileStore { handle: Arc::new(handle), timeout: Mutex::new(DEFAULT_TIMEOUT) };
+        let inherited = FileStore { handle: Arc::new(handle), timeout: Timeout::default() };
         let error = inherited.set("key", b"value").unwrap_err().to_string();
         assert!(error.contains("is a fork") && error.contains("clone"), "{error}");
         let clone = inherited.try_clone().unwrap();

@@ -294,11 +294,11 @@ impl Store for TcpStore {
     }
 
     fn timeout(&self) -> Duration {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timeout.get()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        self.timeout.set(timeout);
     }
 
     /// A client with connections of its own. If this process hosts the store, the clone does not keep the
@@ -316,7 +316,7 @@ impl Store for TcpStore {
             name: self.name.clone(),
             target,
             idle: Mutex::new(vec![connection]),
-            timeout: Mutex::new(self.timeout()),
+            timeout: self.timeout.clone(),
             hosted: None,
             process: std::process::id(),
         }))

@@ -48,7 +48,7 @@ use self::{
     connection::{ANSWER_PATIENCE, Connection, Server, reach},
     protocol::WORKERS,
 };
-use super::interface::{DEFAULT_TIMEOUT, deadline_after};
+use super::{interface::deadline_after, timeout::Timeout};
 use crate::{
     Error, Result,
     auth::{Level, Secret},
@@ -90,7 +90,7 @@ pub struct TcpStore {
     /// The server's address, and what is needed to connect.
     target: Server,
     idle: Mutex<Vec<Connection>>,
-    timeout: Mutex<Duration>,
+    timeout: Timeout,
     hosted: Option<TcpStoreServer>,
     /// The process that made this handle. A fork must not use its connections.
     process: u32,
@@ -284,7 +284,7 @@ impl TcpStore {
         hosted: Option<TcpStoreServer>,
     ) -> TcpStore {
         let idle = Mutex::new(vec![connection]);
-        let timeout = Mutex::new(DEFAULT_TIMEOUT);
+        let timeout = Timeout::default();
         TcpStore { name, target, idle, timeout, hosted, process: std::process::id() }
     }
 

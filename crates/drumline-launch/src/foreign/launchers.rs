@@ -1,0 +1,353 @@
+//! Which launcher started this process, and as which rank: variables in, a place out.
+
+use std::{collections::BTreeMap, fmt};
+
+use crate::{Error, Result};
+
+/// The variables of a process.
+pub(super) type Variables = BTreeMap<String, String>;
+
+/// A launcher that this command understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Launcher {
+    OpenMpi,
+    Slurm,
+    /// MPICH, Intel MPI, and what else serves PMI-1.
+    Hydra,
+    /// `drumline run`, torchrun.
+    Torchrun,
+}
+
+/// What a launcher says about this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) launcher: Launcher,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// This rank among those of its host.
+    pub(super) local: Option<Part>,
+    /// This host among those of the job.
+    pub(super) host: Option<Part>,
+}
+
+/// One of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) number: usize,
+    pub(super) of: usize,
+}
+
+impl Place {
+    /// Whether all ranks run on this host.
+    pub(super) fn is_on_one_host(&self) -> bool {
+        self.local.is_some_and(|local| local.of == self.size)
+    }
+}
+
+/// The variables of one launcher.
+struct Row {
+    launcher: Launcher,
+    /// The launcher counts only if this is set, too.
+    sign: Option<&'static str>,
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+    /// How many ranks this host has; or, as Slurm says it, how many each host has.
+    local_size: &'static str,
+    host: Option<[&'static str; 2]>,
+}
+
+/// If launchers agree, the first one of them counts. Slurm stands in front of hydra because it sets variables of PMI, too.
+const ROWS: [Row; 4] = [
+    Row {
+        launcher: Launcher::OpenMpi,
+        sign: None,
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        host: None,
+    },
+    Row {
+        launcher: Launcher::Slurm,
+        // A batch script has SLURM_PROCID=0, too, and is no task of a step.
+        sign: Some("SLURM_STEP_ID"),
+        rank: "SLURM_PROCID",
+        size: "SLURM_STEP_NUM_TASKS",
+        local_rank: "SLURM_LOCALID",
+        local_size: "SLURM_STEP_TASKS_PER_NODE",
+        host: Some(["SLURM_NODEID", "SLURM_STEP_NUM_NODES"]),
+    },
+    Row {
+        launcher: Launcher::Hydra,
+        sign: None,
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_size: "MPI_LOCALNRANKS",
+        host: None,
+    },
+    Row {
+        launcher: Launcher::Torchrun,
+        sign: Some("TORCHELASTIC_RUN_ID"),
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+        host: Some(["GROUP_RANK", "GROUP_WORLD_SIZE"]),
+    },
+];
+
+impl Row {
+    fn is_in(&self, variables: &Variables) -> bool {
+        [Some(self.rank), self.sign].into_iter().flatten().all(|name| variables.contains_key(name))
+    }
+
+    fn place(&self, variables: &Variables) -> Result<Place> {
+        let [rank, size] = [self.rank, self.size].map(|name| number(variables, name));
+        let missing = |name| wrong(format!("{} is set, and {name} is not", self.rank));
+        let (rank, size) = (rank?.unwrap_or_default(), size?.ok_or_else(|| missing(self.size))?);
+        if rank >= size {
+            let (named, sized) = (self.rank, self.size);
+            return Err(wrong(format!("{named}={rank} with {sized}={size}: ranks count from 0")));
+        }
+        let host = self.host.map(|names| names.map(|name| number(variables, name)));
+        let host = match host {
+            Some([host, hosts]) => part(host?, hosts?),
+            None => None,
+        };
+        let list = variables.get(self.local_size);
+        let sizes = list.map(|list| {
+            let why =
+                || wrong(format!("{}={list}: not how many ranks are on a host", self.local_size));
+            per_host(list, host.map_or(0, |host| host.number)).ok_or_else(why)
+        });
+        let local = part(number(variables, self.local_rank)?, sizes.transpose()?);
+        if let Some(local) = local
+            && (local.number >= local.of || local.of > size)
+        {
+            return Err(wrong(format!(
+                "{}={} with {}={} and {}={size} cannot be",
+                self.local_rank, local.number, self.local_size, local.of, self.size
+            )));
+        }
+        Ok(Place { launcher: self.launcher, rank, size, local, host })
+    }
+}
+
+fn part(number: Option<usize>, of: Option<usize>) -> Option<Part> {
+    number.zip(of).map(|(number, of)| Part { number, of })
+}
+
+fn number(variables: &Variables, name: &str) -> Result<Option<usize>> {
+    let Some(text) = variables.get(name) else { return Ok(None) };
+    let number = text.parse().ok().filter(|&number| number <= RANKS_MAX);
+    number.map(Some).ok_or_else(|| wrong(format!("{name}={text}: not a number of ranks")))
+}
+
+/// Far above the size of any job.
+const RANKS_MAX: usize = 1 << 20;
+
+/// How many ranks the host with this number has, by a list like `4(x2),3`.
+fn per_host(list: &str, host: usize) -> Option<usize> {
+    let mut first = 0;
+    for item in list.split(',') {
+        let (ranks, hosts) = match item.split_once("(x") {
+            Some((ranks, times)) => (ranks, times.strip_suffix(')')?.parse::<usize>().ok()?),
+            None => (item, 1),
+        };
+        let ranks = ranks.parse().ok()?;
+        first += hosts;
+        if host < first {
+            return Some(ranks);
+        }
+    }
+    None
+}
+
+/// The place that the innermost launcher has given to this process. `above` has the variables of its parent, of the
+/// parent of that, and so on, as far as they are known.
+///
+/// The variables of an outer launcher stay set in all that it starts, so they are also those of the inner launcher's own
+/// process.
+pub(super) fn place(own: &Variables, above: impl FnOnce() -> Vec<Variables>) -> Result<Place> {
+    let found: Vec<&Row> = ROWS.iter().filter(|row| row.is_in(own)).collect();
+    let candidates = match found[..] {
+        [] => return Err(none(own)),
+        [_] => found,
+        _ => {
+            let above = above();
+            let distance = |row: &Row| {
+                let is_same = |outer: &&Variables| {
+                    [row.rank, row.size].iter().all(|name| outer.get(*name) == own.get(*name))
+                };
+                above.iter().take_while(is_same).count()
+            };
+            let nearest = found.iter().map(|row| distance(row)).min();
+            found.into_iter().filter(|row| Some(distance(row)) == nearest).collect()
+        }
+    };
+    let places = candidates.iter().map(|row| row.place(own)).collect::<Result<Vec<_>>>()?;
+    let first = places[0];
+    match places.iter().find(|place| (place.rank, place.size) != (first.rank, first.size)) {
+        None => Ok(first),
+        Some(other) => Err(wrong(format!(
+            "{first} and {other} both claim this process, and it cannot be seen which of them started it: unset the \
+             variables of the other one ({} or {})",
+            candidates[0].rank,
+            other.launcher.rank_variable()
+        ))),
+    }
+}
+
+impl Launcher {
+    fn rank_variable(self) -> &'static str {
+        ROWS.iter().find(|row| row.launcher == self).map_or("", |row| row.rank)
+    }
+}
+
+fn none(own: &Variables) -> Error {
+    let names = ROWS.iter().map(|row| match row.sign {
+        Some(sign) => format!("{} with {sign} ({})", row.rank, row.launcher),
+        None => format!("{} ({})", row.rank, row.launcher),
+    });
+    let names = names.collect::<Vec<_>>().join(", ");
+    let remedy = match own.contains_key("SLURM_JOB_ID") {
+        true => "this is a job of Slurm, but no task of a step: put srun in front",
+        false => {
+            "on one host, `drumline run --nproc-per-node N -- PROGRAM` starts ranks without a launcher"
+        }
+    };
+    wrong(format!("no launcher has started this process: none of these is set: {names}; {remedy}"))
+}
+
+fn wrong(problem: String) -> Error {
+    Error::Foreign { problem }
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Launcher::OpenMpi => "Open MPI",
+            Launcher::Slurm => "Slurm",
+            Launcher::Hydra => "hydra of MPICH or Intel MPI",
+            Launcher::Torchrun => "drumline run or torchrun",
+        })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (rank {} of {})", self.launcher, self.rank, self.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 \
+                            OMPI_COMM_WORLD_LOCAL_SIZE=4 OMPI_COMM_WORLD_NODE_RANK=3 OMPI_UNIVERSE_SIZE=2 PMIX_RANK=3";
+    const HYDRA: &str = "PMI_RANK=1 PMI_SIZE=4 PMI_FD=18 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2";
+    const SLURM: &str = "SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_NTASKS=3 SLURM_STEP_NUM_NODES=2 \
+                         SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=2,1";
+    const RUN: &str = "TORCHELASTIC_RUN_ID=a RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 \
+                       GROUP_WORLD_SIZE=1";
+
+    fn variables(texts: &[&str]) -> Variables {
+        let words = texts.iter().flat_map(|text| text.split_whitespace());
+        words.filter_map(|word| word.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect()
+    }
+
+    /// What is said in a process with the variables `own`, below processes with those of `above`, nearest first.
+    fn said(own: &[&str], above: &[&[&str]]) -> Result<Place, String> {
+        let above = || above.iter().map(|texts| variables(texts)).collect();
+        place(&variables(own), above).map_err(|error| error.to_string())
+    }
+
+    fn place_of(
+        launcher: Launcher,
+        (rank, size): (usize, usize),
+        local: (usize, usize),
+        host: Option<(usize, usize)>,
+    ) -> Result<Place, String> {
+        let part = |(number, of)| Part { number, of };
+        Ok(Place { launcher, rank, size, local: Some(part(local)), host: host.map(part) })
+    }
+
+    #[test]
+    fn every_launcher_says_the_place() {
+        for (own, expected) in [
+            (OPEN_MPI, place_of(Launcher::OpenMpi, (3, 4), (3, 4), None)),
+            (HYDRA, place_of(Launcher::Hydra, (1, 4), (1, 2), None)),
+            (SLURM, place_of(Launcher::Slurm, (2, 3), (0, 1), Some((1, 2)))),
+            (RUN, place_of(Launcher::Torchrun, (0, 2), (0, 2), Some((0, 1)))),
+        ] {
+            assert_eq!(said(&[own], &[]), expected, "{own}");
+        }
+        // A server of PMI that says no more.
+        let bare = said(&["PMI_RANK=0 PMI_SIZE=2 PMI_FD=3"], &[]).unwrap();
+        assert_eq!((bare.local, bare.is_on_one_host()), (None, false));
+        assert!(said(&[OPEN_MPI], &[]).unwrap().is_on_one_host());
+    }
+
+    #[test]
+    fn of_nested_launchers_the_innermost_counts() {
+        let launcher = |own: &[&str], above: &[&[&str]]| said(own, above).map(|it| it.launcher);
+        // mpiexec in an allocation starts its proxies by srun: SLURM_PROCID is that of the proxy.
+        assert_eq!(launcher(&[SLURM, HYDRA], &[&[SLURM], &[]]), Ok(Launcher::Hydra));
+        assert_eq!(
+            launcher(&[SLURM, OPEN_MPI], &[&[SLURM, OPEN_MPI], &[SLURM]]),
+            Ok(Launcher::OpenMpi)
+        );
+        // srun in a rank of Open MPI.
+        assert_eq!(launcher(&[SLURM, OPEN_MPI], &[&[OPEN_MPI], &[]]), Ok(Launcher::Slurm));
+        // `drumline run` in a rank of Open MPI, and the other way round.
+        assert_eq!(
+            launcher(&[RUN, OPEN_MPI], &[&[OPEN_MPI], &[OPEN_MPI], &[]]),
+            Ok(Launcher::Torchrun)
+        );
+        assert_eq!(launcher(&[RUN, HYDRA], &[&[RUN]]), Ok(Launcher::Hydra));
+        // The outer launcher has other values of the same variables.
+        let outer = "PMI_RANK=0 PMI_SIZE=1";
+        assert_eq!(launcher(&[OPEN_MPI, HYDRA], &[&[OPEN_MPI, outer]]), Ok(Launcher::Hydra));
+        // srun --mpi=pmi2 says the same in two ways.
+        let pmi2 = "PMI_RANK=2 PMI_SIZE=3 PMI_FD=11 PMI_JOBID=1.0";
+        assert_eq!(launcher(&[SLURM, pmi2], &[]), Ok(Launcher::Slurm));
+    }
+
+    #[test]
+    fn bad_variables_are_named() {
+        for (own, parts) in [
+            (
+                "PATH=/bin",
+                &["PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "drumline run"][..],
+            ),
+            ("SLURM_JOB_ID=1 SLURM_PROCID=0", &["no launcher", "srun"]),
+            ("PMI_RANK=0", &["PMI_RANK is set", "PMI_SIZE is not"]),
+            ("PMI_RANK=4 PMI_SIZE=4", &["PMI_RANK=4", "PMI_SIZE=4"]),
+            ("PMI_RANK=x PMI_SIZE=4", &["PMI_RANK=x"]),
+            ("PMI_RANK=0 PMI_SIZE=99999999", &["PMI_SIZE=99999999"]),
+            ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=2 MPI_LOCALNRANKS=2", &["MPI_LOCALRANKID=2"]),
+            ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=3", &["MPI_LOCALNRANKS=3"]),
+        ] {
+            let error = said(&[own], &[]).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{own}: {error}");
+        }
+        let error = said(&[OPEN_MPI, HYDRA], &[]).unwrap_err();
+        for part in ["Open MPI (rank 3 of 4)", "Intel MPI (rank 1 of 4)", "PMI_RANK"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn slurm_lists_the_ranks_of_all_hosts() {
+        let of =
+            |list, hosts: usize| (0..hosts).map(|host| per_host(list, host)).collect::<Vec<_>>();
+        assert_eq!(of("2(x2),3", 4), [Some(2), Some(2), Some(3), None]);
+        assert_eq!(of("4", 2), [Some(4), None]);
+        for bad in ["", "x", "2(x", "2(xy)", "-1"] {
+            assert_eq!(per_host(bad, 0), None, "{bad}");
+        }
+    }
+}
