@@ -3,11 +3,12 @@
 use std::env;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
+use std::process::exit;
 use std::ptr::null_mut;
 
 use drumline_mpi::{Abi, Error, Level, Mpi, launcher};
 
-use super::{everybody, made, mpi, over, world};
+use super::{everybody, made, mpi, over, until, world};
 
 /// Rank 0 begins what nobody ends. Its process ends nevertheless.
 pub(super) fn dropped() {
@@ -20,6 +21,14 @@ pub(super) fn dropped() {
         let request = all.barrier().unwrap();
         assert_eq!(request.finish(), (vec![], vec![]), "before the end, buffers are MPI's");
     }
+    // A rank that ends without MPI_Finalize takes the others with it, under some launchers. So both say it before.
+    println!("{}", super::WELL);
+    let other = 1 - all.rank();
+    let told = all.send(vec![1], 1, other, 5);
+    let message = until(|| all.probe(Some(other), 5));
+    over(message.receive(vec![0]));
+    over(told);
+    exit(0);
 }
 
 /// A forked process is refused, and its end does not disturb its parent.
