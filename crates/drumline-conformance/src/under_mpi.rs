@@ -1,7 +1,7 @@
 //! Ranks that an MPI starts: the launchers that tests find, and a world of such ranks.
 
 use std::{
-    env,
+    env, fmt,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicUsize, Ordering},
@@ -48,19 +48,22 @@ impl Installed {
         let bin = self.prefix.join("bin");
         let mut command = Command::new(bin.join("mpiexec"));
         command.arg("-n").arg(ranks.to_string());
-        if self.is_open_mpi() {
-            // Version 4 knows the one spelling, version 5 the other.
-            let is_4 = self.prefix.join("lib/libopen-rte.so.40").exists();
-            let crowd: &[&str] =
-                if is_4 { &["--oversubscribe"] } else { &["--map-by", ":OVERSUBSCRIBE"] };
-            command.args(crowd).args(["--bind-to", "none"]);
-        }
+        let crowd: &[&str] = match self.launcher() {
+            "Open MPI 5" => &["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"],
+            "Open MPI 4" => &["--oversubscribe", "--bind-to", "none"],
+            _ => &[],
+        };
+        command.args(crowd);
         let path = env::var_os("PATH").unwrap_or_default();
         let path = env::join_paths([bin].into_iter().chain(env::split_paths(&path)));
+        command.args(options).arg(program).env("PATH", path.unwrap_or_default());
+        self.settle(&mut command);
         command
-            .args(options)
-            .arg(program)
-            .env("PATH", path.unwrap_or_default())
+    }
+
+    /// Sets what ranks and launchers need.
+    pub fn settle(&self, command: &mut Command) {
+        command
             .env("DRUMLINE_MPI_LIBRARY", &self.library)
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -73,12 +76,35 @@ impl Installed {
                 .env("I_MPI_FABRICS", "shm")
                 .env("I_MPI_PIN", "0");
         }
-        command
+    }
+
+    /// Options with which the launcher lets the other ranks live when one has ended badly. MPICH's does in part.
+    pub fn spares_the_others(&self) -> &'static [&'static str] {
+        match self.launcher() {
+            "Open MPI 5" => &["--with-ft", "ulfm"],
+            "Open MPI 4" => &["--enable-recovery"],
+            _ => &["-disable-auto-cleanup"],
+        }
+    }
+
+    /// The launcher, as far as its options differ: "Open MPI 5", "Open MPI 4", "Hydra".
+    pub fn launcher(&self) -> &'static str {
+        match (self.is_open_mpi(), self.prefix.join("lib/libopen-rte.so.40").exists()) {
+            (true, false) => "Open MPI 5",
+            (true, true) => "Open MPI 4",
+            (false, _) => "Hydra",
+        }
     }
 
     /// Whether it is Open MPI, whose launcher has options of its own.
     pub fn is_open_mpi(&self) -> bool {
         self.library.ends_with("libmpi.so.40")
+    }
+}
+
+impl fmt::Display for Installed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.library.display().fmt(f)
     }
 }
 

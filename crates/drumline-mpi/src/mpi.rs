@@ -61,10 +61,12 @@ pub struct Mpi {
     /// Set when this library has initialised MPI.
     pub(crate) is_ours: AtomicBool,
     pub(crate) is_forgone: AtomicBool,
-    pub(crate) hooks: Mutex<Vec<fn()>>,
 }
 
 static LOADED: Mutex<Option<&'static Mpi>> = Mutex::new(None);
+
+/// What is called before MPI is finalised.
+pub(crate) static HOOKS: Mutex<Vec<fn() -> bool>> = Mutex::new(Vec::new());
 
 /// Set in a process that was forked from one that had initialised MPI.
 pub(crate) static IS_FORKED: AtomicBool = AtomicBool::new(false);
@@ -90,7 +92,7 @@ impl Mpi {
     }
 
     /// The library that [`Mpi::load`] has loaded.
-    pub(crate) fn loaded() -> Option<&'static Mpi> {
+    pub fn loaded() -> Option<&'static Mpi> {
         *locked(&LOADED)
     }
 
@@ -100,15 +102,17 @@ impl Mpi {
     }
 
     /// Has `hook` called at exit, before MPI is finalised, in the order of these calls. There it ends what still uses
-    /// MPI. A hook that panics prevents that MPI is finalised.
+    /// MPI, and says whether all ranks come to their end, too. If not, or if it panics, MPI is not finalised: that
+    /// would wait for them. No MPI need have been loaded, and a process that has not initialised it calls no hook.
     ///
     /// ```no_run
-    /// let mpi = drumline_mpi::Mpi::load(None)?;
-    /// mpi.before_finalize(|| println!("the last word"));
-    /// # Ok::<(), drumline_mpi::Error>(())
+    /// drumline_mpi::Mpi::before_finalize(|| {
+    ///     println!("the last word");
+    ///     true
+    /// });
     /// ```
-    pub fn before_finalize(&self, hook: fn()) {
-        locked(&self.hooks).push(hook);
+    pub fn before_finalize(hook: fn() -> bool) {
+        locked(&HOOKS).push(hook);
     }
 
     /// Has MPI not be finalised at exit. When a rank has died, that would wait for it.
@@ -214,7 +218,6 @@ fn look_at(library: Library, name: &Path, named: Option<&Path>) -> Result<Mpi> {
         open: AtomicUsize::new(0),
         is_ours: AtomicBool::new(false),
         is_forgone: AtomicBool::new(false),
-        hooks: Mutex::new(Vec::new()),
     })
 }
 

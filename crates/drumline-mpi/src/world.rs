@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::error::{Error, Result};
 use crate::launcher::started;
 use crate::making::Making;
-use crate::mpi::{IS_FORKED, Mpi, check_level, check_not_forked, locked};
+use crate::mpi::{HOOKS, IS_FORKED, Mpi, check_level, check_not_forked, locked};
 
 /// All processes of the job, as MPI knows them.
 ///
@@ -151,9 +151,9 @@ extern "C" fn at_exit() {
         return;
     }
     let Some(mpi) = Mpi::loaded() else { return };
-    let hooks = std::mem::take(&mut *locked(&mpi.hooks));
+    let hooks = std::mem::take(&mut *locked(&HOOKS));
     for hook in hooks {
-        if catch_unwind(hook).is_err() {
+        if !catch_unwind(hook).unwrap_or(false) {
             mpi.forgo_finalize();
         }
     }

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod deaths;
+mod launched;
+mod misuse;
+
 use std::{env, process::Stdio, time::Duration};
 
 use drumline::{Config, GroupOptions, ProcessGroup, init_process_group};

@@ -26,6 +26,7 @@ use drumline_store::{
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
+    at_exit,
     drive::Driven,
     family::{Family, FamilyCell},
     foreign::{Carried, Foreign},
@@ -407,6 +408,7 @@ fn put_on_lane(
     if let Some(door) = door {
         driven.let_callers_in(door)?;
     }
+    at_exit::remember(&driven);
     Ok(driven)
 }
 

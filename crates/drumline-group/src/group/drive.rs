@@ -22,9 +22,9 @@ use drumline_engine::{
     transport::Point,
     usage::Usage,
 };
-use drumline_schedule::price::Prices;
+use drumline_schedule::{price::Prices, step::Rank};
 
-use super::family::FamilyCell;
+use super::{at_exit, family::FamilyCell};
 use crate::{
     Explanation, Result, interrupt,
     progress_thread::{self, Advance, Served},
@@ -56,6 +56,8 @@ pub(crate) struct Driven {
     has_sent_reason: AtomicBool,
     /// Whether a panic has dropped the last handle of the group.
     without_goodbye: AtomicBool,
+    /// Whether all ranks have said goodbye.
+    is_over: AtomicBool,
 }
 
 impl Drivable for Lane {
@@ -109,6 +111,9 @@ impl Drop for Driven {
         if *self.without_goodbye.get_mut() {
             self.handoff.lane_mut().forsake();
         }
+        if self.handoff.lane_mut().has_failed() {
+            at_exit::doubt();
+        }
     }
 }
 
@@ -126,6 +131,7 @@ impl Driven {
             readiness,
             has_sent_reason: AtomicBool::new(false),
             without_goodbye: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
         })
     }
 
@@ -287,6 +293,17 @@ impl Driven {
         self.say_why(&mut lane);
     }
 
+    /// Whether all ranks have said goodbye.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+
+    /// Whether all these peers have said goodbye, or one has failed.
+    pub(super) fn have_left(&self, peers: &[Rank]) -> bool {
+        let mut lane = self.handoff.drive();
+        lane.hear(Instant::now()).is_err() || peers.iter().all(|peer| lane.has_left(*peer))
+    }
+
     /// Tells the peers that this rank leaves, unless it has failed or left.
     pub(super) fn take_leave(&self) {
         if !self.without_goodbye.load(Ordering::SeqCst)
@@ -320,7 +337,10 @@ impl Driven {
         };
         loop {
             match lane.closed(started, Instant::now()) {
-                Ok(true) => return Ok(()),
+                Ok(true) => {
+                    self.is_over.store(true, Ordering::SeqCst);
+                    return Ok(());
+                }
                 Ok(false) => {}
                 Err(error) => {
                     self.say_why(&mut lane);

@@ -26,6 +26,7 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 
 use super::{
+    at_exit,
     drive::{Driven, Patience},
     round::{Round, Word},
 };
@@ -189,9 +190,11 @@ impl Warden {
         self.driven.close(started, timeout, Patience::Required).map_err(cause_of)
     }
 
-    /// Says goodbye without waiting.
+    /// Says goodbye without waiting. Until the process ends it must hear whether the others come to their end.
     pub(super) fn leave(&self) {
         self.driven.take_leave();
+        let Membership { rank, world_size, .. } = self.member;
+        at_exit::keep(&self.driven, (0..world_size).filter(|peer| *peer != rank).collect());
     }
 
     /// A panic drops the group: the peers will see this rank as dead.

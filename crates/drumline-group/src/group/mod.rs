@@ -1,5 +1,6 @@
 //! Process groups: the ranks that work together, and what they can do.
 
+mod at_exit;
 mod collectives;
 mod connect;
 mod default_group;

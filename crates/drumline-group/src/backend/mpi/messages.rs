@@ -81,7 +81,7 @@ impl OverMpi {
         let Wanted { from, tag, deadline } = *wanted;
         if self.world_size == 1 || from == Some(self.rank) {
             let here = || Ok(self.inbox.take(from, tag));
-            return self.waiting.until(deadline, here).map_err(|cause| late(cause, from));
+            return self.waiting.until(deadline, here).map_err(|cause| late(cause, wanted));
         }
         let came = self.waiting.until(deadline, || {
             if let Some(arrived) = self.inbox.take(from, tag) {
@@ -91,7 +91,7 @@ impl OverMpi {
             let matched = self.communicator.probe(from, mpi_tag(tag))?;
             Ok(matched.map(|matched| Came::Matched(matched, shared)))
         });
-        match came.map_err(|cause| late(cause, from))? {
+        match came.map_err(|cause| late(cause, wanted))? {
             Came::Wanted(arrived) => Ok(arrived),
             Came::Matched(matched, shared) => {
                 let (its_tag, arrived) = self.take_in(matched, deadline)?;
@@ -152,11 +152,11 @@ fn mpi_tag(tag: u64) -> u32 {
     seen as u32
 }
 
-/// A receive that nobody answers waits for its sender.
-fn late(cause: Cause, from: Option<Rank>) -> Cause {
+/// A receive that nobody answers waits for its sender. What MPI says before the deadline is another failure.
+fn late(cause: Cause, wanted: &Wanted) -> Cause {
     match cause {
-        Cause::Timeout { .. } | Cause::Backend { .. } => {
-            Cause::Timeout { waiting_for: from.into_iter().collect() }
+        Cause::Timeout { .. } | Cause::Backend { .. } if Instant::now() >= wanted.deadline => {
+            Cause::Timeout { waiting_for: wanted.from.into_iter().collect() }
         }
         cause => cause,
     }
