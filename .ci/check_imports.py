@@ -27,7 +27,7 @@ FLOORS = [
     ["drumline-mpi", "drumline-schedule", "drumline-shm"],
     ["drumline-kernels"],
 ]
-LINES_MAX = 15_000
+LINES_MAX = 15_600
 
 # Circles that are still to be opened, by their first file. No other may come.
 TO_OPEN: set[tuple[str, str]] = set()

@@ -47,7 +47,7 @@ pub fn is_mpi_available() -> bool {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) lists what was tried, and says what to install.
+/// [`Error::InvalidSetting`] lists what was tried, and says what to install.
 pub fn describe_mpi(config: &Config) -> Result<String> {
     let mpi = Mpi::load(config.mpi_library.as_deref()).map_err(|error| Error::InvalidSetting {
         setting: "mpi_library (DRUMLINE_MPI_LIBRARY)".to_owned(),

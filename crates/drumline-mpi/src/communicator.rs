@@ -81,14 +81,24 @@ impl Communicator {
         if let Some(first) = blocks.first().filter(|first| first.start > 0) {
             return Err(Error::Gap { end: 0, start: first.start });
         }
-        // Which of MPI's functions it is depends on the lengths alone, which all ranks know.
-        let (each, is_even) = match layout[..self.size] {
-            [each, ref others @ ..] => (each, others.iter().all(|other| *other == each)),
-            [] => (0, true),
-        };
-        match is_even {
-            true => self.begin(Operation::AllGather { each }, received(data)),
-            false => self.begin(Operation::AllGatherUneven, Memory { layout, ..received(data) }),
+        let lens = &layout[..self.size];
+        match gathering(lens) {
+            Gathering::Even { each } => self.begin(Operation::AllGather { each }, received(data)),
+            Gathering::Uneven => {
+                self.begin(Operation::AllGatherUneven, Memory { layout, ..received(data) })
+            }
+            Gathering::VeryUneven => {
+                // A copy: Open MPI takes one buffer for both directions as MPI_IN_PLACE, which means another thing here.
+                let own = data[blocks[self.rank].clone()].to_vec();
+                let but_own = |mut lens: Vec<c_int>| {
+                    lens[self.rank] = 0;
+                    lens
+                };
+                let sent = [but_own(vec![lens[self.rank]; self.size]), vec![0; self.size]];
+                let layout =
+                    [sent.concat(), but_own(lens.to_vec()), layout[self.size..].to_vec()].concat();
+                self.begin(Operation::AllToAll, Memory { send: own, receive: data, layout })
+            }
         }
     }
 
@@ -325,6 +335,29 @@ impl Matched {
     }
 }
 
+/// Which of MPI's functions gathers blocks to all.
+#[derive(Debug, PartialEq, Eq)]
+enum Gathering {
+    Even {
+        each: c_int,
+    },
+    Uneven,
+    /// Intel MPI passes long blocks on in pieces as long as the shortest one: 100,000 bytes beside an empty block take it
+    /// 20 seconds. So here every rank sends its block to each other rank.
+    VeryUneven,
+}
+
+/// It depends on the lengths alone, which all ranks know.
+fn gathering(lens: &[c_int]) -> Gathering {
+    let (shortest, longest) =
+        lens.iter().fold((c_int::MAX, 0), |(low, high), &len| (low.min(len), high.max(len)));
+    match shortest {
+        each if each >= longest => Gathering::Even { each: longest },
+        shortest if shortest >= longest / 2 => Gathering::Uneven,
+        _ => Gathering::VeryUneven,
+    }
+}
+
 fn received(receive: Vec<u8>) -> Memory {
     Memory { receive, ..Memory::default() }
 }
@@ -387,6 +420,15 @@ mod tests {
     #[test]
     fn blocks_become_counts_and_places() {
         assert_eq!(layout(3, &[0..2, 5..5, 3..7], "data", &[0; 7]).unwrap(), [2, 0, 4, 0, 5, 3]);
+    }
+
+    #[test]
+    fn lengths_choose_how_blocks_are_gathered() {
+        assert_eq!(gathering(&[7, 7, 7]), Gathering::Even { each: 7 });
+        assert_eq!(gathering(&[0, 0]), Gathering::Even { each: 0 });
+        assert_eq!(gathering(&[7, 8, 7]), Gathering::Uneven);
+        assert_eq!(gathering(&[7, 0, 7]), Gathering::VeryUneven);
+        assert_eq!(gathering(&[8, 100]), Gathering::VeryUneven);
     }
 
     #[test]

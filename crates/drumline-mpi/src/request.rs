@@ -96,7 +96,7 @@ impl Request {
         }
     }
 
-    /// Gives the buffers back: what was sent, and what has come. Calls that work in place have one buffer, the second.
+    /// Gives the buffers back: what was sent, and what has come. Calls that work in place give their data as the second.
     /// Before [`Request::poll`] has said that the call is over, they are MPI's, and this gives two empty ones.
     pub fn finish(mut self) -> (Vec<u8>, Vec<u8>) {
         match self.state {

@@ -94,7 +94,9 @@ impl Expressions {
             ranks.iter().map(|&rank| expressions.leaf(call, rank, element)).collect()
         };
         let values: Vec<Id> = match topology.order {
-            SumOrder::Rank | SumOrder::Backend => leaves(self, &(0..topology.world_size).collect::<Vec<_>>()),
+            SumOrder::Rank | SumOrder::Backend => {
+                leaves(self, &(0..topology.world_size).collect::<Vec<_>>())
+            }
             SumOrder::Placement => {
                 let hosts = topology.ranks_by_host().iter();
                 hosts.map(|ranks| self.tree(&leaves(self, ranks))).collect()

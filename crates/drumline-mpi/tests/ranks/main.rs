@@ -53,6 +53,8 @@ fn forks_and_a_finalised_mpi_are_refused() {
 fn an_mpi_that_others_initialised_is_used_and_left_to_them() {
     on_every_library(|library| {
         library.run(2, "others").ends_well(2);
+        library.run(2, "serialized").ends_well(2);
+        library.run(1, "loaded").ends_well(1);
         library.run(2, "funneled").ends_well(2);
     });
 }

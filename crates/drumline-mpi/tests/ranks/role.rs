@@ -31,6 +31,8 @@ fn rank() {
         "fork" => ends::fork,
         "finalised" => ends::finalised,
         "others" => ends::initialised_by_others,
+        "serialized" => ends::initialised_for_one_thread_at_a_time,
+        "loaded" => ends::loaded_by_others,
         "funneled" => ends::initialised_for_one_thread,
         "hooks" => ends::hooks,
         "search" => ends::search,

@@ -15,7 +15,7 @@ use drumline_schedule::{
     step::{Buffer, Rank},
 };
 
-use super::{OverMpi, own_sums, wait::failed};
+use super::{own_sums, rank::OverMpi, wait::failed};
 use crate::backend::{Call, Request};
 
 type Block = Range<usize>;

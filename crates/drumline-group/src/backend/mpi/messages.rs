@@ -5,18 +5,14 @@
 //! waits for. It goes to the inbox. What exceeds [`FIRST_BYTES_MAX`] follows in messages with a tag of their own.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{MutexGuard, PoisonError, atomic::Ordering},
     time::Instant,
 };
 
 use drumline_engine::Cause;
 use drumline_schedule::step::Rank;
 
-use super::{OverMpi, wait::failed};
+use super::{rank::OverMpi, wait::failed};
 use crate::backend::{Arrived, Label, Outgoing, Wanted};
 
 /// Tags below this are MPI's tags. MPI promises 32,767 tags.
@@ -28,16 +24,6 @@ const RESTS: u64 = 1 << 13;
 
 /// The most bytes of a message that travel with its trailer, and of each message behind it.
 const FIRST_BYTES_MAX: usize = 1 << 30;
-
-/// Messages that have come before a receive has asked for them, by sender and tag; and those to this rank itself.
-#[derive(Debug, Default)]
-pub(super) struct Inbox {
-    arrived: Mutex<BTreeMap<(Rank, u64), VecDeque<Arrived>>>,
-    /// Held by a receive on a shared tag, so that messages that go to the inbox keep their order.
-    shared: Mutex<()>,
-    /// How many long messages this rank has sent.
-    long: AtomicU64,
-}
 
 /// What stands behind the bytes of a message.
 #[derive(Debug, PartialEq, Eq)]
@@ -176,30 +162,6 @@ fn late(cause: Cause, from: Option<Rank>) -> Cause {
     }
 }
 
-impl Inbox {
-    fn put(&self, tag: u64, arrived: Arrived) {
-        self.lock().entry((arrived.from, tag)).or_default().push_back(arrived);
-    }
-
-    fn take(&self, from: Option<Rank>, tag: u64) -> Option<Arrived> {
-        let mut arrived = self.lock();
-        let key = match from {
-            Some(from) => (from, tag),
-            None => arrived.keys().copied().find(|(_, its_tag)| *its_tag == tag)?,
-        };
-        let queue = arrived.get_mut(&key)?;
-        let message = queue.pop_front();
-        if queue.is_empty() {
-            arrived.remove(&key);
-        }
-        message
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Rank, u64), VecDeque<Arrived>>> {
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Trailer {
     const BYTES: usize = Label::BYTES + 20;
 
@@ -243,22 +205,6 @@ mod tests {
         assert_eq!(Trailer::decode(&trailer.encode()), Some(trailer));
         assert_eq!(Trailer::decode(&[0; Trailer::BYTES]), None);
         assert_eq!(Trailer::decode(&[]), None);
-    }
-
-    #[test]
-    fn the_inbox_keeps_the_order_of_each_sender_and_tag() {
-        let inbox = Inbox::default();
-        let message =
-            |from, byte| Arrived { from, label: Label([0; Label::BYTES]), bytes: vec![byte] };
-        for (from, tag, byte) in [(1, 7, 1), (1, 8, 2), (1, 7, 3), (2, 7, 4)] {
-            inbox.put(tag, message(from, byte));
-        }
-        let take = |from, tag| inbox.take(from, tag).map(|it| it.bytes[0]);
-        assert_eq!(
-            [take(Some(1), 7), take(Some(1), 7), take(Some(1), 7)],
-            [Some(1), Some(3), None]
-        );
-        assert_eq!([take(None, 7), take(None, 7), take(None, 8)], [Some(4), None, Some(2)]);
     }
 
     #[test]

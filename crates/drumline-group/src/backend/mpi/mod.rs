@@ -1,6 +1,6 @@
 //! The backend `mpi`: a group's calls over whatever MPI library the machine has.
 //!
-//! The library carries bytes. Sums are made here by [`Call::reduce`], along the tree of every backend, so they have
+//! The library carries bytes. Sums are made here by [`Call::reduce`](super::Call::reduce), along the tree of every backend, so they have
 //! the same bits as everywhere. Only under [`SumOrder::Backend`] does MPI add by itself.
 //!
 //! MPI says nothing when a rank dies, and cannot take back a call that has begun. So a
@@ -9,38 +9,25 @@
 
 mod buffers;
 mod collectives;
+mod inbox;
 mod members;
 mod messages;
 mod own_sums;
+mod rank;
 mod wait;
 
 use std::{sync::Arc, time::Instant};
 
 use drumline_engine::{Cause, CollectiveError};
-use drumline_mpi::{Communicator, Mpi};
-use drumline_schedule::{SumOrder, step::Rank};
+use drumline_mpi::Mpi;
+use drumline_schedule::SumOrder;
 
-use self::{buffers::Buffers, messages::Inbox, wait::Waiting};
+use self::{buffers::Buffers, inbox::Inbox, rank::OverMpi, wait::Waiting};
 use super::{Arrived, Backend, BackendOptions, Outgoing, Request, Wanted};
 use crate::Result;
 
 /// The name of this backend, and the scheme of its URL.
 pub(crate) const MPI: &str = "mpi";
-
-/// One rank of one group: a communicator of the group's members.
-#[derive(Debug)]
-struct OverMpi {
-    rank: Rank,
-    world_size: usize,
-    /// Whether MPI adds, where it can.
-    adds_by_itself: bool,
-    communicator: Communicator,
-    waiting: Waiting,
-    buffers: Buffers,
-    /// How many bytes of its data a rank works on at a time.
-    piece_bytes: usize,
-    inbox: Inbox,
-}
 
 /// MPI counts by 32 bits, in all blocks of a call together.
 const PIECE_BYTES_MAX: usize = 1 << 28;

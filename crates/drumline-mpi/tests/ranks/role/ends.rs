@@ -1,13 +1,15 @@
 //! How MPI begins and ends, and what is refused.
 
 use std::env;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::transmute;
+use std::path::{Path, PathBuf};
+use std::process::exit;
 use std::ptr::null_mut;
 
 use drumline_mpi::{Abi, Error, Level, Mpi, launcher};
 
-use super::{everybody, made, mpi, over, world};
+use super::{everybody, made, mpi, over, until, world};
 
 /// Rank 0 begins what nobody ends. Its process ends nevertheless.
 pub(super) fn dropped() {
@@ -20,6 +22,14 @@ pub(super) fn dropped() {
         let request = all.barrier().unwrap();
         assert_eq!(request.finish(), (vec![], vec![]), "before the end, buffers are MPI's");
     }
+    // A rank that ends without MPI_Finalize takes the others with it, under some launchers. So both say it before.
+    println!("{}", super::WELL);
+    let other = 1 - all.rank();
+    let told = all.send(vec![1], 1, other, 5);
+    let message = until(|| all.probe(Some(other), 5));
+    over(message.receive(vec![0]));
+    over(told);
+    exit(0);
 }
 
 /// A forked process is refused, and its end does not disturb its parent.
@@ -60,6 +70,25 @@ pub(super) fn initialised_by_others() {
         // The hook of C's exit runs, but MPI is not finalised there: this would be the second time.
         assert_eq!(call0(c"MPI_Finalize"), 0);
     });
+}
+
+/// A communicator is then made under the lock.
+pub(super) fn initialised_for_one_thread_at_a_time() {
+    initialise(Level::Serialized);
+    over(everybody().barrier());
+    assert_eq!(call0(c"MPI_Finalize"), 0);
+}
+
+/// What the process has loaded is used, whatever path is named.
+pub(super) fn loaded_by_others() {
+    let library = PathBuf::from(env::var_os(super::LIBRARY).unwrap());
+    let name = CString::new(library.to_str().unwrap()).unwrap();
+    // SAFETY: the name ends with a zero; the library is an MPI, which does nothing when it is loaded.
+    assert!(!unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null());
+    let other = Path::new("/no/libmpi.so");
+    let about = Mpi::load(Some(other)).unwrap().about();
+    assert_eq!(about.path, library.canonicalize().unwrap());
+    assert_eq!(about.passed_over.as_deref(), Some(other));
 }
 
 pub(super) fn initialised_for_one_thread() {
@@ -133,7 +162,7 @@ fn initialise(level: Level) -> Level {
 }
 
 fn symbol(name: &CStr) -> *mut c_void {
-    let path = std::ffi::CString::new(mpi().about().path.to_str().unwrap()).unwrap();
+    let path = CString::new(mpi().about().path.to_str().unwrap()).unwrap();
     // SAFETY: both are strings that end with a zero, and the library is loaded.
     let found = unsafe {
         libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr())
