@@ -179,9 +179,16 @@ mod tests {
     #[test]
     fn places_are_beside_launchers_and_environments() {
         let home = tempfile::tempdir().unwrap();
-        for path in
-            ["path/bin", "path/lib", "none/bin", "none/lib", "venv/lib", "own/bin", "own/lib64", "py/lib"]
-        {
+        for path in [
+            "path/bin",
+            "path/lib",
+            "none/bin",
+            "none/lib",
+            "venv/lib",
+            "own/bin",
+            "own/lib64",
+            "py/lib",
+        ] {
             fs::create_dir_all(home.path().join(path)).unwrap();
         }
         fs::write(home.path().join("path/bin/mpiexec"), "").unwrap();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use drumline::rendezvous::rendezvous;
 use pyo3::{prelude::*, types::PyDict};
 
-use crate::{config::config, error::raise, log, signals, store::Store};
+use crate::{config::config, log, signals, store::Store};
 
 /// Whether an MPI library is found.
 #[pyfunction]
