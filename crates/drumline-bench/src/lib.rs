@@ -29,6 +29,6 @@ mod predict;
 mod progress;
 mod svg;
 
-pub use bench::{Options as BenchOptions, measure};
+pub use bench::{Options as BenchOptions, is_over_mpi, measure};
 pub use error::{Error, Result};
 pub use predict::{Options as PredictOptions, predict};

@@ -124,7 +124,7 @@ fn carry_out(
         },
         Command::Env(args) => env(args, &itself),
         Command::Check { json } => check(json),
-        Command::Bench { options, .. } if is_launched() => {
+        Command::Bench { options, .. } if is_launched() || drumline_bench::is_over_mpi() => {
             Ok(drumline_bench::measure(&options, &mut Stdout)?)
         }
         Command::Bench { options, rseq } => {

@@ -7,6 +7,12 @@ use drumline::{Config, GroupOptions, ProcessGroup};
 use super::{bound::Bound, choice::Transport, options::Options, plain_stream::PlainStream};
 use crate::{Error, Result};
 
+/// Whether the settings ask for the backend `mpi`, whose ranks MPI's launcher has started.
+#[must_use]
+pub fn is_over_mpi() -> bool {
+    std::env::var_os("DRUMLINE_BACKEND").is_some_and(|name| name == "mpi")
+}
+
 /// The number of each rank's host, by rank.
 pub(super) struct Hosts(pub(super) Vec<u64>);
 
@@ -45,8 +51,19 @@ impl Carrier {
         hosts: &Hosts,
         config: &Config,
     ) -> Result<Vec<Carrier>> {
+        if is_over_mpi() {
+            return Carrier::mpi(control, config).map(|carrier| vec![carrier]);
+        }
         let new = |&transport| Carrier::new(transport, control, hosts, config);
         options.transport.items.iter().map(new).collect()
+    }
+
+    /// MPI chooses what carries the data.
+    fn mpi(control: &ProcessGroup, config: &Config) -> Result<Carrier> {
+        let all: Vec<usize> = (0..control.world_size()).collect();
+        let settings = GroupOptions::default().name("measured").config(config.clone());
+        let group = control.new_group(&all, &settings).map_err(Error::Measure)?;
+        Ok(Carrier { transport: "mpi".to_owned(), group, bound: Bound::copy() })
     }
 
     fn new(

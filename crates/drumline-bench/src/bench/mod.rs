@@ -30,4 +30,4 @@ mod session;
 mod table;
 mod trial;
 
-pub use self::{options::Options, session::measure};
+pub use self::{carrier::is_over_mpi, options::Options, session::measure};

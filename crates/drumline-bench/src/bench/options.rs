@@ -17,6 +17,7 @@ Examples:
   drumline bench all_gather,broadcast -b 1M -e 16M -f 16 --nproc-per-node 4
   drumline bench --transport shm,tcp --buffers staged,registered --svg speed.svg
   drumline bench -d f32,bf16 -o sum,max -b 16M -e 16M --json speed.json
+  DRUMLINE_BACKEND=mpi mpiexec -n 2 drumline bench   # over MPI
   torchrun --nnodes 2 --nproc-per-node 4 --no-python drumline bench -e 256M
 
 Before each operation the ranks rewrite their buffers, as training does, and meet in a barrier. Then

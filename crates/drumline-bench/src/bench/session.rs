@@ -11,7 +11,7 @@ use drumline::{Config, DType, ReduceOp, init_process_group};
 
 use super::{
     bound::Bound,
-    carrier::{Carrier, Hosts},
+    carrier::{Carrier, Hosts, is_over_mpi},
     choice::CallStyle,
     explain::explain,
     measure::{Bill, Meter, Pace, Turn},
@@ -37,7 +37,8 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
     let mut config = Config::from_env().map_err(Error::Measure)?;
     // The algorithm is for the operations that are measured, not for the exchange of figures.
     let all_reduce = config.all_reduce.take();
-    let control = init_process_group("env://", &config).map_err(Error::Measure)?;
+    let url = if is_over_mpi() { "mpi://" } else { "env://" };
+    let control = init_process_group(url, &config).map_err(Error::Measure)?;
     options.check(control.world_size())?;
     // This configuration has the addresses that the control group has found for this rank.
     let mut config = control.config().clone();

@@ -37,10 +37,11 @@ os.write(1, (" ".join(words) + "\n").encode())
 
 #[test]
 fn ranks_of_every_launcher_agree_and_become_the_program() {
-    let Ok(prefixes) = std::env::var("DRUMLINE_TEST_MPI") else {
-        return eprintln!("skipped: DRUMLINE_TEST_MPI names no MPI");
-    };
-    for prefix in prefixes.split(':') {
+    let prefixes = std::env::var("DRUMLINE_TEST_MPI").unwrap_or_default();
+    if prefixes.is_empty() {
+        eprintln!("skipped: DRUMLINE_TEST_MPI names no MPI");
+    }
+    for prefix in prefixes.split(':').filter(|prefix| !prefix.is_empty()) {
         let prefix = Path::new(prefix);
         let open_mpi = prefix.join("bin/ompi_info").exists();
         let options: &[&str] = match (open_mpi, prefix.join("bin/prterun").exists()) {

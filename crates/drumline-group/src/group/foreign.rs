@@ -94,8 +94,14 @@ struct Turn<'a>(&'a Foreign);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.lock().turn += 1;
-        self.0.moved.notify_all();
+        let mut state = self.0.lock();
+        state.turn += 1;
+        let others_wait = state.turn < state.ticket;
+        drop(state);
+        // A call of the system, even if nobody waits.
+        if others_wait {
+            self.0.moved.notify_all();
+        }
     }
 }
 
