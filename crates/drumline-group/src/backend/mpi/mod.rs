@@ -36,6 +36,13 @@ const PIECE_BYTES_MAX: usize = 1 << 28;
 pub(super) fn connect(options: &BackendOptions) -> Result<Arc<dyn Backend>> {
     let failed = |error: drumline_mpi::Error| options.error(error.to_string());
     let mpi = Mpi::load(options.config.mpi_library.as_deref()).map_err(failed)?;
+    if let Some(named) = &mpi.about().passed_over {
+        tracing::warn!(
+            named = %named.display(),
+            used = %mpi.about().path.display(),
+            "another MPI library was loaded already, and is used in place of the one in the settings"
+        );
+    }
     let world = mpi.init().map_err(failed)?;
     let ranks = members::agree(options, world)?;
     let guard = options.guard()?;
