@@ -123,9 +123,7 @@ def test_a_script_of_torchrun_under_drumline_env(mpi, backend):
 
 def test_a_library_beside_python_is_found(mpi, tmp_path):
     """As `pip install mpich` puts it there: the environment says nothing of it."""
-    (tmp_path / "lib").mkdir()
-    name = next(it for it in ("libmpi.so.12", "libmpi.so.40") if (mpi / "lib" / it).exists())
-    (tmp_path / "lib" / name).symlink_to(mpi / "lib" / name)
+    (tmp_path / "lib").symlink_to(mpi / "lib")
     code = (
         f"import sys; sys.prefix = {str(tmp_path)!r}; import drumline; print(drumline.is_mpi_available())"
     )
