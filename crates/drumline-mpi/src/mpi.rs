@@ -91,7 +91,7 @@ impl Mpi {
         Ok(mpi)
     }
 
-    /// The library that [`Mpi::load`] has loaded.
+    /// The library that [`Mpi::load`] has loaded. Looks for none.
     pub fn loaded() -> Option<&'static Mpi> {
         *locked(&LOADED)
     }

@@ -369,8 +369,9 @@ impl<H: Handle> Calls for Table<H> {
         let number = |number| self.handles.number(number);
         let of = |op| self.handles.op(op);
         let in_place = self.scalars.in_place as *const c_void;
-        let (send, receive) =
-            (address(&mut memory.send).cast_const(), address(&mut memory.receive));
+        let [nothing_sent, nothing_comes] = &NO_BYTES;
+        let send = address(&mut memory.send, nothing_sent).cast_const();
+        let receive = address(&mut memory.receive, nothing_comes);
         // The quarters of the layout of an all-to-all, and the halves of every other one.
         let part =
             memory.layout.len() / if matches!(operation, Operation::AllToAll) { 4 } else { 2 };
@@ -482,12 +483,15 @@ fn find(library: Library, path: &Path, name: &str) -> Result<NonNull<c_void>> {
     found.ok_or_else(|| Error::Symbol { path: path.to_owned(), name: name.to_owned() })
 }
 
+/// What vectors without memory stand for: to send, and to receive.
+static NO_BYTES: [u8; 2] = [0; 2];
+
 /// Where a buffer begins. That of a vector without memory is 1, which MPI takes for `MPI_IN_PLACE`. It gets another one,
-/// which is not used, since no byte is moved there.
-fn address(buffer: &mut Vec<u8>) -> *mut c_void {
-    static NO_BYTES: u8 = 0;
+/// which is not used, since no byte is moved there. The two of a call differ: Open MPI 4 takes equal ones for
+/// `MPI_IN_PLACE`, too, and an all-to-all in which a rank has nothing to do then never ends.
+fn address(buffer: &mut Vec<u8>, if_empty: &'static u8) -> *mut c_void {
     match buffer.capacity() {
-        0 => (&raw const NO_BYTES).cast_mut().cast(),
+        0 => (&raw const *if_empty).cast_mut().cast(),
         _ => buffer.as_mut_ptr().cast(),
     }
 }

@@ -21,6 +21,7 @@ pub(super) fn all() {
         messages(&all, len);
         over(all.barrier());
     }
+    most_have_nothing(&all);
     many_at_a_time(&all);
     all_numbers(&all);
     refused(&all);
@@ -89,6 +90,16 @@ fn goes_to_all_from_all(all: &Communicator, len: usize) {
         expected[block.clone()].copy_from_slice(&bytes(from, rank, block.len()));
     }
     assert_eq!(received, expected);
+}
+
+/// The last rank sends to itself alone. The others have nothing, not even buffers.
+fn most_have_nothing(all: &Communicator) {
+    let (rank, last) = (all.rank(), all.size() - 1);
+    let mut blocks = side_by_side((0..=last).map(|_| 0));
+    let own = if rank == last { bytes(last, last, 4) } else { Vec::new() };
+    blocks[last].end = own.len();
+    let (sent, received) = over(all.all_to_all(own.clone(), &blocks, vec![0; own.len()], &blocks));
+    assert_eq!((sent, received), (own.clone(), own));
 }
 
 fn goes_through_a_root(all: &Communicator, len: usize, root: usize) {
