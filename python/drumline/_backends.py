@@ -16,8 +16,12 @@ def is_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Whether calls can go through an MPI library. They cannot."""
-    return False
+    """Whether an MPI library is found. It is loaded then, and not started.
+
+    It is looked for at ``DRUMLINE_MPI_LIBRARY``, where the loader looks, beside ``mpiexec``, and in ``lib`` of
+    Python's own prefix, where ``pip install mpich`` puts it.
+    """
+    return _core.is_mpi_available()
 
 
 def is_nccl_available() -> bool:

@@ -34,11 +34,14 @@ def init_process_group(
 ) -> ProcessGroup:
     """Connects all processes of the job, and returns the group ``world``.
 
-    ``backend`` is ``drumline`` unless `Backend.register_backend` has added another.
+    ``backend`` is ``drumline``, or ``mpi`` if an MPI library is there, or what `Backend.register_backend` has
+    added.
 
     ``init_method`` is ``env://`` (what `drumline run` and torchrun set; the default), or
-    ``tcp://host:port?rank=R&world_size=W``, or ``file:///path?rank=R&world_size=W``. It may also stand in
-    the place of ``backend``. ``rank`` and ``world_size`` may be arguments instead. With a ``store``
+    ``tcp://host:port?rank=R&world_size=W``, or ``file:///path?rank=R&world_size=W``, or ``mpi://`` for
+    ranks that ``mpirun`` has started, whose backend is then ``mpi``. The backend ``mpi`` without an
+    ``init_method`` means ``mpi://``, unless a launcher has set ``RANK``. It may also stand in the place of
+    ``backend``. ``rank`` and ``world_size`` may be arguments instead. With a ``store``
     (drumline's or torch's) they must be, and there is no ``init_method``. ``group_name`` and
     ``pg_options`` are ignored. ``settings`` are those of the table in docs/reference/settings.md, such as
     ``shared_memory=False``.

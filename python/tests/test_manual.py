@@ -81,8 +81,8 @@ def test_a_class_of_the_manual_is_there(name):
 
 def test_what_is_available_is_said_truly(monkeypatch):
     assert drumline.is_available()
-    assert not (drumline.is_mpi_available() or drumline.is_nccl_available() or drumline.is_gloo_available())
-    for name in ("mpi", "nccl", "gloo"):
+    assert not (drumline.is_nccl_available() or drumline.is_gloo_available())
+    for name in ("nccl", "gloo"):
         with pytest.raises(ValueError, match=f"{name}.* is not registered; there is drumline"):
             drumline.init_process_group(name, "tcp://127.0.0.1:0", rank=0, world_size=1)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)

@@ -84,4 +84,5 @@ pub use mpi::{About, Mpi};
 pub use number::{Number, Op};
 pub use patience::Patience;
 pub use request::Request;
+pub use search::look_in;
 pub use world::World;

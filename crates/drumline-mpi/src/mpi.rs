@@ -89,8 +89,8 @@ impl Mpi {
         Ok(mpi)
     }
 
-    /// The library that [`Mpi::load`] has loaded.
-    pub(crate) fn loaded() -> Option<&'static Mpi> {
+    /// The library that [`Mpi::load`] has loaded. Looks for none.
+    pub fn loaded() -> Option<&'static Mpi> {
         *locked(&LOADED)
     }
 

@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::launcher::{Family, launcher};
@@ -21,6 +22,18 @@ const NAMES: [(&str, Option<Family>); 6] = [
 
 /// Programs that start ranks. Where they are, a library is near.
 const LAUNCHERS: [&str; 2] = ["mpiexec", "mpirun"];
+
+/// Where libraries are installed, as the program has said.
+static PREFIXES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Has the search look in `prefix/lib`, too, after all other places. Python says so where its packages are.
+///
+/// ```
+/// drumline_mpi::look_in("/opt/mpich");
+/// ```
+pub fn look_in(prefix: impl Into<PathBuf>) {
+    PREFIXES.lock().unwrap_or_else(PoisonError::into_inner).push(prefix.into());
+}
 
 /// Finds a library that `look_at` accepts, and returns what `look_at` makes of it.
 ///
@@ -48,7 +61,8 @@ pub(crate) fn find<T>(
         let not_found = |reason| Error::NotFound { tried: vec![attempt(path, reason)] };
         return look_at(opened.map_err(not_found)?, path);
     }
-    let places = places(|name| env::var_os(name).map(PathBuf::from), &own_launcher());
+    let said = PREFIXES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let places = places(|name| env::var_os(name).map(PathBuf::from), &own_launcher(), &said);
     for candidate in candidates(launcher().and_then(|it| it.family()), &places) {
         if candidate.is_absolute() && !candidate.exists() {
             continue; // of a place, the summary below tells
@@ -89,8 +103,12 @@ fn candidates(prefer: Option<Family>, places: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 /// The directories of libraries near launchers: of the launcher that has started this process, of those in `PATH`, of
-/// Python's environment, and of Intel's settings.
-fn places(variable: impl Fn(&str) -> Option<PathBuf>, own_launcher: &[PathBuf]) -> Vec<PathBuf> {
+/// Python's environment, and of Intel's settings. Then those that the program has said.
+fn places(
+    variable: impl Fn(&str) -> Option<PathBuf>,
+    own_launcher: &[PathBuf],
+    said: &[PathBuf],
+) -> Vec<PathBuf> {
     let path = variable("PATH").unwrap_or_default();
     let in_path =
         env::split_paths(&path).filter(|it| LAUNCHERS.iter().any(|name| it.join(name).is_file()));
@@ -103,7 +121,7 @@ fn places(variable: impl Fn(&str) -> Option<PathBuf>, own_launcher: &[PathBuf]) 
     let prefixes = bins.filter_map(|bin| Some(bin.parent()?.to_owned()));
     let named = ["VIRTUAL_ENV", "I_MPI_ROOT"].into_iter().filter_map(variable);
     let mut places = Vec::new();
-    for prefix in prefixes.chain(named) {
+    for prefix in prefixes.chain(named).chain(said.iter().cloned()) {
         for lib in ["lib", "lib64", "lib/release"] {
             let place = prefix.join(lib);
             if place.is_dir() && !places.contains(&place) {
@@ -161,9 +179,16 @@ mod tests {
     #[test]
     fn places_are_beside_launchers_and_environments() {
         let home = tempfile::tempdir().unwrap();
-        for path in
-            ["path/bin", "path/lib", "none/bin", "none/lib", "venv/lib", "own/bin", "own/lib64"]
-        {
+        for path in [
+            "path/bin",
+            "path/lib",
+            "none/bin",
+            "none/lib",
+            "venv/lib",
+            "own/bin",
+            "own/lib64",
+            "py/lib",
+        ] {
             fs::create_dir_all(home.path().join(path)).unwrap();
         }
         fs::write(home.path().join("path/bin/mpiexec"), "").unwrap();
@@ -174,8 +199,10 @@ mod tests {
             "VIRTUAL_ENV" => Some(home.path().join("venv")),
             _ => None,
         };
-        let found = places(variable, &[home.path().join("own/bin")]);
-        assert_eq!(found, ["own/lib64", "path/lib", "venv/lib"].map(|it| home.path().join(it)));
+        let said = ["py", "venv"].map(|it| home.path().join(it));
+        let found = places(variable, &[home.path().join("own/bin")], &said);
+        let expected = ["own/lib64", "path/lib", "venv/lib", "py/lib"];
+        assert_eq!(found, expected.map(|it| home.path().join(it)));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod job_store;
 mod launch;
 mod log;
 mod memory;
+mod mpi;
 mod parent;
 mod registered;
 mod sampler;
@@ -47,6 +48,7 @@ mod _core {
         launch::{main, refusal, step},
         log::close_log,
         memory::supports,
+        mpi::{is_mpi_available, meet},
         parent::end_with_parent,
         registered::Registered,
         sampler::Sampler,
@@ -60,6 +62,7 @@ mod _core {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DTYPES", super::memory::names())?;
+        super::mpi::look_beside_python(module.py())?;
         // The attribute of an exception that Python code has made itself.
         let collective_error = module.getattr("CollectiveError")?;
         collective_error.setattr("cause", module.py().None())?;

@@ -19,7 +19,7 @@ from drumline.torch.arguments import checked_tag, only
 from drumline.torch.barrier import MonitoredBarrier
 from drumline.torch.collectives import Collectives
 from drumline.torch.calls import LONGEST, PER_GROUP
-from drumline.torch.store import master_of
+from drumline.torch.store import backend_of, master_of
 from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error, patch_holder
 
@@ -46,6 +46,8 @@ def connect(
 ) -> DrumlineBackend:
     """A backend for a group. ``ranks`` are the members' numbers in the job, ``rank`` is this one's index."""
     settings: dict[str, Any] = {"timeout": timeout.total_seconds()}
+    if backend := backend_of(store):
+        settings["backend"] = backend
     try:
         group = Group.connect(name, store, rank, ranks, master_of(store), settings)
     except _core.DrumlineError as error:

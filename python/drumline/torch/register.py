@@ -29,6 +29,24 @@ def register() -> None:
             )
 
 
+    _register_rendezvous()
+
+
+def _register_rendezvous() -> None:
+    """``init_method="mpi://"``, unless the program has a handler for it."""
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    with suppress(RuntimeError):  # registered already
+        register_rendezvous_handler("mpi", _meet_by_mpi)
+
+
+def _meet_by_mpi(url: str, **options: Any) -> Any:
+    """Called by `init_process_group`. Only now the rest of the package is imported."""
+    from drumline.torch.rendezvous import over_mpi
+
+    return over_mpi(url, **options)
+
+
 def too_old() -> str:
     """Why this torch cannot have the backend, and what works instead; empty if it is new enough."""
     import torch

@@ -17,11 +17,11 @@ from drumline.stores import Store, Value
 
 
 class TorchStore(dist.Store):
-    """A drumline store as a torch store."""
+    """A drumline store as a torch store. Groups that are made with it are on ``backend``, if it has one."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, backend: str | None = None) -> None:
         super().__init__()
-        self._store = store
+        self._store, self.backend = store, backend
 
     def set(self, key: str, value: Value) -> None:
         self._store.set(key, value)
@@ -82,7 +82,7 @@ class TorchStore(dist.Store):
         return self._store.timeout
 
     def clone(self) -> TorchStore:
-        return TorchStore(self._store.clone())
+        return TorchStore(self._store.clone(), self.backend)
 
     def has_extended_api(self) -> bool:
         return True
@@ -97,9 +97,21 @@ def _as_torch(call: Any) -> Any:
 
 def master_of(store: dist.Store) -> tuple[str, int] | None:
     """Host and port of the store, if it has one: the route there leads to the other hosts."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
+    store = _innermost(store)
     if isinstance(store, dist.TCPStore):
         return store.host, store.port
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     return (address, int(port)) if address and port.isdigit() else None
+
+
+def backend_of(store: dist.Store) -> str | None:
+    """What carries groups that are made with this store: that of the environment, or else the store's own."""
+    if os.environ.get("DRUMLINE_BACKEND"):
+        return None
+    return getattr(_innermost(store), "backend", None)
+
+
+def _innermost(store: dist.Store) -> dist.Store:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store

@@ -1,0 +1,136 @@
+"""Ranks that an MPI has started: drumline's own API and torch's, over MPI and over drumline."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch_versions import needs_backends
+
+HERE = Path(__file__).parent
+
+# Prefixes with bin and lib, and colons between them.
+VARIABLE = "DRUMLINE_TEST_MPI"
+PREFIXES = [Path(it) for it in os.environ.get(VARIABLE, "").split(":") if it]
+
+# To tell a hang from a slow machine.
+LIMIT_S = 120.0
+
+# Variables of a launcher around the tests.
+OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_BACKEND")
+
+
+@pytest.fixture(params=PREFIXES or [None], ids=lambda it: it.name if it else "none")
+def mpi(request):
+    if request.param is None:
+        pytest.skip(f"{VARIABLE} names no MPI")
+    return request.param
+
+
+def under(prefix, ranks, *command, **variables):
+    """What the command prints under mpiexec, and the exit code of mpiexec."""
+    is_open_mpi = (prefix / "lib/libmpi.so.40").exists()
+    is_4 = (prefix / "lib/libopen-rte.so.40").exists()  # it spells the option in its own way
+    crowd = ["--oversubscribe"] if is_4 else ["--map-by", ":OVERSUBSCRIBE"]
+    flags = [*crowd, "--bind-to", "none"] if is_open_mpi else []
+    environment = {name: it for name, it in os.environ.items() if name not in OUTER}
+    environment |= {
+        "PATH": f"{prefix}/bin:{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    if (prefix / "lib/libmpi_ilp64.so").exists():
+        environment |= {
+            "I_MPI_ROOT": str(prefix),
+            "LD_LIBRARY_PATH": f"{prefix}/lib",
+            "I_MPI_FABRICS": "shm",
+            "I_MPI_PIN": "0",
+        }
+    return subprocess.run(
+        [str(prefix / "bin/mpiexec"), "-n", str(ranks), *flags, *map(str, command)],
+        env=environment | variables, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+def program(prefix, ranks, name, *arguments, **variables):
+    """The lines that ranks print in a function of under_mpi.py. All must end well."""
+    script = HERE / "under_mpi.py"
+    done = under(prefix, ranks, sys.executable, script, name, *arguments, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def test_the_own_api_needs_no_address_rank_or_size(mpi):
+    for how in ("backend", "url", "init_method"):
+        expected = [f"rank {rank} of 4 on mpi: fine" for rank in range(4)]
+        assert program(mpi, 4, "own_api", how) == expected
+
+
+def test_a_program_may_end_without_taking_leave(mpi):
+    assert program(mpi, 3, "takes_no_leave") == ["sum 3.0"] * 3
+
+
+def test_all_reduce_has_the_bits_of_drumline(mpi):
+    bits = program(mpi, 4, "bits", "mpi")
+    assert bits == program(mpi, 4, "bits", "drumline") and len({*bits}) == 1
+
+
+def test_a_rank_that_raises_is_named_and_the_job_ends(mpi):
+    done = under(mpi, 3, sys.executable, HERE / "under_mpi.py", "one_raises")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert "out of patience" in said
+    # A launcher may kill the others before they have said it.
+    others = [line for line in said.splitlines() if line.startswith("heard: ")]
+    assert all("rank 1" in line for line in others), said
+
+
+def test_what_mpi_knows_must_not_be_typed(mpi):
+    for line in program(mpi, 2, "typed"):
+        assert "mpi:// takes nothing" in line and "MPI knows the ranks" in line, line
+
+
+@needs_backends
+def test_torch_over_mpi(mpi):
+    pytest.importorskip("torch")
+    expected = [f"rank {rank} of 3 on mpi: fine" for rank in range(3)]
+    assert program(mpi, 3, "torch_api") == expected
+
+
+@needs_backends
+def test_torch_may_meet_by_mpi_and_use_drumline(mpi):
+    pytest.importorskip("torch")
+    expected = [f"rank {rank} of 3 on drumline: fine" for rank in range(3)]
+    assert program(mpi, 3, "torch_api", DRUMLINE_BACKEND="drumline") == expected
+
+
+@needs_backends
+@pytest.mark.parametrize("backend", ["drumline", "mpi"])
+def test_a_script_of_torchrun_under_drumline_env(mpi, backend):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "drumline", "env", "--", sys.executable, HERE / "under_mpi.py"]
+    done = under(mpi, 3, *command, "torchruns_script", DRUMLINE_BACKEND=backend)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = [f"rank {rank} of 3 on {backend}: fine" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_a_library_beside_python_is_found(mpi, tmp_path):
+    """As `pip install mpich` puts it there: the environment says nothing of it."""
+    (tmp_path / "lib").symlink_to(mpi / "lib")
+    code = (
+        f"import sys; sys.prefix = {str(tmp_path)!r}; import drumline; print(drumline.is_mpi_available())"
+    )
+    hidden = ("VIRTUAL_ENV", "I_MPI_ROOT", "DRUMLINE_MPI_LIBRARY")
+    environment = {name: it for name, it in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment | {"PATH": "/nowhere"},
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
