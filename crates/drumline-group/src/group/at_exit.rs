@@ -4,10 +4,7 @@
 //! more. And this rank must hear whether they end as well: ranks that have failed do not finalise MPI.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, Once, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -26,8 +23,6 @@ struct Lanes {
 }
 
 static LANES: Mutex<Lanes> = Mutex::new(Lanes { all: Vec::new(), kept: Vec::new() });
-
-static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// Has this lane be left at exit, if it is there then, before MPI is finalised.
 pub(super) fn remember(lane: &Arc<Driven>) {
@@ -50,11 +45,6 @@ pub(super) fn keep(lane: &Arc<Driven>, peers: Vec<Rank>) {
     lanes().kept.append(&mut kept);
 }
 
-/// Notes that a group has failed. Its other ranks may end without a last word.
-pub(super) fn doubt() {
-    HAS_FAILED.store(true, Ordering::SeqCst);
-}
-
 /// Leaves all groups. Returns whether all their ranks have left them.
 fn see_off() -> bool {
     // The values of this thread have been dropped already, and calls need some.
@@ -67,7 +57,7 @@ fn see_off() -> bool {
         open.iter().all(|lane| lane.close(now, Duration::MAX, Patience::Required).is_ok())
     });
     let are_over = leaving.is_ok_and(|leaving| leaving.join().unwrap_or(false));
-    are_over && !HAS_FAILED.load(Ordering::SeqCst)
+    are_over && !Driven::one_has_failed() // its ranks may end without a last word
 }
 
 fn lanes() -> MutexGuard<'static, Lanes> {

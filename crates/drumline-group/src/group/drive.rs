@@ -24,7 +24,7 @@ use drumline_engine::{
 };
 use drumline_schedule::{price::Prices, step::Rank};
 
-use super::{at_exit, family::FamilyCell};
+use super::family::FamilyCell;
 use crate::{
     Explanation, Result, interrupt,
     progress_thread::{self, Advance, Served},
@@ -112,12 +112,20 @@ impl Drop for Driven {
             self.handoff.lane_mut().forsake();
         }
         if self.handoff.lane_mut().has_failed() {
-            at_exit::doubt();
+            ONE_HAS_FAILED.store(true, Ordering::SeqCst);
         }
     }
 }
 
+/// Whether a lane of this process had failed when it was dropped.
+static ONE_HAS_FAILED: AtomicBool = AtomicBool::new(false);
+
 impl Driven {
+    /// Whether a lane that is gone had failed.
+    pub(super) fn one_has_failed() -> bool {
+        ONE_HAS_FAILED.load(Ordering::SeqCst)
+    }
+
     /// Wraps a lane. `aborted` is the flag at which the lane looks.
     pub(super) fn new(
         lane: Lane,
