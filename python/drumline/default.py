@@ -6,6 +6,7 @@ in the group.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ def init_process_group(
         settings["timeout"] = seconds(timeout)
     rank, world_size = _given(rank), _given(world_size)
     if store is None:
-        url = _with_place(init_method or "env://", rank, world_size)
+        url = _with_place(init_method or _usual_url(backend, rank, world_size), rank, world_size)
         group = _core.Group.init(url, settings)
     elif init_method is not None:
         raise ValueError("with a store there is no init_method")
@@ -79,6 +80,17 @@ def init_process_group(
 def _given(number: int | None) -> int | None:
     """torch has -1 for what is not given."""
     return None if number == -1 else number
+
+
+def _usual_url(backend: str | None, rank: int | None, world_size: int | None) -> str:
+    """``env://``, of which the core makes ``mpi://`` for the backend ``mpi`` without a launcher's variables.
+
+    It cannot with a number in the URL; but MPI's is the only place then, and the error should say so.
+    """
+    is_typed = rank is not None or world_size is not None
+    is_mpi = backend is not None and backend.lower() == "mpi"
+    is_launched = "RANK" in os.environ or "MASTER_ADDR" in os.environ
+    return "mpi://" if is_mpi and is_typed and not is_launched else "env://"
 
 
 def _with_place(url: str, rank: int | None, world_size: int | None) -> str:

@@ -89,10 +89,11 @@ def one_raises() -> None:
 def typed() -> None:
     import drumline
 
-    try:
-        drumline.init_process_group(init_method="mpi://", rank=0, world_size=2)
-    except ValueError as error:
-        say(str(error).replace("\n", " "))
+    for how in ({"init_method": "mpi://"}, {"backend": "mpi"}):
+        try:
+            drumline.init_process_group(**how, rank=0, world_size=2)
+        except ValueError as error:
+            say(str(error).replace("\n", " "))
 
 
 def torch_api(url: str = "mpi://") -> None:
@@ -124,7 +125,12 @@ def torch_api(url: str = "mpi://") -> None:
         dist.broadcast(data, size - 1, group=pair)
         assert data.tolist() == [size - 1] * 4
     backend = carrier()
-    dist.barrier()
+    dist.destroy_process_group()
+
+    dist.init_process_group("drumline", init_method=url)  # again
+    data = torch.ones(1)
+    dist.all_reduce(data)
+    assert data.item() == size
     dist.destroy_process_group()
     say(f"rank {rank} of {size} on {backend}: fine")
 
