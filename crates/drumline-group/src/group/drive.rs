@@ -108,20 +108,21 @@ impl Surroundings for Outside {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        if *self.without_goodbye.get_mut() {
+        let is_forsaken = *self.without_goodbye.get_mut();
+        if is_forsaken {
             self.handoff.lane_mut().forsake();
         }
-        if self.handoff.lane_mut().has_failed() {
+        if is_forsaken || self.handoff.lane_mut().has_failed() {
             ONE_HAS_FAILED.store(true, Ordering::SeqCst);
         }
     }
 }
 
-/// Whether a lane of this process had failed when it was dropped.
+/// Whether a lane of this process had failed when it was dropped, or was dropped in a panic.
 static ONE_HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
 impl Driven {
-    /// Whether a lane that is gone had failed.
+    /// Whether a lane that is gone had failed, or went in a panic.
     pub(super) fn one_has_failed() -> bool {
         ONE_HAS_FAILED.load(Ordering::SeqCst)
     }
