@@ -69,6 +69,9 @@ impl Installed {
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .env("PRTE_ALLOW_RUN_AS_ROOT", "1")
             .env("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        if self.is_open_mpi() {
+            command.env("OPAL_PREFIX", &self.prefix); // a rank without its launcher starts one
+        }
         if self.prefix.join("lib/libmpi_ilp64.so").exists() {
             command
                 .env("I_MPI_ROOT", &self.prefix)
