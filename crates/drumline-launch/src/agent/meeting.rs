@@ -128,6 +128,7 @@ fn serve(
     port: u16,
     must_be: bool,
 ) -> Result<Option<(TcpStoreServer, IpAddr)>> {
+    let mut again = 0..TRIES_MAX;
     let problem = loop {
         let ip = match listens(host, port)? {
             Listens::Yes(ip) => ip,
@@ -140,11 +141,14 @@ fn serve(
         let door = Door::Secured { endpoint, secret: own.secret.clone(), level: own.level };
         match TcpStoreServer::open(&[door], own.config.store_bytes_max) {
             Ok(server) => return Ok(Some((server, ip))),
-            // Another launcher of this machine was faster, or tries it at this moment.
-            Err(_) if matches!(listens(host, port), Ok(Listens::InUse)) => {
-                thread::sleep(TRIED_AT_ONCE);
-            }
-            Err(error) => return Err(error.into()),
+            // Another launcher of this machine was faster, or tried it at this moment: then the port may be free
+            // again, until one of the two takes it.
+            Err(error) => match listens(host, port) {
+                Ok(Listens::InUse | Listens::Yes(_)) if again.next().is_some() => {
+                    thread::sleep(TRIED_AT_ONCE);
+                }
+                _ => return Err(error.into()),
+            },
         }
     };
     match must_be {
@@ -154,6 +158,9 @@ fn serve(
         false => Ok(None),
     }
 }
+
+/// How often a host tries to listen at a port that seems to be free.
+const TRIES_MAX: usize = 20;
 
 /// Longer than another launcher takes to find out whether it can listen.
 const TRIED_AT_ONCE: Duration = Duration::from_millis(5);
