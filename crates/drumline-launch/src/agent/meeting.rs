@@ -128,10 +128,19 @@ fn serve(
     port: u16,
     must_be: bool,
 ) -> Result<Option<(TcpStoreServer, IpAddr)>> {
-    let mut again = 0..TRIES_MAX;
+    let (mut again, mut looks) = (0..TRIES_MAX, 0..LOOKS_MAX);
     let problem = loop {
         let ip = match listens(host, port)? {
             Listens::Yes(ip) => ip,
+            // Perhaps another launcher only tries it at this moment. If both took that for a first host, both
+            // would wait for one.
+            Listens::InUse if looks.next().is_some() => {
+                // Two launchers that began together must not go on in step.
+                thread::sleep(
+                    TRIED_AT_ONCE + Duration::from_millis((std::process::id() % 7).into()),
+                );
+                continue;
+            }
             Listens::InUse => {
                 break "the port is in use, by another process of this host (ss -ltnp shows it)";
             }
@@ -161,6 +170,9 @@ fn serve(
 
 /// How often a host tries to listen at a port that seems to be free.
 const TRIES_MAX: usize = 20;
+
+/// How often a host looks again at a port that is in use.
+const LOOKS_MAX: usize = 4;
 
 /// Longer than another launcher takes to find out whether it can listen.
 const TRIED_AT_ONCE: Duration = Duration::from_millis(5);
