@@ -39,18 +39,15 @@ impl OverMpi {
                 self.end(pending, call.deadline()).map(drop)
             }
             Collective::AllReduce => self.all_reduce(call, request.data),
-            Collective::Reduce if request.data.len() * self.world_size <= SHORT_BYTES_MAX => {
-                self.reduce_short(call, request.data, root)
-            }
-            Collective::Reduce => self.reduce_long(call, request.data, Some(root)),
+            Collective::Reduce => self.reduce(call, request.data, Some(root)),
             Collective::ReduceScatter => self.reduce_scatter(call, request.input, request.data),
             Collective::AllGather => self.all_gather(call, request.input, request.data),
             Collective::Broadcast => self.broadcast(call, request.data, root),
             Collective::Gather => self.gather(call, request.input, request.data, root),
             Collective::Scatter => self.scatter(call, request.input, request.data, root),
             Collective::AllToAll => self.all_to_all(call, request.input, request.data),
-            Collective::Scan => self.scan(call, request.data, 0..self.rank + 1),
-            Collective::ExclusiveScan => self.scan(call, request.data, 0..self.rank),
+            Collective::Scan => self.gather_and_add(call, request.data, 0..self.rank + 1),
+            Collective::ExclusiveScan => self.gather_and_add(call, request.data, 0..self.rank),
         }
     }
 
@@ -75,32 +72,20 @@ impl OverMpi {
                 call.deadline(),
             );
         }
-        match data.len() * self.world_size <= SHORT_BYTES_MAX {
-            true => self.scan(call, data, 0..self.world_size), // in one piece
-            false => self.reduce_long(call, data, None),
-        }
+        self.reduce(call, data, None)
     }
 
-    /// All ranks send all that they have to the root.
-    fn reduce_short(&self, call: Call<'_>, data: &mut [u8], root: Rank) -> Result<(), Cause> {
-        let len = data.len();
-        let blocks = side_by_side(vec![len; self.world_size]);
-        let mut own = self.buffers.take(len);
-        own[..len].copy_from_slice(data);
-        let all = self.buffers.take(if self.rank == root { len * self.world_size } else { 0 });
-        let pending = self.communicator.gather(own, len, all, &blocks, root);
-        let pending = pending.map_err(failed)?;
-        let (own, all) = self.end(pending, call.deadline())?;
-        if self.rank == root && len > 0 {
-            let inputs: Vec<&[u8]> = blocks.into_iter().map(|block| &all[block]).collect();
-            call.reduce(&inputs, data)?;
+    /// Reduces to all ranks, or to `root` alone.
+    fn reduce(&self, call: Call<'_>, data: &mut [u8], root: Option<Rank>) -> Result<(), Cause> {
+        if data.len() * self.world_size > SHORT_BYTES_MAX {
+            return self.reduce_in_slices(call, data, root);
         }
-        self.buffers.give([own, all]);
-        Ok(())
+        let gets_sums = root.is_none_or(|root| root == self.rank);
+        self.gather_and_add(call, data, 0..if gets_sums { self.world_size } else { 0 })
     }
 
     /// Every rank adds one slice of each piece. Then all ranks, or `root` alone, get the slices of all.
-    fn reduce_long(
+    fn reduce_in_slices(
         &self,
         call: Call<'_>,
         data: &mut [u8],
@@ -203,16 +188,11 @@ impl OverMpi {
         self.overlapped(
             data,
             pieces(longest(&blocks), step),
-            |_, piece| {
-                let parts: Vec<Block> = blocks.iter().map(|block| part(block, &piece)).collect();
-                let own = parts[self.rank].len();
-                let sent = side_by_side(parts.iter().map(ExactSizeIterator::len));
-                let mut send = self.buffers.take(end_of(&sent));
-                for (to, from) in sent.iter().zip(&parts) {
-                    send[to.clone()].copy_from_slice(&input[from.clone()]);
-                }
+            |data, piece| {
+                let (send, sent) = self.pack(input, &blocks, &piece);
+                let own = part(&(0..data.len()), &piece).len();
                 let came = side_by_side(vec![own; self.world_size]);
-                let receive = self.buffers.take(own * self.world_size);
+                let receive = self.buffers.take(end_of(&came));
                 self.communicator.all_to_all(send, &sent, receive, &came)
             },
             |data, piece, _, came| {
@@ -230,22 +210,18 @@ impl OverMpi {
 
     fn all_gather(&self, call: Call<'_>, input: &[u8], data: &mut [u8]) -> Result<(), Cause> {
         let blocks = call.blocks(Buffer::Data);
-        let packed =
-            |piece: &Block| side_by_side(blocks.iter().map(|block| part(block, piece).len()));
         self.overlapped(
             data,
             pieces(longest(&blocks), align(self.piece_bytes / self.world_size, 1)),
             |_, piece| {
-                let packed = packed(&piece);
+                let packed = packed(&blocks, &piece);
                 let mut all = self.buffers.take(end_of(&packed));
                 all[packed[self.rank].clone()]
                     .copy_from_slice(&input[part(&(0..input.len()), &piece)]);
                 self.communicator.all_gather(all, &packed)
             },
             |data, piece, _, all| {
-                for (to, from) in blocks.iter().zip(packed(&piece)) {
-                    data[part(to, &piece)].copy_from_slice(&all[from]);
-                }
+                unpack(data, &blocks, &piece, all);
                 Ok(())
             },
             call.deadline(),
@@ -282,25 +258,19 @@ impl OverMpi {
         root: Rank,
     ) -> Result<(), Cause> {
         let blocks = call.blocks(Buffer::Data);
-        let packed =
-            |piece: &Block| side_by_side(blocks.iter().map(|block| part(block, piece).len()));
+        let is_root = self.rank == root;
         self.overlapped(
             data,
             pieces(longest(&blocks), align(self.piece_bytes / self.world_size, 1)),
             |_, piece| {
-                let packed = packed(&piece);
-                let own = part(&(0..input.len()), &piece);
-                let mut send = self.buffers.take(own.len());
-                let len = own.len();
-                send[..len].copy_from_slice(&input[own]);
-                let all = if self.rank == root { end_of(&packed) } else { 0 };
-                self.communicator.gather(send, len, self.buffers.take(all), &packed, root)
+                let packed = packed(&blocks, &piece);
+                let (send, own) = self.pack(input, &side_by_side([input.len()]), &piece);
+                let all = self.buffers.take(if is_root { end_of(&packed) } else { 0 });
+                self.communicator.gather(send, end_of(&own), all, &packed, root)
             },
             |data, piece, _, all| {
-                if self.rank == root {
-                    for (to, from) in blocks.iter().zip(packed(&piece)) {
-                        data[part(to, &piece)].copy_from_slice(&all[from]);
-                    }
+                if is_root {
+                    unpack(data, &blocks, &piece, all);
                 }
                 Ok(())
             },
@@ -320,20 +290,16 @@ impl OverMpi {
             data,
             pieces(longest(&blocks), align(self.piece_bytes / self.world_size, 1)),
             |data, piece| {
-                let packed = side_by_side(blocks.iter().map(|block| part(block, &piece).len()));
-                let all = if self.rank == root { end_of(&packed) } else { 0 };
-                let mut send = self.buffers.take(all);
-                if self.rank == root {
-                    for (to, from) in packed.iter().zip(&blocks) {
-                        send[to.clone()].copy_from_slice(&input[part(from, &piece)]);
-                    }
-                }
+                let (send, sent) = match self.rank == root {
+                    true => self.pack(input, &blocks, &piece),
+                    false => (Vec::new(), packed(&blocks, &piece)),
+                };
                 let len = part(&(0..data.len()), &piece).len();
-                self.communicator.scatter(send, &packed, self.buffers.take(len), len, root)
+                self.communicator.scatter(send, &sent, self.buffers.take(len), len, root)
             },
             |data, piece, _, came| {
-                let own = part(&(0..data.len()), &piece);
-                data[own.clone()].copy_from_slice(&came[..own.len()]);
+                let own = side_by_side([data.len()]);
+                unpack(data, &own, &piece, came);
                 Ok(())
             },
             call.deadline(),
@@ -346,28 +312,17 @@ impl OverMpi {
             true => self.compare_lengths(call, &sent, &received)?,
             false => longest(&sent),
         };
-        let cut = |blocks: &[Block], piece: &Block| -> (Vec<Block>, Vec<Block>) {
-            let parts: Vec<Block> = blocks.iter().map(|block| part(block, piece)).collect();
-            (side_by_side(parts.iter().map(ExactSizeIterator::len)), parts)
-        };
         self.overlapped(
             data,
             pieces(longest, align(self.piece_bytes / self.world_size, 1)),
             |_, piece| {
-                let (packed, parts) = cut(&sent, &piece);
-                let mut send = self.buffers.take(end_of(&packed));
-                for (to, from) in packed.iter().zip(parts) {
-                    send[to.clone()].copy_from_slice(&input[from]);
-                }
-                let (coming, _) = cut(&received, &piece);
+                let (send, going) = self.pack(input, &sent, &piece);
+                let coming = packed(&received, &piece);
                 let receive = self.buffers.take(end_of(&coming));
-                self.communicator.all_to_all(send, &packed, receive, &coming)
+                self.communicator.all_to_all(send, &going, receive, &coming)
             },
             |data, piece, _, came| {
-                let (packed, parts) = cut(&received, &piece);
-                for (to, from) in parts.into_iter().zip(packed) {
-                    data[to].copy_from_slice(&came[from]);
-                }
+                unpack(data, &received, &piece, came);
                 Ok(())
             },
             call.deadline(),
@@ -396,15 +351,14 @@ impl OverMpi {
         let (send, came) = self.end(pending, call.deadline())?;
         let mut longest = 0;
         for (peer, (word, expected)) in came.chunks_exact(WORD).zip(received).enumerate() {
-            let number = |at: usize| {
-                word[at..at + 8].iter().rev().fold(0_u64, |all, byte| all << 8 | u64::from(*byte))
-            };
-            if number(0) != expected.len() as u64 {
+            let [len, its_longest] = [&word[..8], &word[8..]]
+                .map(|number| number.iter().rev().fold(0_u64, |all, it| all << 8 | u64::from(*it)));
+            if len != expected.len() as u64 {
                 let says = |bytes: u64| format!("{} of {bytes} bytes", call.signature());
-                let (theirs, ours) = (says(number(0)), says(expected.len() as u64));
+                let (theirs, ours) = (says(len), says(expected.len() as u64));
                 return Err(Cause::Mismatch { peer, theirs, ours });
             }
-            longest = longest.max(number(8));
+            longest = longest.max(its_longest);
         }
         self.buffers.give([send, came]);
         usize::try_from(longest).map_err(|_| Cause::Backend {
@@ -413,7 +367,12 @@ impl OverMpi {
     }
 
     /// All ranks bring data, and each reduces that of some of them.
-    fn scan(&self, call: Call<'_>, data: &mut [u8], of: Range<Rank>) -> Result<(), Cause> {
+    fn gather_and_add(
+        &self,
+        call: Call<'_>,
+        data: &mut [u8],
+        of: Range<Rank>,
+    ) -> Result<(), Cause> {
         let step = align(self.piece_bytes / self.world_size, call.dtype().size());
         let packed = |piece: &Block| side_by_side(vec![piece.len(); self.world_size]);
         self.overlapped(
@@ -429,12 +388,22 @@ impl OverMpi {
                 let packed = &packed(&piece)[of.clone()];
                 let inputs: Vec<&[u8]> = packed.iter().map(|it| &all[it.clone()]).collect();
                 match inputs.is_empty() {
-                    true => Ok(()), // nobody comes before rank 0
+                    true => Ok(()), // this rank gets nothing
                     false => call.reduce(&inputs, &mut data[piece]),
                 }
             },
             call.deadline(),
         )
+    }
+
+    /// A buffer with what a piece covers of each block, and where that lies there.
+    fn pack(&self, from: &[u8], blocks: &[Block], piece: &Block) -> (Vec<u8>, Vec<Block>) {
+        let packed = packed(blocks, piece);
+        let mut buffer = self.buffers.take(end_of(&packed));
+        for (to, block) in packed.iter().zip(blocks) {
+            buffer[to.clone()].copy_from_slice(&from[part(block, piece)]);
+        }
+        (buffer, packed)
     }
 
     /// Carries out the pieces of a call. Each piece begins before the one before it ends.
@@ -485,6 +454,18 @@ fn slices(bytes: usize, size: usize, ranks: usize) -> Vec<Block> {
 /// The part of a block that a piece covers, counted from the block's beginning.
 fn part(block: &Block, piece: &Block) -> Block {
     (block.start + piece.start).min(block.end)..(block.start + piece.end).min(block.end)
+}
+
+/// Where lies what a piece covers of each block, if that is side by side.
+fn packed(blocks: &[Block], piece: &Block) -> Vec<Block> {
+    side_by_side(blocks.iter().map(|block| part(block, piece).len()))
+}
+
+/// Brings what a piece covers of each block to its place.
+fn unpack(to: &mut [u8], blocks: &[Block], piece: &Block, bytes: &[u8]) {
+    for (block, from) in blocks.iter().zip(packed(blocks, piece)) {
+        to[part(block, piece)].copy_from_slice(&bytes[from]);
+    }
 }
 
 /// Blocks of these lengths, one behind the other.

@@ -1,7 +1,7 @@
 //! The backend `mpi`: a group's calls over whatever MPI library the machine has.
 //!
-//! The library carries bytes. Sums are made here by [`Call::reduce`](super::Call::reduce), along the tree of every backend, so they have
-//! the same bits as everywhere. Only under [`SumOrder::Backend`] does MPI add by itself.
+//! The library carries bytes. Sums are made here by [`Call::reduce`](super::Call::reduce), along the tree of every
+//! backend, so they have the same bits as everywhere. Only under [`SumOrder::Backend`] does MPI add by itself.
 //!
 //! MPI says nothing when a rank dies, and cannot take back a call that has begun. So a
 //! [guard](crate::backend::Guard) stands beside the group, and all memory that MPI sees is MPI's until its call is
