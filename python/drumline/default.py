@@ -6,7 +6,6 @@ in the group.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +40,7 @@ def init_process_group(
     ``init_method`` is ``env://`` (what `drumline run` and torchrun set; the default), or
     ``tcp://host:port?rank=R&world_size=W``, or ``file:///path?rank=R&world_size=W``, or ``mpi://`` for
     ranks that ``mpirun`` has started, whose backend is then ``mpi``. The backend ``mpi`` without an
-    ``init_method`` means ``mpi://``, unless a launcher has set ``RANK``. It may also stand in the place of
+    ``init_method`` means ``mpi://``, unless ``RANK`` or ``MASTER_ADDR`` is set. It may also stand in the place of
     ``backend``. ``rank`` and ``world_size`` may be arguments instead. With a ``store``
     (drumline's or torch's) they must be, and there is no ``init_method``. ``group_name`` and
     ``pg_options`` are ignored. ``settings`` are those of the table in docs/reference/settings.md, such as
@@ -64,7 +63,7 @@ def init_process_group(
         settings["timeout"] = seconds(timeout)
     rank, world_size = _given(rank), _given(world_size)
     if store is None:
-        url = _with_place(init_method or _usual_url(backend, rank, world_size), rank, world_size)
+        url = _with_place(init_method or "env://", rank, world_size)
         group = _core.Group.init(url, settings)
     elif init_method is not None:
         raise ValueError("with a store there is no init_method")
@@ -80,17 +79,6 @@ def init_process_group(
 def _given(number: int | None) -> int | None:
     """torch has -1 for what is not given."""
     return None if number == -1 else number
-
-
-def _usual_url(backend: str | None, rank: int | None, world_size: int | None) -> str:
-    """``env://``, of which the core makes ``mpi://`` for the backend ``mpi`` without a launcher's variables.
-
-    It cannot with a number in the URL; but MPI's is the only place then, and the error should say so.
-    """
-    is_typed = rank is not None or world_size is not None
-    is_mpi = backend is not None and backend.lower() == "mpi"
-    is_launched = "RANK" in os.environ or "MASTER_ADDR" in os.environ
-    return "mpi://" if is_mpi and is_typed and not is_launched else "env://"
 
 
 def _with_place(url: str, rank: int | None, world_size: int | None) -> str:

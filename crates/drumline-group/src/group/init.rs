@@ -1,6 +1,7 @@
 //! Makes the group of the whole job from a URL or a store.
 
 use std::{
+    borrow::Cow,
     env,
     net::SocketAddr,
     sync::Arc,
@@ -48,8 +49,9 @@ use crate::{
 /// not be reached or never came. A failed call leaves nothing behind and may be repeated.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     let started = Instant::now();
-    let (url, config) = with_mpi(url, config, env::var_os("RANK").is_some());
-    let place = rendezvous(url, &config)?;
+    let is_placed = ["RANK", "MASTER_ADDR"].iter().any(|name| env::var_os(name).is_some());
+    let (url, config) = with_mpi(url, config, is_placed);
+    let place = rendezvous(&url, &config)?;
     let met = Instant::now();
     let group = form_world(place, &config)?;
     let open = group.inner.recorder.begin_at(started, || What {
@@ -62,18 +64,16 @@ pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
 }
 
 /// Ranks that meet by MPI use it, unless the settings name another backend. Ranks that use MPI meet by it, unless a
-/// launcher has given them their places in variables.
-fn with_mpi<'a>(url: &'a str, config: &Config, is_launched: bool) -> (&'a str, Config) {
-    let uses_mpi = |config: &Config| {
-        config.backend.as_deref().is_some_and(|name| name.trim().eq_ignore_ascii_case(MPI))
-    };
+/// launcher or the user says where they meet.
+fn with_mpi<'a>(url: &'a str, config: &Config, is_placed: bool) -> (Cow<'a, str>, Config) {
     let mut config = config.clone();
     if url.starts_with("mpi://") && config.backend.is_none() {
         config.backend = Some(MPI.to_owned());
     }
-    match url == "env://" && uses_mpi(&config) && !is_launched {
-        true => ("mpi://", config),
-        false => (url, config),
+    let uses_mpi = config.backend.as_deref().is_some_and(|it| it.trim().eq_ignore_ascii_case(MPI));
+    match url.strip_prefix("env://").filter(|_| uses_mpi && !is_placed) {
+        Some(rest) => (format!("mpi://{rest}").into(), config),
+        None => (url.into(), config),
     }
 }
 
@@ -185,15 +185,21 @@ mod tests {
             backend: backend.map(str::to_owned),
             ..Config::default()
         };
-        let chosen = |url, backend, is_launched| {
-            let (url, config) = with_mpi(url, &on(backend), is_launched);
+        let chosen = |url: &'static str, backend, is_placed| {
+            let (url, config) = with_mpi(url, &on(backend), is_placed);
             (url, config.backend)
         };
-        let mpi = Some("mpi".to_owned());
-        assert_eq!(chosen("mpi://", None, false), ("mpi://", mpi.clone()));
-        assert_eq!(chosen("mpi://", Some("drumline"), false), ("mpi://", Some("drumline".into())));
-        assert_eq!(chosen("env://", Some("mpi"), false), ("mpi://", mpi.clone()));
-        assert_eq!(chosen("env://", Some("mpi"), true), ("env://", mpi));
-        assert_eq!(chosen("env://", None, false), ("env://", None));
+        let expect = |url: &str, backend: Option<&str>| {
+            (Cow::from(url.to_owned()), backend.map(str::to_owned))
+        };
+        assert_eq!(chosen("mpi://", None, false), expect("mpi://", Some("mpi")));
+        assert_eq!(chosen("mpi://", Some("drumline"), false), expect("mpi://", Some("drumline")));
+        assert_eq!(chosen("env://", Some("mpi"), false), expect("mpi://", Some("mpi")));
+        assert_eq!(
+            chosen("env://?rank=1", Some("MPI"), false),
+            expect("mpi://?rank=1", Some("MPI"))
+        );
+        assert_eq!(chosen("env://", Some("mpi"), true), expect("env://", Some("mpi")));
+        assert_eq!(chosen("env://", None, false), expect("env://", None));
     }
 }
