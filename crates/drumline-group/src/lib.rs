@@ -50,9 +50,9 @@ pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, Reduce
 pub use drumline_schedule::{Collective, SumOrder, price::PriceList, step::Rank};
 #[doc(hidden)]
 pub use drumline_shm::PerProcess;
-#[doc(hidden)]
-pub use drumline_store::in_section;
 pub use drumline_store::{auth, net::Endpoint, store};
+#[doc(hidden)]
+pub use drumline_store::{in_section, net::free_port};
 pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{

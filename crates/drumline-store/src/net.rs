@@ -20,12 +20,14 @@ pub mod interface;
 mod owner;
 mod pacing;
 pub mod poll;
+mod port;
 pub mod stream;
 #[cfg(test)]
 mod tests;
 pub(crate) mod warnings;
 
 pub use endpoint::Endpoint;
+pub use port::free_port;
 
 use std::time::{Duration, Instant};
 

@@ -80,7 +80,7 @@ pub use drumline_group::{
     register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
-pub use drumline_group::{PerProcess, deadline};
+pub use drumline_group::{PerProcess, deadline, free_port};
 #[doc(hidden)]
 pub use drumline_shm::inherited;
 pub use drumline_shm::{NumaBinding, bind_to_cores};

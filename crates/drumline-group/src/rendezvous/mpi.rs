@@ -1,17 +1,12 @@
 //! Ranks that MPI has started: they meet in MPI's world, and rank 0 hosts their store.
 
-use std::{
-    net::{SocketAddr, TcpListener},
-    ops::Range,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ops::Range, time::Instant};
 
 use drumline_engine::deadline::after;
-use drumline_mpi::{Communicator, Mpi, Request, World};
+use drumline_mpi::{Communicator, Mpi, Patience, Request, World};
 use drumline_store::{
     auth::{Nonce, Secret},
-    net::Endpoint,
+    net::{Endpoint, free_port},
 };
 
 use super::{
@@ -23,9 +18,6 @@ use crate::{Config, Error, Result, addresses::own_addresses, transport::mesh::th
 
 /// What rank 0 tells the others: where the store is, and the secret of the job.
 const WORD_BYTES: usize = 1024;
-
-/// How long a rank that waits for MPI sleeps between two questions.
-const SLEEP: Duration = Duration::from_micros(200);
 
 /// Meets the ranks of `mpi://`.
 pub(super) fn meet(url: &str, config: &Config) -> Result<Rendezvous> {
@@ -60,15 +52,8 @@ impl Everybody {
         let failed = |error: drumline_mpi::Error| invalid("mpi://", error.to_string());
         let all: Vec<usize> = (0..world.size()).collect();
         let mut making = world.communicator(&all, TAG).map_err(failed)?;
-        loop {
-            if let Some(communicator) = making.poll().map_err(failed)? {
-                return Ok(Everybody { world, communicator, deadline });
-            }
-            if Instant::now() >= deadline {
-                return Err(invalid("mpi://", LATE.to_owned()));
-            }
-            thread::sleep(SLEEP);
-        }
+        let communicator = until(deadline, || making.poll())?;
+        Ok(Everybody { world, communicator, deadline })
     }
 
     /// Agrees on a store and a secret. The settings of rank 0 count.
@@ -110,17 +95,26 @@ impl Everybody {
     fn over(&self, request: std::result::Result<Request, drumline_mpi::Error>) -> Result<Vec<u8>> {
         let failed = |error: drumline_mpi::Error| invalid("mpi://", error.to_string());
         let mut request = request.map_err(failed)?;
-        while !request.poll().map_err(failed)? {
-            if Instant::now() >= self.deadline {
-                return Err(invalid("mpi://", LATE.to_owned()));
-            }
-            thread::sleep(SLEEP);
-        }
+        until(self.deadline, || request.poll().map(|over| over.then_some(())))?;
         Ok(request.finish().1)
     }
 }
 
-const LATE: &str = "not all ranks of MPI's world have come in time (DRUMLINE_TIMEOUT_S)";
+/// Asks MPI until it has an answer. There is no guard yet that could name those who are late.
+fn until<T>(
+    deadline: Instant,
+    mut ask: impl FnMut() -> std::result::Result<Option<T>, drumline_mpi::Error>,
+) -> Result<T> {
+    let mut patience = Patience::new();
+    while Instant::now() < deadline {
+        match ask().map_err(|error| invalid("mpi://", error.to_string()))? {
+            Some(answer) => return Ok(answer),
+            None => patience.pause(),
+        }
+    }
+    let problem = "not all ranks of MPI's world have come in time (DRUMLINE_TIMEOUT_S)";
+    Err(invalid("mpi://", problem.to_owned()))
+}
 
 /// For `MPI_Comm_create_group`. Groups have others.
 const TAG: u16 = 0x7fff;
@@ -141,11 +135,8 @@ fn propose(are_neighbours: bool, config: &Config) -> Result<(Endpoint, Secret)> 
         invalid("DRUMLINE_BIND_ADDRESS", "no address at which other hosts reach rank 0".to_owned())
     })?;
     let ports = config.port_range.clone().unwrap_or(0..=0);
-    // The port is free now. The store takes it in a moment.
-    let free = ports.into_iter().find_map(|port| {
-        TcpListener::bind(SocketAddr::new(address, port)).and_then(|it| it.local_addr()).ok()
-    });
-    let port = free.map(|it| it.port()).ok_or_else(|| Error::InvalidSetting {
+    let free = ports.into_iter().find_map(|port| free_port(address, port).ok());
+    let port = free.ok_or_else(|| Error::InvalidSetting {
         setting: "DRUMLINE_PORT_RANGE".to_owned(),
         problem: format!("no port of {address} is free for the store"),
     })?;

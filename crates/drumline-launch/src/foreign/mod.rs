@@ -14,7 +14,6 @@ mod launchers;
 mod mapping;
 mod patience;
 mod pmi;
-mod port;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -25,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::{Config, auth::Secret, inherited, own_addresses};
+use drumline::{Config, auth::Secret, free_port, inherited, own_addresses};
 
 use rustix::net::sockopt::socket_peercred;
 
@@ -214,7 +213,7 @@ fn decide(given: &Given, is_on_one_host: bool) -> Result<Agreed> {
     };
     let port = match given.port {
         Some(port) => port,
-        None => port::free(own).map_err(Error::system(format!("find a free port of {own}")))?,
+        None => free_port(own, 0).map_err(Error::system(format!("find a free port of {own}")))?,
     };
     let secret = if given.has_secret { None } else { Some(Secret::random()?) };
     Ok(Agreed { address: given.address.clone().unwrap_or_else(|| own.to_string()), port, secret })

@@ -1,16 +1,29 @@
-//! A free port for the store that the first rank's program will open.
+//! A free port for somebody who opens it a little later.
 
 use std::{
     io::{self, Read},
     net::{IpAddr, TcpListener, TcpStream},
 };
 
-/// A port of `address` that is free, and that the system gives to nobody else for a minute.
+/// A port of `address` that is free, `wanted` or any if that is 0, and that the system gives to nobody else for a minute.
 ///
 /// A short connection to itself leaves the port in the state TIME_WAIT. While it lasts, the system chooses the port for
 /// nobody, and a program that names the port may still listen there, because servers set SO_REUSEADDR.
-pub(super) fn free(address: IpAddr) -> io::Result<u16> {
-    let listener = TcpListener::bind((address, 0))?;
+///
+/// ```
+/// # use drumline_store as drumline;
+/// use std::net::TcpListener;
+///
+/// let port = drumline::net::free_port([127, 0, 0, 1].into(), 0)?;
+/// assert!(TcpListener::bind(("127.0.0.1", port)).is_ok());
+/// # Ok::<_, std::io::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The address is not one of this host, or the port is in use.
+pub fn free_port(address: IpAddr, wanted: u16) -> io::Result<u16> {
+    let listener = TcpListener::bind((address, wanted))?;
     let here = listener.local_addr()?;
     let mut client = TcpStream::connect(here)?;
     // The side that closes first is left in this state.
@@ -31,7 +44,7 @@ mod tests {
     #[test]
     fn the_port_is_free_and_given_to_nobody_else() {
         let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
-        let ports: BTreeSet<u16> = (0..200).map(|_| free(loopback).unwrap()).collect();
+        let ports: BTreeSet<u16> = (0..200).map(|_| free_port(loopback, 0).unwrap()).collect();
         assert_eq!(ports.len(), 200);
         for port in ports {
             let any = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
