@@ -3,9 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    path::Path,
     process::{Command, Stdio},
 };
+
+use crate::installed::{Installed, VARIABLE};
 
 const DRUMLINE: &str = env!("CARGO_BIN_EXE_drumline");
 
@@ -37,29 +38,17 @@ os.write(1, (" ".join(words) + "\n").encode())
 
 #[test]
 fn ranks_of_every_launcher_agree_and_become_the_program() {
-    let prefixes = std::env::var("DRUMLINE_TEST_MPI").unwrap_or_default();
-    if prefixes.is_empty() {
-        eprintln!("skipped: DRUMLINE_TEST_MPI names no MPI");
+    let libraries = Installed::all();
+    if libraries.is_empty() {
+        eprintln!("skipped: {VARIABLE} names no MPI");
     }
-    for prefix in prefixes.split(':').filter(|prefix| !prefix.is_empty()) {
-        let prefix = Path::new(prefix);
-        let open_mpi = prefix.join("bin/ompi_info").exists();
-        let options: &[&str] = match (open_mpi, prefix.join("bin/prterun").exists()) {
-            (true, true) => &["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"],
-            (true, false) => &["--oversubscribe", "--bind-to", "none"],
-            (false, _) => &[],
-        };
+    let mut launchers = BTreeSet::new();
+    for library in libraries.iter().filter(|it| launchers.insert(&it.prefix)) {
+        let prefix = &library.prefix;
         for ranks in 1..=4_usize {
-            let path = std::env::var("PATH").unwrap_or_default();
-            let mut mpiexec = Command::new(prefix.join("bin/mpiexec"));
             let script = format!("exec {DRUMLINE} env -- python3 -c '{RANK}' $$");
-            mpiexec.args(options).args(["-n", &ranks.to_string(), "sh", "-c", &script]);
-            mpiexec
-                .env("PATH", format!("{}/bin:{path}", prefix.display()))
-                .env("LD_LIBRARY_PATH", prefix.join("lib"))
-                .envs([("I_MPI_ROOT", prefix), ("OPAL_PREFIX", prefix)])
-                .envs([("I_MPI_FABRICS", "shm"), ("I_MPI_PIN", "0")])
-                .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+            let mut mpiexec = library.mpiexec(ranks, &[], "sh".as_ref());
+            mpiexec.args(["-c", &script]);
             for name in ["MASTER_ADDR", "MASTER_PORT", "DRUMLINE_SECRET", "DRUMLINE_SECRET_FILE"] {
                 mpiexec.env_remove(name);
             }

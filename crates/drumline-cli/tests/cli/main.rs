@@ -14,6 +14,8 @@ mod first;
 mod foreign;
 mod hangs;
 mod hosts;
+#[path = "../../../drumline-mpi/tests/installed/mod.rs"]
+mod installed;
 mod launch;
 mod left;
 mod logs;
