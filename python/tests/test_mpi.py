@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,24 @@ def test_a_library_beside_python_is_found(mpi, tmp_path):
         capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@needs_backends
+def test_the_gpt_gets_the_bits_that_it_has_under_drumline_run(mpi, tmp_path):
+    pytest.importorskip("torch")
+    text = tmp_path / "text.txt"
+    text.write_text((HERE.parents[1] / "CONTRIBUTING.md").read_text())
+    script = HERE.parents[1] / "examples/python/gpt/train.py"
+    small = "--places 16 --layers 1 --width 16 --batch-size 4 --every 5 --steps 10".split()
+    gpt = [sys.executable, script, text, "--out", tmp_path / "out", *small]
+    drumline = [sys.executable, "-m", "drumline"]
+
+    def digests(done):
+        assert done.returncode == 0, done.stdout + done.stderr
+        return set(re.findall(r"parameters (\w+) after", done.stdout))
+
+    run = [*drumline, "run", "--nproc-per-node", "2", "--", *gpt]
+    expected = digests(subprocess.run([*map(str, run)], capture_output=True, text=True, timeout=LIMIT_S))
+    assert len(expected) == 1
+    assert digests(under(mpi, 2, *gpt, "--init-method", "mpi://")) == expected
+    assert digests(under(mpi, 2, *drumline, "env", "--", *gpt)) == expected

@@ -99,7 +99,7 @@ struct Options {
     #[arg(long, default_value = "25")]
     bucket_mib: NonZeroUsize,
 
-    /// How the ranks meet: env:// or tcp://host:port?rank=R&world_size=W
+    /// How the ranks meet: env://, mpi:// or tcp://host:port?rank=R&world_size=W
     /// [default: env:// under a launcher, else this process is alone]
     #[arg(long)]
     init: Option<String>,

@@ -156,6 +156,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--init-method", default="env://", help="how ranks meet; mpi:// under mpirun")
     parser.add_argument("--resume", metavar="FILE", help="a checkpoint to go on from")
     args = parser.parse_args()
     args.steps_planned = args.steps_planned or args.steps
@@ -165,7 +166,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)  # a process for every core
-    dist.init_process_group("drumline")
+    dist.init_process_group("drumline", init_method=args.init_method)
     Path(args.out).mkdir(parents=True, exist_ok=True)
     training, started = Training(args), time.monotonic()
     if args.resume:

@@ -12,6 +12,8 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::installed::{Installed, VARIABLE};
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 
 /// The launcher, which lies beside the program: testing the whole workspace builds both.
@@ -120,6 +122,30 @@ fn algorithms_and_bucket_sizes_change_no_bit() {
             assert_eq!(digest(ranks, options), reference, "{ranks} ranks, {options}");
         }
         assert_ne!(digest(ranks, "--seed 1"), reference, "the digest shows nothing");
+    }
+}
+
+/// Started by MPI's launcher, over MPI; and over drumline by `drumline env`.
+#[test]
+fn mpi_changes_no_bit() {
+    let libraries = Installed::all();
+    if libraries.is_empty() {
+        eprintln!("skipped: {VARIABLE} names no MPI");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let arguments = "--limit 640 --epochs 1 --out out";
+    let reference = last_digest(&succeeds(&directory, 2, arguments));
+    for library in libraries {
+        let over_mpi = library.mpiexec(2, &[], PROGRAM.as_ref());
+        let by_env = library.mpiexec(2, &[], &launcher());
+        for (mut command, before, after) in
+            [(over_mpi, &[][..], &["--init", "mpi://"][..]), (by_env, &["env", "--", PROGRAM], &[])]
+        {
+            command.args(before).args(arguments.split_whitespace()).args(after);
+            let output = command.current_dir(&directory).stdin(Stdio::null()).output().unwrap();
+            assert!(output.status.success(), "{library}: {}", stderr(&output));
+            assert_eq!(last_digest(stdout(&output)), reference, "{library}, {after:?}");
+        }
     }
 }
 

@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod alone;
+#[path = "../../../../crates/drumline-mpi/tests/installed/mod.rs"]
+mod installed;
 mod job;
 mod resume;
