@@ -79,8 +79,9 @@ impl Tls {
         self.connection.export_keying_material([0; 32], label, None).map_err(io::Error::other)
     }
 
+    /// Bytes that TLS has not been given yet count: after a read that took all that was opened, there may be some.
     pub(super) fn holds_input(&self) -> bool {
-        self.ready > 0 || self.ended
+        self.ready > 0 || self.begin < self.end || self.ended || self.failed
     }
 
     pub(crate) fn holds_output(&self) -> bool {

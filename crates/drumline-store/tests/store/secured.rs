@@ -212,6 +212,28 @@ fn is_front(records: &[u8], at: usize) -> bool {
     at - begin < 3
 }
 
+/// A server reads when the kernel has bytes, and then as long as the layer says that it holds some.
+#[test]
+fn nothing_that_has_left_the_stream_is_forgotten() {
+    for level in SEALED {
+        let [(mut a, from_a), (mut b, from_b)] = connected(level);
+        a.write_all(&[7; BLOCK_BYTES]).unwrap();
+        // TLS is given a few kilobytes at a time. Some of these come in one of them with the block's end.
+        for _ in 0..25 {
+            a.write_all(&[7; 100]).unwrap();
+        }
+        from_b.come(&from_a.sent());
+        let (mut count, mut bytes) = (0, vec![0; BLOCK_BYTES]);
+        while !from_b.0.borrow().incoming.is_empty() || b.holds_input() {
+            match b.read(&mut bytes) {
+                Ok(read) => count += read,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+        assert_eq!(count, BLOCK_BYTES + 2500, "{level}");
+    }
+}
+
 /// Every byte of three messages in turn: nothing that was not sent is ever read.
 #[test]
 fn a_changed_byte_anywhere_is_noticed() {
