@@ -8,8 +8,8 @@
 //! **No copy reaches memory that has another use.** A copy takes its host memory by value. The [`Flight`] that it
 //! returns gives the memory back when the copy has ended, and not before. So nothing here is `unsafe` to use.
 //!
-//! The [`Pipeline`] is the order in which an all-reduce of device memory goes through the memory of the host. It
-//! is data and counters, without a device, and its tests try every interleaving of several ranks.
+//! The [`Pipeline`] is the order in which an all-reduce of device memory goes through the memory of the host. It is
+//! data and counters of `drumline-schedule`, and its tests try every interleaving of several ranks.
 
 #![forbid(unsafe_code)]
 
@@ -18,13 +18,12 @@ mod error;
 mod event;
 mod flight;
 mod pinned;
-mod pipeline;
 mod place;
 
 pub use device::{Device, Identity, Part, Stream};
+pub use drumline_schedule::device::{Action, Pipeline, Rule};
 pub use error::{Error, Refused, Result};
 pub use event::{Event, Gate};
 pub use flight::Flight;
 pub use pinned::{DriverMemory, Pinned, PinnedWindow};
-pub use pipeline::{Action, Pipeline, Rule};
 pub use place::Place;

@@ -1,4 +1,7 @@
 //! The order in which the windows of an all-reduce of device memory go through the memory of the host.
+//!
+//! A device's memory is one more place, and its copy engines are two more actors. Between them stands a collective,
+//! `reduce_slices`. Each rank orders the three for itself.
 
 /// What a rank does with a window of data. Each action has an actor of its own, which works on one window after
 /// another: the engine that copies out, the host with its neighbours, and the engine that copies in.
@@ -38,7 +41,7 @@ pub struct Rule {
 /// called. So a rank whose `reduce w + lag` has ended knows that all have done with window `w`.
 ///
 /// ```
-/// use drumline_device::{Action::*, Pipeline};
+/// use drumline_schedule::device::{Action::*, Pipeline};
 ///
 /// let mut pipeline = Pipeline::new(4, 2);
 /// pipeline.add(1); // one window
