@@ -24,7 +24,7 @@ FLOORS = [
     ["drumline-group"],
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
-    ["drumline-mpi", "drumline-schedule", "drumline-shm"],
+    ["drumline-mpi", "drumline-schedule", "drumline-shm", "drumline-standin"],
     ["drumline-kernels"],
 ]
 # drumline-group has the most. Its settings are the next part to get a crate of their own.
