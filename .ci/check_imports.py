@@ -24,6 +24,7 @@ FLOORS = [
     ["drumline-group"],
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
+    ["drumline-device"],
     ["drumline-mpi", "drumline-schedule", "drumline-shm", "drumline-standin"],
     ["drumline-kernels"],
 ]

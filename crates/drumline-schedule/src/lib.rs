@@ -42,6 +42,7 @@
 pub mod algorithm;
 mod chooser;
 mod collective;
+pub mod device;
 mod error;
 mod extent;
 mod flush;

@@ -1,5 +1,6 @@
 //! Registered buffers: memory of this process that peers read and write.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -51,13 +52,18 @@ struct Shared {
     process: u32,
 }
 
-#[derive(Debug)]
 struct Pages {
     free: Ranges,
     /// Pages that are private to this process. They are never allocated again, because late peers may still
     /// write to the shared memory behind them.
     detached: Ranges,
+    /// What is to be done before bytes are detached, by a number.
+    before: BTreeMap<u64, (Range<usize>, Unpin)>,
+    /// The number of the next entry of `before`.
+    next: u64,
 }
+
+type Unpin = Box<dyn FnOnce() + Send>;
 
 impl Arena {
     pub(crate) fn new(mapping: Mapping, memory: OwnedFd) -> Arena {
@@ -66,7 +72,12 @@ impl Arena {
         Arena(Arc::new(Shared {
             mapping,
             memory,
-            pages: Mutex::new(Pages { free, detached: Ranges::default() }),
+            pages: Mutex::new(Pages {
+                free,
+                detached: Ranges::default(),
+                before: BTreeMap::new(),
+                next: 0,
+            }),
             any_detached: AtomicBool::new(false),
             page_bytes: rustix::param::page_size(),
             process: std::process::id(),
@@ -128,6 +139,11 @@ impl Arena {
         }
         let mut pages = shared.pages();
         shared.any_detached.store(true, Ordering::Relaxed);
+        let overlap = |range: &Range<usize>| range.start < bytes.end && bytes.start < range.end;
+        pages
+            .before
+            .extract_if(.., |_, (range, _)| overlap(range))
+            .for_each(|(_, (_, unpin))| unpin());
         let arena_start = shared.mapping.layout().arena().start;
         for gap in pages.detached.gaps(&shared.whole_pages(&bytes)) {
             let (offset, address) = ((arena_start + gap.start) as u64, shared.address(gap.start));
@@ -159,6 +175,13 @@ impl Arena {
     /// A new descriptor of the whole segment.
     pub(crate) fn memory(&self) -> Result<OwnedFd> {
         self.0.memory.try_clone().map_err(Error::os("duplicate the descriptor of a segment"))
+    }
+}
+
+impl fmt::Debug for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pages { free, detached, .. } = self;
+        f.debug_struct("Pages").field("free", free).field("detached", detached).finish()
     }
 }
 
@@ -271,6 +294,29 @@ impl<T: Element> Registered<T> {
         &self.arena
     }
 
+    /// Has `unpin` run before a part of this buffer is [detached](Arena::detach), unless what this returns is
+    /// dropped first. For drivers of devices that have pinned the buffer's pages. `unpin` must not use the arena.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # use std::sync::mpsc;
+    /// # let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 })?;
+    /// let buffer = own.arena().allocate::<f32>(3)?;
+    /// let (told, hears) = mpsc::channel();
+    /// let guard = buffer.before_detach(move || told.send("unpin").unwrap());
+    /// own.arena().detach(&buffer)?;
+    /// assert_eq!(hears.try_recv(), Ok("unpin"));
+    /// assert!(!guard.cancel()); // it has run
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    pub fn before_detach(&self, unpin: impl FnOnce() + Send + 'static) -> BeforeDetach {
+        let mut pages = self.arena.0.pages();
+        let number = pages.next;
+        pages.next += 1;
+        pages.before.insert(number, (self.range.clone(), Box::new(unpin)));
+        BeforeDetach { arena: self.arena.clone(), number }
+    }
+
     /// Cuts the buffer at element `at`, without a copy. Keeps the elements before `at` and returns
     /// the rest. `None`, without a change, when `at` lies beyond the end or inside a page: no two
     /// buffers share a page, because [`Arena::detach`] takes back whole pages.
@@ -309,6 +355,32 @@ impl<T: Element> Registered<T> {
         next.range.start = next.range.end;
         next.len = 0;
         Ok(())
+    }
+}
+
+/// What runs before a part of a buffer is detached: see [`Registered::before_detach`]. Dropping this cancels it.
+#[must_use = "dropping it cancels what runs before a detach"]
+pub struct BeforeDetach {
+    arena: Arena,
+    number: u64,
+}
+
+impl BeforeDetach {
+    /// Cancels it. `false`: it has run, because the buffer was detached.
+    pub fn cancel(&self) -> bool {
+        self.arena.0.pages().before.remove(&self.number).is_some()
+    }
+}
+
+impl Drop for BeforeDetach {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+impl fmt::Debug for BeforeDetach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BeforeDetach").field("number", &self.number).finish()
     }
 }
 

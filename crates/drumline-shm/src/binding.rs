@@ -7,11 +7,12 @@
 //! | exclusive | a share of the physical cores of one memory node; no other rank has them |
 //! | core-complex | those of one memory node that share a cache of the last level |
 //!
-//! Ranks are dealt out in blocks, so that consecutive ranks share a node and can add among themselves first.
+//! Where the host has a GPU for every rank, the node of a rank is that of its GPU. Otherwise ranks are dealt out in
+//! blocks, so that consecutive ranks share a node and can add among themselves first.
 
 use std::{fmt, io, str::FromStr};
 
-use crate::{Common, Cores};
+use crate::{Common, Cores, placement};
 
 /// Which cores a rank may use: `node`, `socket`, `exclusive` or `core-complex`.
 ///
@@ -69,6 +70,9 @@ impl FromStr for NumaBinding {
 /// Call it before the program uses memory, because a page comes from the node where it is first used.
 /// `drumline run --numa-binding` does this for every rank.
 ///
+/// If the process may use a GPU for every rank of the host, rank `i` has the `i`-th of them, and its node is that of this
+/// GPU. The kernel tells the nodes; the number of a GPU is that of CUDA, on a host whose GPUs are alike.
+///
 /// Returns whether the thread is bound. Changes nothing and returns `false` if there is nothing to choose: the host has
 /// one node, processor or cache, or fewer ranks than these. If there are fewer physical cores than ranks, `exclusive`
 /// is the same as `node`.
@@ -97,9 +101,9 @@ pub fn bind_to_cores(
     local_world_size: usize,
 ) -> io::Result<bool> {
     let all = Cores::of_this_thread()?;
-    let nodes: Vec<Cores> = all.by_memory_node().into_iter().map(|(_, cores)| cores).collect();
+    let nodes = all.by_memory_node();
     let place = Place { rank: local_rank, ranks: local_world_size };
-    let (node, on_node) = place.block(&nodes).unzip();
+    let (node, on_node) = place.on_a_node(&nodes, &placement::nodes_of_gpus()).unzip();
     let (cores, on_node) = (node.unwrap_or(&all), on_node.unwrap_or(place));
     let nearer = match binding {
         NumaBinding::Node => None,
@@ -136,6 +140,24 @@ impl Place {
         let first = |group: usize| (group * ranks).div_ceil(count);
         let place = Place { rank: rank - first(group), ranks: first(group + 1) - first(group) };
         Some((&groups[group], place))
+    }
+
+    /// The cores of this rank's node, and its place among the ranks there: by the node of its GPU, or in blocks.
+    /// `None` if there is no choice.
+    fn on_a_node<'a>(
+        self,
+        nodes: &'a [(usize, Cores)],
+        of_gpus: &[usize],
+    ) -> Option<(&'a Cores, Place)> {
+        let by_gpu = || {
+            let of_ranks = of_gpus.get(..self.ranks).filter(|_| nodes.len() > 1)?;
+            let own = *of_ranks.get(self.rank)?;
+            let (_, cores) = nodes.iter().find(|(number, _)| *number == own)?;
+            let here = |ranks: &[usize]| ranks.iter().filter(|node| **node == own).count();
+            Some((cores, Place { rank: here(&of_ranks[..self.rank]), ranks: here(of_ranks) }))
+        };
+        let in_blocks = || self.block(nodes).map(|((_, cores), place)| (cores, place));
+        by_gpu().or_else(in_blocks)
     }
 
     /// This rank's own of these things: as many for each rank, and the first ranks have one more.
@@ -177,6 +199,25 @@ mod tests {
         assert_eq!(blocks(2, &['a']), [None, None]);
         assert_eq!(blocks(1, &['a', 'b']), [None]);
         assert_eq!(Place { rank: 4, ranks: 4 }.block(&['a', 'b']), None);
+    }
+
+    #[test]
+    fn a_rank_is_where_its_gpu_is() {
+        let nodes = [(0, Cores::of([0, 1])), (1, Cores::of([2, 3]))];
+        let found = |ranks, of_gpus: &[usize]| {
+            let place = |place: Place| {
+                let (cores, place) = place.on_a_node(&nodes, of_gpus)?;
+                Some((cores.numbers().next()?, place.rank, place.ranks))
+            };
+            places(ranks).map(place).collect::<Vec<_>>()
+        };
+        // GPUs in the order in which some boards have them: the second node comes first.
+        let by_gpu = [(2, 0, 2), (2, 1, 2), (0, 0, 2), (0, 1, 2)].map(Some);
+        assert_eq!(found(4, &[1, 1, 0, 0]), by_gpu);
+        assert_eq!(found(1, &[1, 0]), [Some((2, 0, 1))]);
+        let in_blocks = [(0, 0, 2), (0, 1, 2), (2, 0, 2), (2, 1, 2)].map(Some);
+        assert_eq!(found(4, &[1, 0]), in_blocks, "fewer GPUs than ranks");
+        assert_eq!(found(4, &[1, 1, 7, 7])[2], Some((2, 0, 2)), "no cores at that node");
     }
 
     #[test]

@@ -102,6 +102,8 @@
 //!   peer end in the memfd, where nobody reads them. Late reads of a peer find the values that the
 //!   failed call started with. The range is never allocated again, and [`Arena::offset_of`] no
 //!   longer finds it, so no later call lends it.
+//! - A device that copies to pages which its driver has pinned would go on to copy to the shared ones. So the
+//!   driver unpins them first ([`Registered::before_detach`]).
 //! - A peer may write a page while the kernel copies it. The copy then mixes old and new values of
 //!   the failed call, and a failed call promises no values.
 
@@ -128,13 +130,15 @@ mod nodes;
 mod parity;
 mod peer;
 mod per_process;
+mod placement;
 mod process;
 mod ranges;
 mod segment;
 mod spin;
 mod unforked;
+mod window;
 
-pub use arena::{Arena, Registered};
+pub use arena::{Arena, BeforeDetach, Registered};
 pub use binding::{NumaBinding, bind_to_cores};
 pub use cache::cache_bytes;
 pub use cores::{Core, Cores};
@@ -149,9 +153,11 @@ pub use nodes::Common;
 pub use parity::Parity;
 pub use peer::PeerSegment;
 pub use per_process::PerProcess;
+pub use placement::{MemoryNode, memory_nodes};
 pub use process::{Credentials, PidFd};
 pub use segment::{Segment, SleepGuard, Waker};
 pub use spin::{SpinLimit, spin, spin_limit};
 pub use unforked::Unforked;
 #[doc(hidden)]
 pub use unforked::fork_idle;
+pub use window::PeerWindow;

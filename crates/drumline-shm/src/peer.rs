@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use drumline_kernels::{Element, Source, Target};
 use rustix::fs::SealFlags;
@@ -17,6 +18,7 @@ use crate::handover::Handles;
 use crate::layout::{HEADER_BYTES, Layout};
 use crate::mapping::Mapping;
 use crate::parity::Parity;
+use crate::window::PeerWindow;
 
 /// The segment of another rank, mapped here, and that rank's doorbell.
 ///
@@ -49,7 +51,7 @@ use crate::parity::Parity;
 /// ```
 #[derive(Debug)]
 pub struct PeerSegment {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     doorbell: EventFd,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
@@ -65,7 +67,7 @@ impl PeerSegment {
         let Handles { memory, doorbell } = handles;
         let doorbell = EventFd::from_peer(doorbell)?;
         let layout = check(memory.as_fd())?;
-        let mapping = Mapping::new(memory.as_fd(), layout)?;
+        let mapping = Arc::new(Mapping::new(memory.as_fd(), layout)?);
         Ok(PeerSegment { mapping, doorbell, one_thread_at_a_time: PhantomData })
     }
 
@@ -164,6 +166,27 @@ impl PeerSegment {
     /// told is wrong.
     pub fn arena<T: Element>(&self, byte_offset: usize, len: usize) -> Result<Target<'_, T>> {
         self.mapping.target("arena", self.mapping.layout().arena(), byte_offset, len)
+    }
+
+    /// Bytes of the peer's arena, for a device that copies them. The window keeps them mapped.
+    ///
+    /// ```
+    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
+    /// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 })?;
+    /// let peer = PeerSegment::map(own.handles()?)?;
+    /// let mut buffer = own.arena().allocate::<u8>(3)?;
+    /// buffer.copy_from_slice(&[1, 2, 3]);
+    /// let window = peer.window(own.arena().offset_of(&buffer).unwrap(), 3)?;
+    /// drop(peer);
+    /// assert_eq!(window.to_vec(1..3)?, [2, 3]);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] when the arena has no such bytes.
+    pub fn window(&self, byte_offset: usize, bytes: usize) -> Result<PeerWindow> {
+        PeerWindow::new(self.mapping.clone(), byte_offset, bytes)
     }
 
     #[inline]

@@ -14,7 +14,7 @@ fn name_of(code: c_int) -> String {
     let mut text: *const c_char = std::ptr::null();
     assert_eq!(cuGetErrorName(code, &mut text), 0);
     // SAFETY: the function succeeded, so it is a text.
-    unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 fn bytes_on_device(at: usize, len: usize) -> Vec<u8> {
@@ -358,7 +358,7 @@ fn pointers_are_known_or_refused() {
     let test = Test::new(1);
     let context = test.use_device(1);
     let (memory, host) = (device_memory(1000), Pinned::new(vec![0; 100]));
-    let plain = vec![0u8; 8];
+    let plain = [0u8; 8];
     let int = |attribute, pointer| {
         let mut value: c_int = 77;
         (cuPointerGetAttribute((&raw mut value).cast(), attribute, pointer), value)

@@ -83,7 +83,7 @@ pub use drumline_group::{
 pub use drumline_group::{PerProcess, deadline, free_port};
 #[doc(hidden)]
 pub use drumline_shm::inherited;
-pub use drumline_shm::{NumaBinding, bind_to_cores};
+pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
 pub use drumline_train as train;
 pub use drumline_train::{
     Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, record, record_panics,

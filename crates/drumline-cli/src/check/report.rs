@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::backend;
+use drumline::{MemoryNode, backend};
 use serde_json::{Map, Value, json};
 
 use super::{operations::OPERATIONS, system::System};
@@ -93,10 +93,13 @@ impl fmt::Display for Report {
         line("drumline", &env!("CARGO_PKG_VERSION"))?;
         line("system", &or_unknown(system.kernel.as_ref()))?;
         line("host", &format!("{}, {} usable cores", system.architecture, system.cores))?;
-        line("NUMA nodes", &or_unknown(system.numa_nodes))?;
-        let gib =
-            system.memory_bytes.map(|bytes| format!("{:.1} GiB", bytes as f64 / 2_f64.powi(30)));
-        line("memory", &or_unknown(gib))?;
+        line("NUMA nodes", &or_unknown(system.numa_nodes()))?;
+        for node in system.nodes.iter().filter(|node| !is_plain(node) || system.nodes.len() > 1) {
+            let name =
+                node.number.map_or("elsewhere".to_owned(), |number| format!("  node {number}"));
+            line(&name, &near(node))?;
+        }
+        line("memory", &or_unknown(system.memory_bytes.map(gib)))?;
         line("instructions", &list(system.instructions.iter(), "those of every processor"))?;
         line("ranks share", if self.shares_memory() { &"memory" } else { &"no memory" })?;
         line("interfaces", &list(system.interfaces.iter(), "none"))?;
@@ -137,6 +140,25 @@ impl fmt::Display for Report {
         }
         notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
+}
+
+/// Whether it has memory and nothing else.
+fn is_plain(node: &MemoryNode) -> bool {
+    node.gpus.is_empty() && node.lines.is_empty()
+}
+
+/// `64.0 GiB, GPUs 0000:41:00.0, lines eth0 25 Gb/s`
+fn near(node: &MemoryNode) -> String {
+    let listed = |what: &str, all: &[String]| {
+        (!all.is_empty()).then(|| format!("{what} {}", all.join(" and ")))
+    };
+    let parts =
+        [node.memory_bytes.map(gib), listed("GPUs", &node.gpus), listed("lines", &node.lines)];
+    list(parts.into_iter().flatten(), "nothing")
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / 2_f64.powi(30))
 }
 
 fn or_unknown(value: Option<impl Display>) -> String {
@@ -185,7 +207,13 @@ impl Report {
                 "kernel": system.kernel,
                 "shares_memory": self.shares_memory(),
                 "cores": system.cores,
-                "numa_nodes": system.numa_nodes,
+                "numa_nodes": system.numa_nodes(),
+                "memory_nodes": system.nodes.iter().map(|node| json!({
+                    "number": node.number,
+                    "memory_bytes": node.memory_bytes,
+                    "gpus": node.gpus,
+                    "lines": node.lines,
+                })).collect::<Vec<_>>(),
                 "memory_bytes": system.memory_bytes,
                 "instructions": system.instructions,
                 "interfaces": system.interfaces,

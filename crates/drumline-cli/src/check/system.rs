@@ -2,7 +2,7 @@
 
 use std::{env, fs, net::ToSocketAddrs, thread};
 
-use drumline::{Config, describe_addresses, describe_mpi};
+use drumline::{Config, MemoryNode, describe_addresses, describe_mpi, memory_nodes};
 
 #[derive(Debug)]
 pub(super) struct System {
@@ -11,8 +11,8 @@ pub(super) struct System {
     pub(super) kernel: Option<String>,
     /// The cores that the process may use.
     pub(super) cores: usize,
-    /// `None` if the system does not tell.
-    pub(super) numa_nodes: Option<usize>,
+    /// The memory nodes with their GPUs and lines. Empty if the system does not tell.
+    pub(super) nodes: Vec<MemoryNode>,
     pub(super) memory_bytes: Option<u64>,
     /// The instruction sets of this processor that make a difference.
     pub(super) instructions: Vec<&'static str>,
@@ -26,13 +26,19 @@ pub(super) struct System {
 }
 
 impl System {
+    /// `None` if the system does not tell.
+    pub(super) fn numa_nodes(&self) -> Option<usize> {
+        let count = self.nodes.iter().filter(|node| node.number.is_some()).count();
+        (count > 0).then_some(count)
+    }
+
     pub(super) fn look(config: &Config) -> System {
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
         System {
             architecture: env::consts::ARCH,
             kernel: kernel(),
             cores: thread::available_parallelism().map_or(1, usize::from),
-            numa_nodes: numa_nodes(),
+            nodes: memory_nodes(),
             memory_bytes: memory_bytes(),
             instructions: instructions(),
             interfaces: interfaces.iter().map(|it| format!("{} {}", it.name, it.ip())).collect(),
@@ -57,15 +63,6 @@ fn reached_at(config: &Config) -> String {
 fn kernel() -> Option<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
     Some(format!("Linux {}", release.trim()))
-}
-
-fn numa_nodes() -> Option<usize> {
-    let entries = fs::read_dir("/sys/devices/system/node").ok()?;
-    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let is_node = |name: &String| {
-        name.strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok())
-    };
-    Some(names.filter(is_node).count())
 }
 
 fn memory_bytes() -> Option<u64> {
