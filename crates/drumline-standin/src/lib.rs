@@ -2,7 +2,7 @@
 //!
 //! It is no mock: nobody tells it what to answer. It models devices, contexts, memory, streams, events and copy engines
 //! as the driver's manual describes them, so that code which is wrong on a device is wrong here, sooner.
-//! [`library`] is where it lies, [`Controls`] are what tests ask of it.
+//! [`library()`] is where it lies, [`Controls`] are what tests ask of it.
 //!
 //! # What it models
 //!

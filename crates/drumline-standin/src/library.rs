@@ -139,7 +139,7 @@ impl Loaded {
 }
 
 impl Controls {
-    /// Those of [`library`].
+    /// Those of [`library()`].
     ///
     /// # Panics
     ///
