@@ -25,7 +25,7 @@ FLOORS = [
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
     ["drumline-device"],
-    ["drumline-mpi", "drumline-schedule", "drumline-shm"],
+    ["drumline-mpi", "drumline-schedule", "drumline-shm", "drumline-standin"],
     ["drumline-kernels"],
 ]
 # drumline-group has the most. Its settings are the next part to get a crate of their own.

@@ -92,7 +92,7 @@ TESTS = {
 INNER = re.compile(r"DRUMLINE_TEST_(ALONE|MEET|URL|FILE|TASK|MARKER|MPI_(ROLE|RANK|LIBRARY|DEATH|NOTES|CASE))$")
 
 # Programs that test others, with variables of their own.
-NOT_THE_LIBRARY = {"target", "drumline-fuzz", "drumline-faults"}
+NOT_THE_LIBRARY = {"target", "drumline-fuzz", "drumline-faults", "drumline-standin"}
 
 # How Rust and Python read a variable, or name one to read it later.
 READS = re.compile(

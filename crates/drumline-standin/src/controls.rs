@@ -1,0 +1,71 @@
+//! What tests ask of the stand-in itself.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use crate::code::Code;
+use crate::out::Out;
+use crate::world::world;
+
+/// Begins the random choices anew.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_seed(seed: u64) {
+    world().work.reseed(seed);
+}
+
+/// Lets the n-th later call of a function fail with a code. The name may lack its version.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_fail(name: *const c_char, nth: u32, code: c_int) {
+    if name.is_null() {
+        return;
+    }
+    // SAFETY: not null, so the caller says that it is a text with a zero byte.
+    let name = unsafe { CStr::from_ptr(name) };
+    world().faults.add(Some(&name.to_string_lossy()), nth, code);
+}
+
+/// Lets the n-th later call of any function of the driver fail with a code.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_fail_any(nth: u32, code: c_int) {
+    world().faults.add(None, nth, code);
+}
+
+/// Calls of the driver so far.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_calls() -> u64 {
+    world().faults.calls("cu")
+}
+
+/// Breaks a device: all that it does from now on fails with this code.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_break_device(ordinal: c_int, code: c_int) {
+    if let Ok(device) = usize::try_from(ordinal) {
+        world().break_device(device, Code(code));
+    }
+}
+
+/// Mistakes of the program that a real device would not tell.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_violations() -> u64 {
+    world().violations
+}
+
+/// The last of them in words; nothing if there was none.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_last_violation(text: *mut c_char, len: usize) {
+    let last = world().last_violation.clone();
+    // A null pointer or no room: there is nobody to tell.
+    let _ = Out::new(text).text(&last, len.min(1 << 20) as c_int);
+}
+
+/// What the program has not given back: streams, events, allocations, registrations.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_leaks() -> u64 {
+    let world = world();
+    (world.streams.len() + world.memory.len() + world.abandoned) as u64
+}
+
+/// Forgets everything, and reads the variables anew.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_reset() {
+    world().reset();
+}

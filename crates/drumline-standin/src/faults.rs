@@ -1,0 +1,71 @@
+//! Calls that fail on request.
+
+use std::collections::BTreeMap;
+
+/// The n-th later call fails with a code.
+#[derive(Clone, Debug)]
+struct Fault {
+    /// The function, without the version at its end. None: any of the driver.
+    name: Option<String>,
+    /// Calls until then, this one included.
+    left: u32,
+    code: i32,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    faults: Vec<Fault>,
+    calls: BTreeMap<&'static str, u64>,
+}
+
+impl Faults {
+    /// Those of a variable `name:nth:code,...`; `*` is any function of the driver.
+    pub(crate) fn of_variable(text: &str) -> Self {
+        let mut faults = Faults::default();
+        for fault in text.split(',') {
+            let mut parts = fault.split(':');
+            if let (Some(name), Some(Ok(nth)), Some(Ok(code))) =
+                (parts.next(), parts.next().map(str::parse), parts.next().map(str::parse))
+            {
+                faults.add((name != "*").then_some(name), nth, code);
+            }
+        }
+        faults
+    }
+
+    pub(crate) fn add(&mut self, name: Option<&str>, nth: u32, code: i32) {
+        let name = name.map(|name| plain(name).to_owned());
+        self.faults.push(Fault { name, left: nth.max(1), code });
+    }
+
+    /// Counts a call, and says with which code it must fail.
+    pub(crate) fn call(&mut self, name: &'static str) -> Option<i32> {
+        *self.calls.entry(name).or_default() += 1;
+        let mut code = None;
+        self.faults.retain_mut(|fault| {
+            let meant = match &fault.name {
+                Some(meant) => meant == plain(name),
+                None => name.starts_with("cu"),
+            };
+            fault.left -= u32::from(meant);
+            if meant && fault.left == 0 {
+                code = Some(fault.code);
+            }
+            fault.left > 0
+        });
+        code
+    }
+
+    /// The calls so far of functions whose names begin so.
+    pub(crate) fn calls(&self, prefix: &str) -> u64 {
+        self.calls.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, count)| count).sum()
+    }
+}
+
+/// A name without `_v2`.
+fn plain(name: &str) -> &str {
+    match name.rsplit_once("_v") {
+        Some((plain, version)) if version.bytes().all(|it| it.is_ascii_digit()) => plain,
+        _ => name,
+    }
+}

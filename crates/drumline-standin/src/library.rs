@@ -1,0 +1,217 @@
+//! For tests in Rust: where the shared library is, and its controls.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FILE: &str = "libdrumline_standin.so";
+
+/// The shared library, as built for the test that runs now. It stands for `libcuda.so.1` and for `libnccl.so.2`.
+///
+/// A test whose package has this crate among its dev-dependencies needs nothing else: Cargo builds the library with
+/// it. Otherwise it is built here, once, without a network.
+///
+/// # Panics
+///
+/// If it is nowhere and cannot be built.
+#[must_use]
+pub fn library() -> PathBuf {
+    match find() {
+        Ok(path) => path,
+        #[expect(clippy::panic, reason = "only tests call this, and cannot go on")]
+        Err(why) => panic!("{why}"),
+    }
+}
+
+fn find() -> Result<PathBuf, String> {
+    let program =
+        std::env::current_exe().map_err(|error| format!("where does this test lie? {error}"))?;
+    // A test lies in target/debug/deps, an example in target/debug/examples, a program in target/debug.
+    let folders: Vec<&Path> = program.ancestors().skip(1).take(3).collect();
+    let places = |folders: &[&Path]| {
+        folders
+            .iter()
+            .flat_map(|it| [it.join("deps").join(FILE), it.join(FILE)])
+            .find(|it| it.is_file())
+    };
+    if let Some(found) = places(&folders) {
+        return Ok(found);
+    }
+    let profile = folders
+        .iter()
+        .find(|it| it.join("deps").is_dir())
+        .ok_or_else(|| format!("{FILE} is not beside {}", program.display()))?;
+    build(profile)?;
+    places(&folders).ok_or_else(|| format!("cargo built no {FILE} in {}", profile.display()))
+}
+
+/// Builds the library into the folder of a profile. Cargo's own lock keeps others out.
+fn build(folder: &Path) -> Result<(), String> {
+    let name = folder.file_name().and_then(|it| it.to_str()).unwrap_or("debug");
+    let target = folder.parent().unwrap_or(folder);
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let done = Command::new(&cargo)
+        .args(["build", "--quiet", "--offline", "--locked", "--package", "drumline-standin"])
+        .args(["--profile", if name == "debug" { "dev" } else { name }])
+        .arg("--manifest-path")
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(target)
+        .output()
+        .map_err(|error| {
+            format!("{FILE} is not there, and {} does not run: {error}", cargo.display())
+        })?;
+    if done.status.success() {
+        Ok(())
+    } else {
+        Err(format!(
+            "{FILE} is not there, and cannot be built:\n{}",
+            String::from_utf8_lossy(&done.stderr)
+        ))
+    }
+}
+
+macro_rules! controls {
+    ($(#[$about:meta])* $($field:ident: $name:literal, $function:ty;)*) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct Controls {
+            $($field: $function,)*
+        }
+
+        impl Controls {
+            fn of(path: &Path) -> Result<Self, String> {
+                let library = Loaded::new(path)?;
+                Ok(Controls {
+                    $($field: {
+                        let found = library.symbol($name)?;
+                        // SAFETY: the function of this name has this type; see `controls.rs`.
+                        unsafe { std::mem::transmute::<*mut c_void, $function>(found) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+controls! {
+    /// The controls of the shared library that this process has loaded, or loads now.
+    ///
+    /// What they change is the process's: tests that use them run one after the other.
+    ///
+    /// ```no_run
+    /// let standin = drumline_standin::Controls::load();
+    /// standin.reset();
+    /// standin.seed(7);
+    /// standin.fail("cuEventCreate", 2, 2); // the second cuEventCreate from here: out of memory
+    /// // ... the test ...
+    /// assert_eq!((standin.violations(), standin.leaks()), (0, 0), "{}", standin.last_violation());
+    /// ```
+    seed: "standin_seed", unsafe extern "C" fn(u64);
+    fail: "standin_fail", unsafe extern "C" fn(*const c_char, u32, c_int);
+    fail_any: "standin_fail_any", unsafe extern "C" fn(u32, c_int);
+    calls: "standin_calls", unsafe extern "C" fn() -> u64;
+    break_device: "standin_break_device", unsafe extern "C" fn(c_int, c_int);
+    violations: "standin_violations", unsafe extern "C" fn() -> u64;
+    last_violation: "standin_last_violation", unsafe extern "C" fn(*mut c_char, usize);
+    leaks: "standin_leaks", unsafe extern "C" fn() -> u64;
+    reset: "standin_reset", unsafe extern "C" fn();
+}
+
+/// A shared library that stays loaded.
+struct Loaded(*mut c_void);
+
+impl Loaded {
+    fn new(path: &Path) -> Result<Self, String> {
+        let name =
+            CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
+        // SAFETY: the library is ours, and runs nothing when it is loaded.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() { Err("cannot be loaded".to_owned()) } else { Ok(Loaded(handle)) }
+    }
+
+    fn symbol(&self, name: &str) -> Result<*mut c_void, String> {
+        let text = CString::new(name).map_err(|error| error.to_string())?;
+        // SAFETY: a live handle and a text with a zero byte.
+        let found = unsafe { libc::dlsym(self.0, text.as_ptr()) };
+        if found.is_null() { Err(format!("has no {name}")) } else { Ok(found) }
+    }
+}
+
+impl Controls {
+    /// Those of [`library()`].
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be loaded.
+    #[must_use]
+    pub fn load() -> Self {
+        let path = library();
+        match Self::of(&path) {
+            Ok(controls) => controls,
+            #[expect(clippy::panic, reason = "only tests call this, and cannot go on")]
+            Err(why) => panic!("{}: {why}", path.display()),
+        }
+    }
+
+    /// Begins the random choices anew. With one thread, a seed gives one order.
+    pub fn seed(&self, seed: u64) {
+        // SAFETY: takes any number.
+        unsafe { (self.seed)(seed) }
+    }
+
+    /// Lets the `nth` call from here of a function fail with a code. The name may lack its version.
+    pub fn fail(&self, name: &str, nth: u32, code: i32) {
+        let Ok(name) = CString::new(name) else { return };
+        // SAFETY: a text with a zero byte, which the function copies.
+        unsafe { (self.fail)(name.as_ptr(), nth, code) }
+    }
+
+    /// Lets the `nth` call from here of any function of the driver fail with a code.
+    pub fn fail_any(&self, nth: u32, code: i32) {
+        // SAFETY: takes any numbers.
+        unsafe { (self.fail_any)(nth, code) }
+    }
+
+    /// Calls of the driver since the last reset.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        // SAFETY: takes nothing.
+        unsafe { (self.calls)() }
+    }
+
+    /// Breaks a device as an illegal address (code 700) does: all that it is asked from now on fails.
+    pub fn break_device(&self, ordinal: i32, code: i32) {
+        // SAFETY: takes any numbers.
+        unsafe { (self.break_device)(ordinal, code) }
+    }
+
+    /// How many mistakes the program made that a real device would not tell.
+    #[must_use]
+    pub fn violations(&self) -> u64 {
+        // SAFETY: takes nothing.
+        unsafe { (self.violations)() }
+    }
+
+    /// The last of these mistakes in words.
+    #[must_use]
+    pub fn last_violation(&self) -> String {
+        let mut text = [0u8; 512];
+        // SAFETY: a buffer, with its length.
+        unsafe { (self.last_violation)(text.as_mut_ptr().cast(), text.len()) };
+        text.iter().take_while(|it| **it != 0).map(|it| char::from(*it)).collect()
+    }
+
+    /// Streams, events, allocations, registrations and communicators that were not given back.
+    #[must_use]
+    pub fn leaks(&self) -> u64 {
+        // SAFETY: takes nothing.
+        unsafe { (self.leaks)() }
+    }
+
+    /// Forgets everything, and reads the variables anew. Nothing may be under way.
+    pub fn reset(&self) {
+        // SAFETY: handles from before are refused from now on; memory of the driver is gone, as after its end.
+        unsafe { (self.reset)() }
+    }
+}

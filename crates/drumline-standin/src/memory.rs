@@ -1,0 +1,297 @@
+//! Memory that the driver knows: of devices, and of the host where it is pinned.
+//!
+//! Addresses of device memory are reserved without any right, so that a CPU that touches one gets a fatal signal. The
+//! bytes lie in a second mapping, which only the stand-in knows.
+
+use std::collections::BTreeMap;
+
+use crate::code::Code;
+use crate::host::{self, PAGE};
+
+/// What fills memory whose contents nobody may rely on: new memory, and what a copy has yet to write.
+pub(crate) const POISON: u8 = 0xDB;
+
+/// The most that a copy moves in one step through a buffer.
+const PIECE: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Memory of a device; its bytes lie at `hidden`.
+    Device { hidden: usize },
+    /// Host memory that the driver gave out.
+    HostAlloc,
+    /// Host memory of the program, pinned in place.
+    Registered,
+}
+
+/// One allocation or registration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) id: u64,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) kind: Kind,
+    pub(crate) context: usize,
+    pub(crate) device: usize,
+}
+
+impl Range {
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self.kind, Kind::Device { .. })
+    }
+}
+
+/// Bytes that an operation reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) address: usize,
+    pub(crate) len: usize,
+    /// The range that they were in when the operation was queued. None: pageable host memory.
+    pub(crate) range: Option<u64>,
+    /// The device whose memory it is.
+    pub(crate) device: Option<usize>,
+}
+
+impl Span {
+    pub(crate) fn overlaps(&self, other: &Span) -> bool {
+        self.address < other.address + other.len && other.address < self.address + self.len
+    }
+
+    pub(crate) fn is_pageable(&self) -> bool {
+        self.range.is_none()
+    }
+
+    /// Its part of `len` bytes from `offset` on.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Span {
+        Span { address: self.address + offset, len, ..*self }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    ranges: BTreeMap<usize, Range>,
+    made: u64,
+}
+
+impl Memory {
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Bytes in use on a device.
+    pub(crate) fn used(&self, device: usize) -> usize {
+        self.ranges
+            .values()
+            .filter(|it| it.is_device() && it.device == device)
+            .map(|it| it.len)
+            .sum()
+    }
+
+    pub(crate) fn find(&self, address: usize) -> Option<&Range> {
+        let (_, range) = self.ranges.range(..=address).next_back()?;
+        (address < range.start + range.len).then_some(range)
+    }
+
+    /// The ranges of a context.
+    pub(crate) fn of_context(&self, context: usize) -> Vec<Range> {
+        self.ranges.values().filter(|it| it.context == context).copied().collect()
+    }
+
+    /// What an operation on these bytes touches. They lie in one range, or in none.
+    pub(crate) fn span(&self, address: usize, len: usize) -> Result<Span, Code> {
+        let end = address.checked_add(len).ok_or(Code::INVALID_VALUE)?;
+        if address == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        match self.find(address) {
+            Some(range) if end <= range.start + range.len => Ok(Span {
+                address,
+                len,
+                range: Some(range.id),
+                device: range.is_device().then_some(range.device),
+            }),
+            Some(_) => Err(Code::INVALID_VALUE),
+            None if self.ranges.range(address..end.max(address)).next().is_some() => {
+                Err(Code::INVALID_VALUE)
+            }
+            None => Ok(Span { address, len, range: None, device: None }),
+        }
+    }
+
+    /// New memory of a device, full of poison.
+    pub(crate) fn allocate(
+        &mut self,
+        len: usize,
+        context: usize,
+        device: usize,
+    ) -> Result<usize, Code> {
+        let hidden = map(len, libc::PROT_READ | libc::PROT_WRITE)?;
+        let start = match map(len, libc::PROT_NONE) {
+            Ok(start) => start,
+            Err(code) => {
+                unmap(hidden, len);
+                return Err(code);
+            }
+        };
+        // SAFETY: a fresh mapping of at least `len` bytes.
+        unsafe { std::ptr::write_bytes(hidden as *mut u8, POISON, len) };
+        self.add(start, len, Kind::Device { hidden }, context, device);
+        Ok(start)
+    }
+
+    /// New pinned memory of the host, full of poison.
+    pub(crate) fn allocate_host(
+        &mut self,
+        len: usize,
+        context: usize,
+        device: usize,
+    ) -> Result<usize, Code> {
+        let start = map(len, libc::PROT_READ | libc::PROT_WRITE)?;
+        // SAFETY: a fresh mapping of at least `len` bytes.
+        unsafe { std::ptr::write_bytes(start as *mut u8, POISON, len) };
+        self.add(start, len, Kind::HostAlloc, context, device);
+        Ok(start)
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        start: usize,
+        len: usize,
+        context: usize,
+        device: usize,
+    ) -> Result<(), Code> {
+        let end = start.checked_add(len).ok_or(Code::INVALID_VALUE)?;
+        if start == 0 || len == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if self.find(start).is_some() || self.ranges.range(start..end).next().is_some() {
+            return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        if !host::is_mapped(start, len) {
+            return Err(Code::INVALID_VALUE);
+        }
+        self.add(start, len, Kind::Registered, context, device);
+        Ok(())
+    }
+
+    /// Forgets the range that starts here, if `fits` says so, and gives its memory back.
+    pub(crate) fn release(&mut self, start: usize, fits: impl Fn(Kind) -> bool) -> Option<Range> {
+        let range = *self.ranges.get(&start).filter(|it| fits(it.kind))?;
+        self.ranges.remove(&start);
+        match range.kind {
+            Kind::Device { hidden } => {
+                unmap(hidden, range.len);
+                unmap(range.start, range.len);
+            }
+            Kind::HostAlloc => unmap(range.start, range.len),
+            Kind::Registered => {}
+        }
+        Some(range)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        let starts: Vec<usize> = self.ranges.keys().copied().collect();
+        for start in starts {
+            self.release(start, |_| true);
+        }
+    }
+
+    /// Reads bytes of a span. False: it is gone.
+    pub(crate) fn read(&self, span: &Span, into: &mut [u8]) -> bool {
+        match self.bytes_of(span) {
+            None => false,
+            Some(None) => host::read(span.address, into),
+            Some(Some(hidden)) => {
+                // SAFETY: the span lies in a live range, so its bytes lie in the hidden mapping.
+                unsafe { std::ptr::copy(hidden as *const u8, into.as_mut_ptr(), into.len()) };
+                true
+            }
+        }
+    }
+
+    /// Writes bytes of a span. False: it is gone.
+    pub(crate) fn write(&mut self, span: &Span, from: &[u8]) -> bool {
+        match self.bytes_of(span) {
+            None => false,
+            Some(None) => host::write(span.address, from),
+            Some(Some(hidden)) => {
+                // SAFETY: the span lies in a live range, so its bytes lie in the hidden mapping.
+                unsafe { std::ptr::copy(from.as_ptr(), hidden as *mut u8, from.len()) };
+                true
+            }
+        }
+    }
+
+    /// Sets all bytes of a span. False: it is gone.
+    pub(crate) fn fill(&mut self, span: &Span, value: u8) -> bool {
+        let piece = vec![value; span.len.min(PIECE)];
+        (0..span.len).step_by(PIECE).all(|at| {
+            self.write(&span.part(at, PIECE.min(span.len - at)), &piece[..PIECE.min(span.len - at)])
+        })
+    }
+
+    /// Copies from one span to another of the same length. False: one of them is gone.
+    pub(crate) fn copy(&mut self, to: &Span, from: &Span) -> bool {
+        let mut piece = vec![0; from.len.min(PIECE)];
+        (0..from.len).step_by(PIECE).all(|at| {
+            let len = PIECE.min(from.len - at);
+            self.read(&from.part(at, len), &mut piece[..len])
+                && self.write(&to.part(at, len), &piece[..len])
+        })
+    }
+
+    /// The word at the start of a span. None: it is gone.
+    pub(crate) fn load(&self, span: &Span) -> Option<u32> {
+        match self.bytes_of(span)? {
+            None => host::load(span.address),
+            Some(_) => {
+                let mut word = [0; 4];
+                self.read(span, &mut word).then(|| u32::from_ne_bytes(word))
+            }
+        }
+    }
+
+    /// Writes the word at the start of a span. False: it is gone.
+    pub(crate) fn store(&mut self, span: &Span, value: u32) -> bool {
+        match self.bytes_of(span) {
+            None => false,
+            Some(None) => host::store(span.address, value),
+            Some(Some(_)) => self.write(span, &value.to_ne_bytes()),
+        }
+    }
+
+    /// Where the bytes of a span are: None: its range is gone; Some(None): at its own address.
+    fn bytes_of(&self, span: &Span) -> Option<Option<usize>> {
+        let Some(id) = span.range else { return Some(None) };
+        let range = self.find(span.address).filter(|it| it.id == id)?;
+        match range.kind {
+            Kind::Device { hidden } => Some(Some(hidden + (span.address - range.start))),
+            Kind::HostAlloc | Kind::Registered => Some(None),
+        }
+    }
+
+    fn add(&mut self, start: usize, len: usize, kind: Kind, context: usize, device: usize) {
+        self.made += 1;
+        self.ranges.insert(start, Range { id: self.made, start, len, kind, context, device });
+    }
+}
+
+fn map(len: usize, rights: i32) -> Result<usize, Code> {
+    // SAFETY: a new private mapping at an address that the kernel chooses.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len.next_multiple_of(PAGE),
+            rights,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(start as usize) }
+}
+
+fn unmap(start: usize, len: usize) {
+    // SAFETY: `map` made this mapping with this length, and its range has just been forgotten.
+    unsafe { libc::munmap(start as *mut libc::c_void, len.next_multiple_of(PAGE)) };
+}
