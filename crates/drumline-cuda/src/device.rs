@@ -1,6 +1,5 @@
 //! A device: its places, and what it makes.
 
-use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,15 +8,15 @@ use drumline_device::{
 };
 use drumline_shm::{PeerWindow, Registered};
 
-use crate::driver::{Driver, INVALID_VALUE};
 use crate::gate::CudaGate;
+use crate::loaded::Loaded;
 use crate::memory::{DeviceMemory, HostMemory};
 use crate::opened::Opened;
 use crate::pin::Pin;
 use crate::stream::CudaStream;
 use crate::table::Handle;
 
-/// A device of a [`Driver`]. Clones share it.
+/// A device of a [`Driver`](crate::Driver). Clones share it.
 ///
 /// ```
 /// use drumline_cuda::{CudaDevice, Driver};
@@ -38,17 +37,8 @@ use crate::table::Handle;
 pub struct CudaDevice(Arc<Opened>);
 
 impl CudaDevice {
-    pub(crate) fn open(driver: Driver, ordinal: usize) -> Result<CudaDevice> {
-        Ok(CudaDevice(Arc::new(Opened::new(driver, ordinal)?)))
-    }
-
-    pub(crate) fn of(opened: Arc<Opened>) -> CudaDevice {
-        CudaDevice(opened)
-    }
-
-    /// The driver of the device.
-    pub fn driver(&self) -> &Driver {
-        &self.0.driver
+    pub(crate) fn open(library: Arc<Loaded>, ordinal: usize) -> Result<CudaDevice> {
+        Ok(CudaDevice(Arc::new(Opened::new(library, ordinal)?)))
     }
 
     /// `bytes` bytes of the device's memory.
@@ -83,44 +73,7 @@ impl CudaDevice {
         })?;
         Ok(can != 0)
     }
-
-    /// One attribute of an address. `None`: the driver does not know the address.
-    fn attribute<T: Number>(&self, attribute: c_int, address: u64) -> Result<Option<T>> {
-        let mut value = T::default();
-        let code = self.0.inside(|functions| {
-            let place = (&raw mut value).cast::<c_void>();
-            // SAFETY: callers name a type of the width that the attribute has.
-            unsafe { (functions.pointer_attribute)(place, attribute, address) }
-        })?;
-        match code {
-            0 => Ok(Some(value)),
-            INVALID_VALUE => Ok(None),
-            code => self.0.done("cuPointerGetAttribute", code).map(|()| None),
-        }
-    }
-
-    /// The bytes from `address` to the end of its allocation. `None`: nothing is allocated there.
-    fn bytes_from(&self, address: u64) -> Result<Option<u64>> {
-        let (mut base, mut bytes) = (0_u64, 0_usize);
-        let code = self.0.inside(|functions| {
-            // SAFETY: both places are there to be written.
-            unsafe { (functions.address_range)(&raw mut base, &raw mut bytes, address) }
-        })?;
-        Ok((code == 0).then(|| base.saturating_add(bytes as u64).saturating_sub(address)))
-    }
 }
-
-/// What an attribute may be: any bytes are a value.
-trait Number: Default {}
-impl Number for c_int {}
-impl Number for c_uint {}
-impl Number for usize {}
-
-/// Of `CUpointer_attribute` and `CUmemorytype`; HIP has the same numbers.
-const CONTEXT: c_int = 1;
-const MEMORY_TYPE: c_int = 2;
-const DEVICE_ORDINAL: c_int = 9;
-const OF_DEVICE: c_uint = 2;
 
 impl Device for CudaDevice {
     fn identity(&self) -> &Identity {
@@ -128,41 +81,7 @@ impl Device for CudaDevice {
     }
 
     fn check(&self, place: Place) -> Result<()> {
-        if place.bytes == 0 {
-            return Ok(());
-        }
-        let no = |problem: String| Err(Error::Place { place, problem });
-        let unknown = "it is memory of the host, or was freed";
-        match self.attribute::<c_uint>(MEMORY_TYPE, place.address)? {
-            None => return no(unknown.to_owned()),
-            Some(OF_DEVICE) => {}
-            Some(_) => return no("it is memory of the host".to_owned()),
-        }
-        let ordinal = self.attribute::<c_int>(DEVICE_ORDINAL, place.address)?;
-        if let Some(ordinal) = ordinal.filter(|it| *it != self.0.number) {
-            return no(format!("it is memory of {}:{ordinal}", self.0.identity.kind));
-        }
-        // Memory of a pool has no context.
-        let context = self.attribute::<usize>(CONTEXT, place.address)?.unwrap_or(0);
-        if context != 0 && context != self.0.context.addr() {
-            return no("it is memory of another context of this device".to_owned());
-        }
-        // What an allocator has mapped piece by piece consists of several ranges.
-        let (mut address, mut left) = (place.address, place.bytes as u64);
-        loop {
-            match self.bytes_from(address)? {
-                Some(bytes) if bytes >= left => return Ok(()),
-                Some(bytes) if bytes > 0 => {
-                    left -= bytes;
-                    address += bytes;
-                }
-                _ if address == place.address => return no(unknown.to_owned()),
-                _ => {
-                    let bytes = address - place.address;
-                    return no(format!("only {bytes} bytes are allocated there"));
-                }
-            }
-        }
+        self.0.check(place)
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>> {

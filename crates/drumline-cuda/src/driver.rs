@@ -1,35 +1,16 @@
-//! The driver's library, and its errors.
+//! Finds the driver, and opens its devices.
 
-use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::ptr::null;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_device::{Error, Result};
 use drumline_loader::find;
 
 use crate::device::CudaDevice;
+use crate::family::Family;
+use crate::loaded::{Loaded, text};
 use crate::table::Functions;
-
-/// A driver's family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// NVIDIA's CUDA.
-    Cuda,
-    /// AMD's HIP.
-    Hip,
-}
-
-impl Family {
-    /// `cuda` or `hip`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Family::Cuda => "cuda",
-            Family::Hip => "hip",
-        }
-    }
-}
 
 /// Names of drivers, in the order in which they are tried.
 const NAMES: [&str; 6] = [
@@ -51,15 +32,7 @@ const NAMES: [&str; 6] = [
 /// assert!(error.is_some_and(|it| it.contains("/no/libcuda.so")));
 /// ```
 #[derive(Clone)]
-pub struct Driver(pub(crate) Arc<Shared>);
-
-pub(crate) struct Shared {
-    pub(crate) functions: Functions,
-    family: Family,
-    path: PathBuf,
-    version: i32,
-    process: u32,
-}
+pub struct Driver(Arc<Loaded>);
 
 /// The driver that this process uses, and how it was named. A process has one.
 static LOADED: Mutex<Option<(Option<PathBuf>, Driver)>> = Mutex::new(None);
@@ -98,7 +71,7 @@ impl Driver {
             found.map_err(|tried| Error::NotFound { library: "driver of CUDA or HIP", tried })?;
         let (family, functions) = found.made;
         let process = std::process::id();
-        let mut shared = Shared { functions, family, path: found.path, version: 0, process };
+        let mut shared = Loaded { functions, family, path: found.path, version: 0, process };
         shared.init()?;
         let mut version = 0;
         // SAFETY: the place is there to be written.
@@ -132,7 +105,7 @@ impl Driver {
     ///
     /// What the driver says: there is no such device, or it cannot be used.
     pub fn device(&self, ordinal: usize) -> Result<CudaDevice> {
-        CudaDevice::open(self.clone(), ordinal)
+        CudaDevice::open(self.0.clone(), ordinal)
     }
 
     /// The number of the device that is current on this thread, if there is one.
@@ -147,7 +120,7 @@ impl Driver {
 /// `cuda 12.4 (libcuda.so.1)`
 impl fmt::Display for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { family, path, version, .. } = &*self.0;
+        let Loaded { family, path, version, .. } = &*self.0;
         let (major, minor) = match family {
             Family::Cuda => (version / 1_000, version % 1_000 / 10),
             Family::Hip => (version / 10_000_000, version / 100_000 % 100),
@@ -160,64 +133,4 @@ impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Driver").field(&self.to_string()).finish()
     }
-}
-
-pub(crate) const INVALID_VALUE: c_int = 1;
-pub(crate) const NOT_READY: c_int = 600;
-pub(crate) const ALREADY_REGISTERED: c_int = 712;
-pub(crate) const NOT_SUPPORTED: c_int = 801;
-
-impl Shared {
-    /// Starts the driver, unless it has started.
-    fn init(&self) -> Result<()> {
-        self.check_process()?;
-        // SAFETY: it may be called at any time, and often.
-        self.done("cuInit", unsafe { (self.functions.init)(0) })
-    }
-
-    /// The result of a call that concerns no device.
-    fn done(&self, call: &'static str, code: c_int) -> Result<()> {
-        self.done_on(self.family.name(), call, code)
-    }
-
-    /// The result of a call on a device.
-    pub(crate) fn done_on(&self, device: &str, call: &'static str, code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        let say = |function: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
-            let mut said = null();
-            // SAFETY: the place is there to be written.
-            let code = unsafe { function(code, &raw mut said) };
-            // SAFETY: the driver gives a text that ends with a zero and lives as long as the library.
-            (code == 0 && !said.is_null()).then(|| text(unsafe { CStr::from_ptr(said) }))
-        };
-        Err(Error::Driver {
-            device: device.to_owned(),
-            call,
-            code,
-            name: say(self.functions.error_name).unwrap_or_else(|| "an unknown error".to_owned()),
-            text: say(self.functions.error_string).unwrap_or_else(|| "nothing is known".to_owned()),
-        })
-    }
-
-    /// A driver serves the process that has started it, and none that is forked from it.
-    pub(crate) fn check_process(&self) -> Result<()> {
-        if std::process::id() == self.process {
-            return Ok(());
-        }
-        let problem = format!(
-            "the driver was started by process {}, and this process is forked from it: start ranks by spawn or exec",
-            self.process
-        );
-        Err(Error::Argument { problem })
-    }
-
-    pub(crate) fn is_own_process(&self) -> bool {
-        std::process::id() == self.process
-    }
-}
-
-fn text(text: &CStr) -> String {
-    text.to_string_lossy().into_owned()
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use drumline_device::{Event, Result};
 
-use crate::driver::NOT_READY;
+use crate::loaded::NOT_READY;
 use crate::opened::Opened;
 use crate::table::Handle;
 

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_device::{Error, Event, Gate, Result};
 
-use crate::driver::NOT_SUPPORTED;
 use crate::event::CudaEvent;
+use crate::loaded::NOT_SUPPORTED;
 use crate::memory::HostMemory;
 use crate::opened::Opened;
 use crate::table::Handle;

@@ -30,19 +30,23 @@
 //!
 //! # Files
 //!
-//! `table` has the functions, `driver` finds the library, `opened` is a device's context. `device` looks up places,
-//! `pin` pins memory, `memory` allocates it. `stream`, `event` and `gate` are what their names say.
+//! `driver` finds the library, `loaded` is what it finds, `table` its functions. `device` is a device, `opened` its
+//! context. `places` looks up addresses, `pin` pins memory, `memory` allocates it. `stream`, `event` and `gate` are what their names say.
 
 mod device;
 mod driver;
 mod event;
+mod family;
 mod gate;
+mod loaded;
 mod memory;
 mod opened;
 mod pin;
+mod places;
 mod stream;
 mod table;
 
 pub use device::CudaDevice;
-pub use driver::{Driver, Family};
+pub use driver::Driver;
+pub use family::Family;
 pub use memory::DeviceMemory;

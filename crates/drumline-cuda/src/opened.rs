@@ -4,14 +4,15 @@ use std::ffi::{c_char, c_int};
 use std::fs;
 use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use drumline_device::{Error, Identity, Result};
 
-use crate::driver::Driver;
+use crate::loaded::Loaded;
 use crate::table::{Functions, Handle};
 
 pub(crate) struct Opened {
-    pub(crate) driver: Driver,
+    pub(crate) library: Arc<Loaded>,
     pub(crate) identity: Identity,
     /// For errors.
     pub(crate) name: String,
@@ -26,11 +27,11 @@ unsafe impl Send for Opened {}
 unsafe impl Sync for Opened {}
 
 impl Opened {
-    pub(crate) fn new(driver: Driver, ordinal: usize) -> Result<Opened> {
-        driver.0.check_process()?;
-        let functions = driver.0.functions;
-        let label = format!("{}:{ordinal}", driver.family().name());
-        let done = |call, code| driver.0.done_on(&label, call, code);
+    pub(crate) fn new(library: Arc<Loaded>, ordinal: usize) -> Result<Opened> {
+        library.check_process()?;
+        let functions = library.functions;
+        let label = format!("{}:{ordinal}", library.family.name());
+        let done = |call, code| library.done_on(&label, call, code);
         let mut number = 0;
         let asked = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
         // SAFETY: the place is there to be written.
@@ -53,25 +54,25 @@ impl Opened {
         done("cuDevicePrimaryCtxRetain", unsafe {
             (functions.context_retain)(&raw mut context, number)
         })?;
-        let kind = driver.family().name();
+        let kind = library.family.name();
         let placed = Path::new("/sys/bus/pci/devices").join(&pci).join("numa_node");
         let numa_node = fs::read_to_string(placed).ok().and_then(|it| it.trim().parse().ok());
         let identity = Identity { kind, ordinal, name, pci, uuid, numa_node };
         let name = identity.to_string();
-        Ok(Opened { driver, identity, name, number, context })
+        Ok(Opened { library, identity, name, number, context })
     }
 
     pub(crate) fn functions(&self) -> &Functions {
-        &self.driver.0.functions
+        &self.library.functions
     }
 
     pub(crate) fn done(&self, call: &'static str, code: c_int) -> Result<()> {
-        self.driver.0.done_on(&self.name, call, code)
+        self.library.done_on(&self.name, call, code)
     }
 
     /// Runs `call` in this device's context, on this thread. The caller's context is current again afterwards.
     pub(crate) fn inside<R>(&self, call: impl FnOnce(&Functions) -> R) -> Result<R> {
-        self.driver.0.check_process()?;
+        self.library.check_process()?;
         let functions = self.functions();
         // SAFETY: the context is retained.
         self.done("cuCtxPushCurrent", unsafe { (functions.context_push)(self.context) })?;
@@ -104,7 +105,7 @@ impl Opened {
     /// Gives something back, in a destructor. Nobody could do anything about an error. At the end of the process the
     /// driver may be gone already, and in a fork nothing is this process's.
     pub(crate) fn give_back(&self, call: impl FnOnce(&Functions) -> c_int) {
-        if !self.driver.0.is_own_process() {
+        if !self.library.is_own_process() {
             return;
         }
         let functions = self.functions();
@@ -119,7 +120,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if self.driver.0.is_own_process() {
+        if self.library.is_own_process() {
             // SAFETY: the context was retained once by this value.
             unsafe { (self.functions().context_release)(self.number) };
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use drumline_device::Result;
 
-use crate::driver::ALREADY_REGISTERED;
+use crate::loaded::ALREADY_REGISTERED;
 use crate::opened::Opened;
 
 /// Pages that the driver keeps in place, until this is released or dropped.

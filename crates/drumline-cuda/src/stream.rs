@@ -5,11 +5,8 @@ use std::fmt;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use drumline_device::{
-    Device, Error, Event, Flight, Gate, Part, Pinned, Place, Refused, Result, Stream,
-};
+use drumline_device::{Error, Event, Flight, Gate, Part, Pinned, Place, Refused, Result, Stream};
 
-use crate::device::CudaDevice;
 use crate::event::CudaEvent;
 use crate::gate::{CudaGate, clear_aside};
 use crate::opened::Opened;
@@ -98,7 +95,7 @@ impl CudaStream {
         if bytes == 0 {
             return Ok(());
         }
-        CudaDevice::of(self.device.clone()).check(*place)?;
+        self.device.check(*place)?;
         let host = start.wrapping_add(*at).cast_mut();
         // The place is memory of this device, as `check` has seen. The bytes of the host lie in pinned memory, which the
         // flight keeps until the event behind this copy has come: it owns `memory`, so no reference of this process
@@ -144,9 +141,8 @@ impl Stream for CudaStream {
             let problem = format!("{from} do not fit {to}");
             return Err(Error::Argument { problem });
         }
-        let device = CudaDevice::of(self.device.clone());
-        device.check(from)?;
-        device.check(to)?;
+        self.device.check(from)?;
+        self.device.check(to)?;
         if from.bytes == 0 {
             return Ok(());
         }

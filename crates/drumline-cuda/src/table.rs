@@ -5,7 +5,7 @@ use std::mem::transmute;
 
 use drumline_loader::Library;
 
-use crate::driver::Family;
+use crate::family::Family;
 
 /// `CUcontext`, `CUstream`, `CUevent`: pointers that only the driver follows.
 pub(crate) type Handle = *mut c_void;
