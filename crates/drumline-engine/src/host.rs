@@ -9,7 +9,9 @@ use std::{
 
 use drumline_kernels::{Element, Target};
 use drumline_schedule::step::Rank;
-use drumline_shm::{Announcement, Arena, Core, Cores, Parity, PeerSegment, Segment, SpinLimit};
+use drumline_shm::{
+    Announcement, Arena, Core, Cores, Parity, PeerSegment, PeerWindow, Segment, SpinLimit,
+};
 
 use crate::{
     error::Cause,
@@ -75,6 +77,22 @@ impl Host {
     /// The memory in which this rank's registered buffers lie.
     pub fn arena(&self) -> &Arena {
         self.segment.arena()
+    }
+
+    /// Bytes of a neighbour's arena, for a device that copies them.
+    ///
+    /// # Errors
+    ///
+    /// Why there are no such bytes.
+    pub fn window_of(
+        &self,
+        rank: Rank,
+        byte_offset: usize,
+        bytes: usize,
+    ) -> Result<PeerWindow, String> {
+        let neighbour = self.neighbours.iter().find(|neighbour| neighbour.rank == rank);
+        let neighbour = neighbour.ok_or_else(|| format!("rank {rank} is on another host"))?;
+        neighbour.segment.window(byte_offset, bytes).map_err(|error| error.to_string())
     }
 
     /// The length of a staging slot: the smallest of all ranks.

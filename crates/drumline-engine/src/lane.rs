@@ -26,11 +26,12 @@ pub use state::Lane;
 use state::{Running, State};
 
 use drumline_schedule::{
-    Algorithm, Chooser, Collective, Schedule, Topology, price::Prices, step::Rank,
+    Algorithm, Chooser, Collective, Counts, Schedule, Topology, price::Prices, slice_holders,
+    step::Rank,
 };
 
 use crate::{
-    Cause, CollectiveError, Error, Result, Settings,
+    Cause, CollectiveError, DType, Error, ReduceOp, Result, Settings,
     any_call::{AnyCall, Job},
     call::Call,
     choice::choose,
@@ -39,6 +40,7 @@ use crate::{
     explain::{self, Explanation},
     host::Host,
     membership::Membership,
+    operator::OperatorKind,
     panics::{panic_text, shielded},
     recorder::{Category, Recorder, What},
     transport::{Connections, Lack},
@@ -117,6 +119,21 @@ impl Lane {
         let named = situation.collective == Collective::AllReduce
             && self.settings.all_reduce.as_deref() == Some(chosen.name);
         Ok(explain::explain(&situation, self.chooser.prices(), chosen, named))
+    }
+
+    /// The ranks of this host that hold the slices of a [`Collective::ReduceSlices`] of this type, in their order.
+    /// `None` where ranks share no memory, or no algorithm leaves slices of this type.
+    pub fn slice_holders(&mut self, dtype: DType) -> Option<Vec<Rank>> {
+        self.host.as_ref()?;
+        let operator = Some(OperatorKind::Builtin(ReduceOp::Sum));
+        let call = Call { operator, ..Call::new(Collective::ReduceSlices, dtype, Counts::Even(1)) };
+        self.explain(&call, true).ok()?;
+        Some(slice_holders(&self.topology, self.member.rank).to_vec())
+    }
+
+    /// The memory that ranks of this host share.
+    pub fn host(&self) -> Option<&Host> {
+        self.host.as_ref()
     }
 
     /// The same lane, whose calls `recorder` records.

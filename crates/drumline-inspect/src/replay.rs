@@ -43,6 +43,7 @@
 //! ```
 
 mod cluster;
+mod device;
 mod engine;
 mod hosts;
 mod program;
@@ -50,5 +51,6 @@ mod run;
 mod training;
 
 pub use cluster::{Cluster, Method, Outcome, Workload};
+pub use device::{DeviceOutcome, DeviceWorkload, replay_devices};
 pub use run::{line_bound, replay, replay_in_a_row};
 pub use training::{Training, TrainingStep};

@@ -31,5 +31,6 @@ mod table;
 
 pub use cost::Cost;
 pub use direct::DIRECT_MAX_RANKS;
+pub use hierarchical::slice_holders;
 pub use row::{Algorithm, Lengths, any};
 pub use table::ALGORITHMS;

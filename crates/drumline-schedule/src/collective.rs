@@ -44,11 +44,15 @@ pub enum Collective {
     ExclusiveScan = 11,
     /// A barrier in which every rank hears from every rank itself, so that it can name every missing one.
     MonitoredBarrier = 12,
+    /// Every host gets the sum of all ranks, in [slices](crate::slice_holders): one in the data of each of its ranks.
+    /// Nothing else in the data is defined then. Neighbours may read the slices after the call: for devices,
+    /// which fetch them from there.
+    ReduceSlices = 13,
 }
 
 impl Collective {
     /// All collectives, in the order of their codes.
-    pub const ALL: [Collective; 12] = [
+    pub const ALL: [Collective; 13] = [
         Collective::AllReduce,
         Collective::Broadcast,
         Collective::AllGather,
@@ -61,6 +65,7 @@ impl Collective {
         Collective::Scan,
         Collective::ExclusiveScan,
         Collective::MonitoredBarrier,
+        Collective::ReduceSlices,
     ];
 
     /// The name, as functions have it: `all_reduce`.
@@ -78,6 +83,7 @@ impl Collective {
             Collective::Scan => "scan",
             Collective::ExclusiveScan => "exclusive_scan",
             Collective::MonitoredBarrier => "monitored_barrier",
+            Collective::ReduceSlices => "reduce_slices",
         }
     }
 
@@ -130,6 +136,7 @@ impl Collective {
                 | Collective::ReduceScatter
                 | Collective::Scan
                 | Collective::ExclusiveScan
+                | Collective::ReduceSlices
         )
     }
 
@@ -151,10 +158,10 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_wire() {
-        assert!(Collective::ALL.map(Collective::code).into_iter().eq(1..=12));
+        assert!(Collective::ALL.map(Collective::code).into_iter().eq(1..=13));
         for collective in Collective::ALL {
             assert_eq!(Collective::from_code(collective.code()), Some(collective));
         }
-        assert_eq!([0, 13].map(Collective::from_code), [None; 2]);
+        assert_eq!([0, 14].map(Collective::from_code), [None; 2]);
     }
 }

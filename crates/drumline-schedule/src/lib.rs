@@ -54,7 +54,7 @@ pub mod step;
 mod topology;
 pub mod tree;
 
-pub use algorithm::{ALGORITHMS, Algorithm, Cost};
+pub use algorithm::{ALGORITHMS, Algorithm, Cost, slice_holders};
 pub use chooser::Chooser;
 pub use collective::Collective;
 pub use error::Error;

@@ -11,6 +11,9 @@ use drumline_schedule::{
 use super::options::{Options, positive, usage};
 use crate::{Error, Result};
 
+/// What a file may name beside prices.
+const NAMES: &str = "hosts, nproc_per_node, cores_per_host, device_byte_fs, device_round_ps";
+
 /// More ranks than this are a typing error, and a replay would take long.
 const RANKS_MAX: usize = 65_536;
 
@@ -21,6 +24,23 @@ pub(super) struct Described {
     pub(super) nproc_per_node: usize,
     pub(super) cores_per_host: Option<usize>,
     pub(super) prices: PriceList,
+    /// The links between devices and their hosts, if ranks have devices.
+    pub(super) device: DeviceLinks,
+}
+
+/// The link between a device and its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceLinks {
+    /// A byte, in each direction. `None`: ranks have no devices.
+    pub(super) byte_fs: Option<u64>,
+    /// What each copy takes in addition.
+    pub(super) round_ps: u64,
+}
+
+impl Default for DeviceLinks {
+    fn default() -> DeviceLinks {
+        DeviceLinks { byte_fs: None, round_ps: 10_000_000 }
+    }
 }
 
 impl Described {
@@ -61,7 +81,7 @@ pub(super) fn describe(options: &Options) -> Result<Described> {
         Some(path) => read(path)?,
         None => parse("").map_err(|error| problem(format!("{error}")))?,
     };
-    let Described { hosts, nproc_per_node, cores_per_host, prices } = &mut described;
+    let Described { hosts, nproc_per_node, cores_per_host, prices, device } = &mut described;
     *hosts = options.hosts.unwrap_or(*hosts);
     *nproc_per_node = options.nproc_per_node.unwrap_or(*nproc_per_node);
     *cores_per_host = options.cores_per_host.or(*cores_per_host);
@@ -82,6 +102,12 @@ pub(super) fn describe(options: &Options) -> Result<Described> {
     if let Some(gb_s) = options.reduce_gb_s {
         prices.combine.memory_fs = rate("--reduce-gb-s", gb_s, 1e9)?;
         prices.combine.cached_fs = prices.combine.cached_fs.min(prices.combine.memory_fs);
+    }
+    if let Some(gb_s) = options.device_gb_s {
+        device.byte_fs = Some(rate("--device-gb-s", gb_s, 1e9)?);
+    }
+    if let Some(us) = options.device_latency_us {
+        device.round_ps = positive("--device-latency-us", us, 1e6, 0.0)?;
     }
     validate(&described)?;
     Ok(described)
@@ -104,6 +130,7 @@ fn parse(text: &str) -> Result<Described, ParseError> {
         nproc_per_node: 1,
         cores_per_host: None,
         prices: PriceList::default(),
+        device: DeviceLinks::default(),
     };
     for Entry { line, name, value } in entries(text)? {
         let count = usize::try_from(value).unwrap_or(usize::MAX);
@@ -111,10 +138,12 @@ fn parse(text: &str) -> Result<Described, ParseError> {
             "hosts" => described.hosts = count,
             "nproc_per_node" => described.nproc_per_node = count,
             "cores_per_host" => described.cores_per_host = Some(count),
+            "device_byte_fs" => described.device.byte_fs = Some(value),
+            "device_round_ps" => described.device.round_ps = value,
             _ if described.prices.set(name, value) => {}
             _ => {
                 let ParseError { line, problem } = unknown(line, name);
-                let problem = format!("{problem}; hosts, nproc_per_node, cores_per_host");
+                let problem = format!("{problem}; {NAMES}");
                 return Err(ParseError { line, problem });
             }
         }

@@ -144,13 +144,14 @@ pub(super) fn size(bytes: usize) -> String {
 mod tests {
     use drumline_schedule::price::PriceList;
 
-    use super::*;
+    use super::{super::cluster::DeviceLinks, *};
 
     const F32: ElementKind = ElementKind { bytes: 4, sum_bytes: 4 };
 
     fn described(hosts: usize, nproc_per_node: usize) -> Described {
         let prices = PriceList { nic_byte_fs: 8_000_000, ..PriceList::default() };
-        Described { hosts, nproc_per_node, cores_per_host: None, prices }
+        let device = DeviceLinks::default();
+        Described { hosts, nproc_per_node, cores_per_host: None, prices, device }
     }
 
     #[test]

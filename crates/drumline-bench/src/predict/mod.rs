@@ -5,6 +5,7 @@ mod calibrate;
 mod cluster;
 mod collectives;
 mod compare;
+mod devices;
 mod options;
 mod picture;
 mod runs;
@@ -55,6 +56,9 @@ pub fn predict(options: &Options, out: &mut dyn Write) -> Result<()> {
     let tables = collectives::tables(&described, options)?;
     for table in &tables {
         print(&table.text(&described))?;
+    }
+    if let Some(devices) = devices::table(&described, options)? {
+        print(&devices.text())?;
     }
     let steps = match options.training()? {
         Some(training) => {

@@ -13,6 +13,7 @@ Examples:
   drumline predict --hosts 16 --nproc-per-node 8 --bandwidth-gbps 25
   drumline predict --hosts 64 --nproc-per-node 8 --bandwidth-gbps 100 --latency-us 8 \\
       --gradients-mb 400 --backward-ms 300 --bucket-mb 1,5,25,100 --svg step.svg
+  drumline predict --hosts 180 --nproc-per-node 8 --bandwidth-gbps 200 --device-gb-s 24 --sizes 184M
   drumline predict --measure prices.toml      # the prices of this host
   drumline predict --cluster prices.toml --hosts 16 --bandwidth-gbps 25
   drumline predict --check                    # replays beside measurements on this host
@@ -55,6 +56,19 @@ pub struct Options {
     /// Speed of one core that adds buffers in memory, in gigabytes per second
     #[arg(long, value_name = "GB/S")]
     pub reduce_gb_s: Option<f64>,
+
+    /// Bandwidth between each rank's device and its host, in each direction, in gigabytes per second: tells the
+    /// times of an all-reduce of device memory, too
+    #[arg(long, value_name = "GB/S")]
+    pub device_gb_s: Option<f64>,
+
+    /// What each copy between a device and its host takes in addition, in microseconds [default: 10]
+    #[arg(long, value_name = "US")]
+    pub device_latency_us: Option<f64>,
+
+    /// Windows in which device memory passes through the host, in megabytes
+    #[arg(long, value_name = "MB", default_value_t = 4.0)]
+    pub device_window_mb: f64,
 
     /// Which collectives: their names with commas, or `all`
     #[arg(long, value_name = "NAMES", default_value = "all_reduce")]

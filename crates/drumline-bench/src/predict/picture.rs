@@ -68,7 +68,13 @@ mod tests {
     #[test]
     fn every_algorithm_has_a_curve() {
         let prices = PriceList::default();
-        let described = Described { hosts: 4, nproc_per_node: 2, cores_per_host: None, prices };
+        let described = Described {
+            hosts: 4,
+            nproc_per_node: 2,
+            cores_per_host: None,
+            prices,
+            device: Default::default(),
+        };
         let kind = ElementKind { bytes: 4, sum_bytes: 4 };
         let rows = [1 << 10, 1 << 20]
             .map(|bytes| row(&described.cluster(), Collective::AllReduce, bytes, kind).unwrap());

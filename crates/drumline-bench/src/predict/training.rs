@@ -76,7 +76,7 @@ fn row(
 }
 
 /// 1, 2, 4, ... and all hosts.
-fn host_counts(hosts: usize) -> Vec<usize> {
+pub(super) fn host_counts(hosts: usize) -> Vec<usize> {
     let doublings = std::iter::successors(Some(1), |count| Some(count * 2));
     doublings.take_while(|count| *count < hosts).chain([hosts]).collect()
 }
@@ -125,7 +125,13 @@ mod tests {
     #[test]
     fn more_hosts_never_scale_better_and_one_bucket_hides_nothing() {
         let prices = PriceList { nic_byte_fs: 800_000, ..PriceList::default() };
-        let described = Described { hosts: 6, nproc_per_node: 2, cores_per_host: None, prices };
+        let described = Described {
+            hosts: 6,
+            nproc_per_node: 2,
+            cores_per_host: None,
+            prices,
+            device: Default::default(),
+        };
         let training = Training {
             gradient_bytes: 40_000_000,
             forward_ps: 20_000_000_000,

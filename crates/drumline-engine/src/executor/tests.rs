@@ -280,7 +280,7 @@ fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Vec<i64> {
         all.clone().flat_map(|peer| each(&|index| of(peer, index))).collect()
     };
     match plan.algorithm.collective {
-        Collective::AllReduce => each(&|index| sum(all.clone(), index)),
+        Collective::AllReduce | Collective::ReduceSlices => each(&|index| sum(all.clone(), index)),
         Collective::Reduce if rank == plan.root => each(&|index| sum(all.clone(), index)),
         Collective::Reduce => each(&own),
         Collective::Broadcast => each(&|index| contribution(at, plan.root, index)),

@@ -92,6 +92,7 @@ impl Request<'_> {
     pub fn contribution(&self) -> &[u8] {
         match self.call.collective() {
             Collective::AllReduce
+            | Collective::ReduceSlices
             | Collective::Reduce
             | Collective::Scan
             | Collective::ExclusiveScan => self.data,

@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use drumline_engine::{operator::Operator, recorder::Recorder};
 use drumline_schedule::Collective;
-use drumline_shm::Arena;
+use drumline_shm::{Arena, PeerWindow};
 
 use super::{ProcessGroup, collectives::call};
 pub use crate::interrupt::{ASK_EVERY, is_wanted, look_again_at};
-use crate::{Element, Result, Work, WorkError};
+use crate::{DType, Element, Error, Rank, Result, Work, WorkError};
 
 /// [`ProcessGroup::all_reduce_async`] that ends in `end`. `end` gets the buffer after a failure, too.
 pub fn all_reduce_then<T, B>(
@@ -36,6 +36,54 @@ pub fn all_gather_then<T: Element>(
     let all = vec![T::zeroed(); own.len() * group.world_size()];
     let call = call::<T>(Collective::AllGather, own.len());
     group.submit_and(call, None, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
+}
+
+/// The ranks of this host that hold the slices of a [`reduce_slices_then`] of this type: the `i`-th holds block `i` of
+/// as many equal blocks as there are holders. `None` where ranks share no memory, or no algorithm leaves slices.
+/// All ranks get such an answer, or none does.
+pub fn slice_holders(group: &ProcessGroup, dtype: DType) -> Option<Vec<Rank>> {
+    group.inner.driven().upgrade()?.lane().slice_holders(dtype)
+}
+
+/// Sums as all_reduce does, and leaves the result in slices, in the registered buffers of the ranks of each host
+/// ([`slice_holders`]). All else in the buffers is undefined then. Neighbours may read a rank's slice until they call
+/// again, so the rank must not write there before it knows that they have done so.
+///
+/// `end` gets [`Error::InvalidArgument`] for a buffer that is not registered.
+pub fn reduce_slices_then<T, B>(
+    group: &ProcessGroup,
+    buffer: B,
+    op: impl Into<Operator<T>>,
+    end: impl FnOnce(Result<()>, B) + Send + 'static,
+) where
+    T: Element,
+    B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+{
+    let arena = group.arena();
+    if arena.is_none_or(|arena| arena.offset_of(buffer.as_ref()).is_none()) {
+        let problem = "it takes registered buffers only".to_owned();
+        return end(Err(Error::InvalidArgument { operation: "reduce_slices", problem }), buffer);
+    }
+    let call = call::<T>(Collective::ReduceSlices, buffer.as_ref().len());
+    group.submit_and(call, Some(op.into()), buffer, Vec::new(), end);
+}
+
+/// Bytes of the arena of `peer`, a neighbour, for a device that copies them.
+///
+/// # Errors
+///
+/// [`Error::Memory`] when there are no such bytes.
+pub fn window_of(
+    group: &ProcessGroup,
+    peer: Rank,
+    byte_offset: usize,
+    bytes: usize,
+) -> Result<PeerWindow> {
+    let driven = group.inner.driven().upgrade();
+    let window =
+        driven.as_ref().map(|it| it.lane().host().map(|it| it.window_of(peer, byte_offset, bytes)));
+    let no_memory = || Err("the ranks share no memory".to_owned());
+    window.flatten().unwrap_or_else(no_memory).map_err(|problem| Error::Memory { problem })
 }
 
 /// Drives the group on this thread until `done` or `deadline`. `false`: another thread drives it or wants to,

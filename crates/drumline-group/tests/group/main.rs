@@ -23,5 +23,6 @@ mod operators;
 mod points;
 mod prices;
 mod same_bits;
+mod slices;
 #[cfg(feature = "ndarray")]
 mod views;

@@ -185,6 +185,23 @@ impl Touched {
     }
 }
 
+impl Touched {
+    /// An access to `range` in a call up to `call` that a reader with `clock` does not know to have ended.
+    pub(super) fn unknown_write(
+        &self,
+        range: Range<usize>,
+        clock: &Clock,
+        call: usize,
+    ) -> Option<(usize, Access)> {
+        let regions = self.borders.iter().zip(&self.regions);
+        let mut inside = regions.filter(|(border, _)| range.contains(border));
+        inside.find_map(|(border, region)| {
+            let Touch { by, time } = region.written?;
+            (by.call <= call && time > clock.now(by.rank)).then_some((*border, by))
+        })
+    }
+}
+
 /// The borders of all spans of `buffer`, of any rank.
 pub(super) fn borders(schedules: &[Schedule], buffer: Buffer, counts: &[Counts]) -> Vec<usize> {
     let mut borders: Vec<usize> = vec![];

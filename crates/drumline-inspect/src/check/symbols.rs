@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use drumline_schedule::step::{Buffer, Loc, Rank, Side, Span, Step};
 use drumline_schedule::tree::{Node, merges, tiled};
-use drumline_schedule::{Collective, Cost, Counts, MemoryUse, Schedule, Topology};
+use drumline_schedule::{Collective, Cost, Counts, MemoryUse, Schedule, Topology, slice_holders};
 
 use super::error::CheckError;
 use super::expressions::{CALLS, Expressions, Id};
@@ -139,7 +139,10 @@ impl<'a> Symbols<'a> {
         let mut expressions = Expressions::new(world_size, brought);
         let reduces = matches!(
             collective,
-            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
+            Collective::AllReduce
+                | Collective::Reduce
+                | Collective::ReduceScatter
+                | Collective::ReduceSlices
         );
         let sums = (0..CALLS)
             .map(|call| {
@@ -226,6 +229,16 @@ impl<'a> Symbols<'a> {
         }
     }
 
+    /// The elements of `rank`'s data, of `len`, whose values a call defines.
+    fn defined(&self, rank: Rank, len: usize) -> Range<usize> {
+        if self.schedules[rank].collective != Collective::ReduceSlices {
+            return 0..len;
+        }
+        let holders = slice_holders(self.topology, rank);
+        let slice = holders.iter().position(|holder| *holder == rank);
+        slice.map_or(0..0, |slice| Span::block(slice, holders.len()).resolve(len))
+    }
+
     /// The expected data of `rank` after a call.
     fn expected(&mut self, rank: Rank, call: usize, element: usize) -> Id {
         let Schedule { collective, world_size, root, .. } = self.schedules[rank];
@@ -252,7 +265,7 @@ impl<'a> Symbols<'a> {
         let counts = &self.counts[rank];
         match collective {
             Collective::Reduce if rank != root => self.expressions.leaf(call, rank, element),
-            Collective::AllReduce | Collective::Reduce => {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceSlices => {
                 finished(&mut self.expressions, self.sums[call][element], world_size)
             }
             Collective::ReduceScatter => {
@@ -291,6 +304,56 @@ impl<'a> Symbols<'a> {
             self.travels(at, peer, &values)?;
         }
         Ok(values)
+    }
+
+    /// What a rank may do after a [`Collective::ReduceSlices`]: read the slices of its neighbours. Nothing in the
+    /// schedules keeps a neighbour from its next call meanwhile, so later calls are left out.
+    fn fetch_slices(&mut self, rank: Rank, call: usize) -> Result<(), CheckError> {
+        if self.schedules[rank].collective != Collective::ReduceSlices {
+            return Ok(());
+        }
+        let topology = self.topology;
+        for &holder in slice_holders(topology, rank).iter().filter(|holder| **holder != rank) {
+            let len = len(self.schedules, self.counts, holder, Buffer::Data);
+            let slice = self.defined(holder, len);
+            let touched = self.ranks[holder].touched.as_ref();
+            let clock = &self.ranks[rank].clock;
+            let early = touched.and_then(|it| it.unknown_write(slice.clone(), clock, call));
+            if let Some((element, early)) = early {
+                let late = Access { rank, call, step: None, writes: false };
+                return Err(race((holder, Buffer::Data, element), late, early));
+            }
+            if self.ranks[holder].posts.len() != call + 1 {
+                continue; // it has made its next call
+            }
+            for element in slice {
+                let found = self.ranks[holder].buffers[&Buffer::Data].values[element];
+                let expected = self.expected(holder, call, element);
+                self.compare(rank, call, element, found, expected)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(
+        &self,
+        rank: Rank,
+        call: usize,
+        element: usize,
+        found: Option<Id>,
+        expected: Id,
+    ) -> Result<(), CheckError> {
+        if found == Some(expected) {
+            return Ok(());
+        }
+        let text = |id| self.expressions.text(id, call);
+        Err(CheckError::Result {
+            rank,
+            call,
+            element,
+            found: found.map_or_else(|| "never written".to_owned(), text),
+            expected: text(expected),
+        })
     }
 
     /// Checks values that go from or to a peer.
@@ -656,19 +719,13 @@ impl Visitor for Symbols<'_> {
                 return Err(CheckError::EarlyExit { rank, peer });
             }
         }
-        let found = memory.buffers[&Buffer::Data].values.clone();
-        for (element, found) in found.into_iter().enumerate() {
+        self.fetch_slices(rank, call)?;
+        let found = self.ranks[rank].buffers[&Buffer::Data].values.clone();
+        let defined = self.defined(rank, found.len());
+        let found = found.into_iter().enumerate();
+        for (element, found) in found.filter(|(element, _)| defined.contains(element)) {
             let expected = self.expected(rank, call, element);
-            if found != Some(expected) {
-                let text = |id| self.expressions.text(id, call);
-                return Err(CheckError::Result {
-                    rank,
-                    call,
-                    element,
-                    found: found.map_or_else(|| "never written".to_owned(), text),
-                    expected: text(expected),
-                });
-            }
+            self.compare(rank, call, element, found, expected)?;
         }
         Ok(())
     }

@@ -174,7 +174,7 @@ pub fn line_bound(collective: Collective, topology: &Topology, block_bytes: u64)
     let elsewhere = |size: u64| world_size - size;
     let most = |of: &dyn Fn(u64) -> u64| sizes().map(of).max().unwrap_or(0) * block_bytes;
     match collective {
-        Collective::AllReduce => 2 * block_bytes * (hosts - 1) / hosts,
+        Collective::AllReduce | Collective::ReduceSlices => 2 * block_bytes * (hosts - 1) / hosts,
         Collective::Reduce | Collective::Broadcast => block_bytes,
         Collective::Scan | Collective::ExclusiveScan => block_bytes,
         // A host receives the blocks of other hosts, or sends blocks for them.

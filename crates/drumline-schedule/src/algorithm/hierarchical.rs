@@ -101,6 +101,50 @@ pub(super) fn push_halving_cost(topology: &Topology, _root: Rank, n: usize) -> C
     in_place_cost(topology, n, &HALVING)
 }
 
+/// The same without the last step, in registered data: a slice stays where it was summed, and ranks wait until all
+/// slices of their host are there. See [`pull_cost`].
+///
+/// ```text
+///   host 0   rank 0   a0 a1        A0 A1      A = a + b       s0  .
+///            rank 1   b0 b1   on the host                      . s1
+///                                   |  |  seat 0 exchanges slice 0, seat 1 slice 1
+///   host 1   rank 2   c0 c1        C0 C1      C = c + d       s0  .
+///            rank 3   d0 d1                                    . s1      s = A + C
+/// ```
+pub(super) fn pull(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    slices_in_place(topology, rank, &DIRECT)
+}
+
+/// Rounds, messages and elements are those of [`staged_cost`]. A rank reads its slice from `q - 1` ranks.
+pub(super) fn pull_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    slices_in_place_cost(topology, n, &DIRECT)
+}
+
+/// Like [`pull`], but with halving between hosts. See [`pull_halving_cost`].
+pub(super) fn pull_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    slices_in_place(topology, rank, &HALVING)
+}
+
+/// Like [`pull_cost`], but between hosts as in [`staged_halving_cost`].
+pub(super) fn pull_halving_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    slices_in_place_cost(topology, n, &HALVING)
+}
+
+/// The ranks of `rank`'s host that hold the slices of the result of a
+/// [`ReduceSlices`](crate::Collective::ReduceSlices): the `i`-th holds block `i` of as many blocks as there are
+/// holders. These are the first ranks of the host, as many as the smallest host has.
+///
+/// ```
+/// use drumline_schedule::{Topology, slice_holders};
+///
+/// let world = Topology::hosts(&[4, 3]);
+/// assert_eq!(slice_holders(&world, 3), [0, 1, 2]);
+/// assert_eq!(slice_holders(&world, 5), [4, 5, 6]);
+/// ```
+pub fn slice_holders(topology: &Topology, rank: Rank) -> &[Rank] {
+    &topology.neighbours(rank)[..slices(topology.ranks_by_host())]
+}
+
 fn through_slots(topology: &Topology, rank: Rank, between: &BetweenHosts) -> Vec<Step> {
     let seats = seats_of(topology, rank);
     if topology.world_size == 1 {
@@ -148,6 +192,25 @@ fn in_place(topology: &Topology, rank: Rank, between: &BetweenHosts) -> Vec<Step
     let writers = seats.peers().filter(|&(seat, _)| seat < seats.slices);
     steps.extend(writers.map(|(_, peer)| Step::Wait { peer, upto: 2 }));
     steps
+}
+
+fn slices_in_place(topology: &Topology, rank: Rank, between: &BetweenHosts) -> Vec<Step> {
+    let seats = seats_of(topology, rank);
+    if topology.world_size == 1 {
+        return vec![];
+    }
+    let mut steps = vec![Step::Post];
+    steps.extend(sum_of_slice(topology, &seats, Loc::data, between));
+    steps.push(Step::Post);
+    let holders = seats.peers().filter(|&(seat, _)| seat < seats.slices);
+    steps.extend(holders.map(|(_, peer)| Step::Wait { peer, upto: 2 }));
+    steps
+}
+
+fn slices_in_place_cost(topology: &Topology, n: usize, between: &BetweenHosts) -> Cost {
+    let hosts = topology.ranks_by_host();
+    let slice = n.div_ceil(slices(hosts));
+    Cost { shared_elements: (largest(hosts) - 1) * slice, ..cost(hosts, n, between) }
 }
 
 fn in_place_cost(topology: &Topology, n: usize, between: &BetweenHosts) -> Cost {

@@ -36,6 +36,20 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     cost(topology, n, peers, |_| 2 * peers)
 }
 
+/// Like [`all_reduce`], but a sum stays with the rank that it belongs to. Ranks wait until all sums are there.
+///
+/// See [`reduce_slices_cost`].
+pub(super) fn reduce_slices(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let part = Part::of(topology, rank);
+    part.between_posts(vec![part.sum_into(rank, part.ranks)])
+}
+
+/// 2 rounds. A rank reads its block from each of its `p - 1` peers, and combines it.
+pub(super) fn reduce_slices_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let peers = topology.world_size - 1;
+    cost(topology, n, peers, |_| peers)
+}
+
 /// Like [`all_reduce`], but only the root's data gets the result.
 ///
 /// See [`reduce_cost`].

@@ -135,6 +135,18 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
     staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
     staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
+    in_place(ReduceSlices, "shm-pull", registered::reduce_slices, registered::reduce_slices_cost),
+    in_place(ReduceSlices, "hierarchical-pull", hierarchical::pull, hierarchical::pull_cost)
+        .only_where(hierarchical::serves_few, FEW_HOSTS)
+        .with_partial_sums(),
+    in_place(
+        ReduceSlices,
+        "hierarchical-halving-pull",
+        hierarchical::pull_halving,
+        hierarchical::pull_halving_cost,
+    )
+    .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
+    .with_partial_sums(),
     in_place(Reduce, "shm-push", registered::reduce, registered::reduce_cost),
     in_place(Broadcast, "shm-push", registered::broadcast, registered::broadcast_cost),
     in_place(AllGather, "shm-push", registered::all_gather, registered::all_gather_cost)

@@ -38,7 +38,7 @@ impl OverMpi {
                 let pending = self.communicator.barrier().map_err(failed)?;
                 self.end(pending, call.deadline()).map(drop)
             }
-            Collective::AllReduce => self.all_reduce(call, request.data),
+            Collective::AllReduce | Collective::ReduceSlices => self.all_reduce(call, request.data),
             Collective::Reduce => self.reduce(call, request.data, Some(root)),
             Collective::ReduceScatter => self.reduce_scatter(call, request.input, request.data),
             Collective::AllGather => self.all_gather(call, request.input, request.data),
