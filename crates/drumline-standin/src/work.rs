@@ -71,11 +71,13 @@ pub(crate) trait Foreign: Send {
 }
 
 /// What a step of a foreign operation came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Foreigner {
     Waits,
     Moved,
     Ended,
+    /// It ended, as the program made a mistake.
+    Failed(String),
 }
 
 /// What a step came to.
@@ -95,6 +97,8 @@ pub(crate) enum Step {
         function: HostFunction,
         data: usize,
     },
+    /// An operation ended, as the program made a mistake.
+    Violated(String),
     /// The device touched memory that is gone.
     Broke {
         device: usize,
@@ -361,6 +365,10 @@ impl Work {
                 Foreigner::Waits => return Step::Idle,
                 Foreigner::Moved => return Step::Moved,
                 Foreigner::Ended => {}
+                Foreigner::Failed(how) => {
+                    self.end(id);
+                    return Step::Violated(how);
+                }
             },
         }
         self.end(id);
