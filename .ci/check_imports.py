@@ -24,9 +24,10 @@ FLOORS = [
     ["drumline-group"],
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
+    ["drumline-cuda"],
     ["drumline-device"],
     ["drumline-mpi", "drumline-schedule", "drumline-shm", "drumline-standin"],
-    ["drumline-kernels"],
+    ["drumline-kernels", "drumline-loader"],
 ]
 # drumline-group has the most. Its settings are the next part to get a crate of their own.
 LINES_MAX = 15_660
