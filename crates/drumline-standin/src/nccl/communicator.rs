@@ -7,7 +7,9 @@ use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::kinds::{Factor, Fault, IN_PROGRESS, Reduction, SUCCESS, Type, UNHANDLED_CUDA};
+use super::kinds::{
+    Factor, Fault, IN_PROGRESS, INTERNAL, Reduction, SUCCESS, Type, UNHANDLED_CUDA,
+};
 use super::mail::{Channel, Key, Mail, Name};
 use crate::random::Random;
 use crate::variables::variable;
@@ -178,6 +180,9 @@ impl Communicator {
         if world.works(self.current.device).is_err() {
             return UNHANDLED_CUDA;
         }
+        if self.aborted {
+            return INTERNAL;
+        }
         if self.fault.is_none()
             && let Err(fault) = self.go_on()
         {
@@ -213,7 +218,7 @@ impl Communicator {
                 "Attempt to use communicator before the previous operation returned ncclSuccess",
             )),
             (_, Some(fault)) => Err(fault.clone()),
-            (code, None) => Err(Fault { code, text: "the device is broken".to_owned() }),
+            (code, None) => Err(Fault::of_state(code)),
         }
     }
 

@@ -110,8 +110,7 @@ fn wait_for(making: &[Making]) -> Result<c_int, Fault> {
                 IN_PROGRESS => all = false,
                 SUCCESS => {}
                 code => {
-                    let text = "the device is broken".to_owned();
-                    fault = Some(lock(&it.made).fault().unwrap_or(Fault { code, text }));
+                    fault = Some(lock(&it.made).fault().unwrap_or_else(|| Fault::of_state(code)));
                 }
             }
         }

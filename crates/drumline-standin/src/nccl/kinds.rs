@@ -15,6 +15,7 @@ pub(crate) struct Fault {
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const UNHANDLED_CUDA: c_int = 1;
 pub(crate) const SYSTEM: c_int = 2;
+pub(crate) const INTERNAL: c_int = 3;
 pub(crate) const INVALID_ARGUMENT: c_int = 4;
 pub(crate) const INVALID_USAGE: c_int = 5;
 pub(crate) const IN_PROGRESS: c_int = 7;
@@ -26,6 +27,13 @@ impl Fault {
 
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Fault { code: INVALID_USAGE, text: text.into() }
+    }
+
+    /// The state of a communicator that has no fault of its own.
+    pub(crate) fn of_state(code: c_int) -> Self {
+        let text =
+            if code == INTERNAL { "the communicator was aborted" } else { "the device is broken" };
+        Fault { code, text: text.to_owned() }
     }
 
     pub(crate) fn system(text: impl Into<String>) -> Self {
@@ -53,7 +61,7 @@ pub(crate) fn text_of(code: c_int) -> &'static [u8] {
         SUCCESS => b"no error\0",
         UNHANDLED_CUDA => b"unhandled cuda error (run with NCCL_DEBUG=INFO for details)\0",
         SYSTEM => b"unhandled system error (run with NCCL_DEBUG=INFO for details)\0",
-        3 => b"internal error - please report this issue to the NCCL developers\0",
+        INTERNAL => b"internal error - please report this issue to the NCCL developers\0",
         INVALID_ARGUMENT => b"invalid argument (run with NCCL_DEBUG=WARN for details)\0",
         INVALID_USAGE => b"invalid usage (run with NCCL_DEBUG=WARN for details)\0",
         6 => b"remote process exited or there was a network error\0",
