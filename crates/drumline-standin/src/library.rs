@@ -289,7 +289,8 @@ impl Controls {
         unsafe { (self.leaks)() }
     }
 
-    /// Forgets everything, and reads the variables anew. Nothing may be under way.
+    /// Forgets everything, and reads the variables anew. Nothing may be under way, and whatever retained a context must
+    /// be gone: a context is released by the number of its device, so a late release would take the next one's.
     pub fn reset(&self) {
         // SAFETY: handles from before are refused from now on; memory of the driver is gone, as after its end.
         unsafe { (self.reset)() }
