@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi deny semver package systems \
+        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -41,6 +41,7 @@ help:
 	@echo 'make command-lines  every command line of the comparison with torchrun: ten minutes'
 	@echo 'make ecosystem  accelerate, Lightning, transformers and others of PyPI on drumline beside gloo'
 	@echo 'make mpi        install five MPIs in target/mpi, and run the tests that need one over each of them'
+	@echo 'make test-gpu   try the GPU of this machine: right results, and how fast; OPTIONS go to gpu-check'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo, and draw one'
@@ -113,6 +114,12 @@ bench: torch $(PYTHON_VENV)/matplotlib
 	cargo build --profile release-lto --locked -p drumline --example async_reduce_speed
 	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench
 	$(PYTHON_VENV)/bin/python bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
+
+# A machine with a GPU but without a compiler needs nothing but the program: copy target/release/gpu-check there.
+OPTIONS ?=
+test-gpu:
+	cargo build --release --locked -p gpu-check
+	target/release/gpu-check $(OPTIONS)
 
 soak:
 	cargo build --locked -p drumline-cli

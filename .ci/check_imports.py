@@ -25,12 +25,13 @@ FLOORS = [
     ["drumline-group"],
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
+    ["drumline-cuda"],
     ["drumline-device"],
     ["drumline-mpi", "drumline-schedule", "drumline-shm", "drumline-standin"],
-    ["drumline-kernels"],
+    ["drumline-kernels", "drumline-loader"],
 ]
 # drumline-group has the most. Its settings are the next part to get a crate of their own.
-LINES_MAX = 15_660
+LINES_MAX = 15_700
 
 # Circles that are still to be opened, by their first file. No other may come.
 TO_OPEN: set[tuple[str, str]] = set()

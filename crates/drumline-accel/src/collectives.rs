@@ -308,7 +308,7 @@ impl DeviceGroup {
 
     fn check(&self, operation: &'static str, data: DeviceSlice) -> Result<()> {
         let checked = data.check(operation, self.device().as_ref());
-        checked.map_err(|error| self.heed(operation, error))
+        checked.map_err(|error| self.heed(error))
     }
 
     /// Whether this rank is the one that the call names.

@@ -138,7 +138,7 @@ impl DeviceGroup {
 
     /// What a driver says about an argument. If it is the driver that has failed, the call cannot be made, while other
     /// ranks make it: so they must hear.
-    pub(crate) fn heed(&self, operation: &'static str, error: Error) -> Error {
+    pub(crate) fn heed(&self, error: Error) -> Error {
         if matches!(error, Error::Device { error: device::Error::Driver { .. }, .. }) {
             self.0.shared.fail(error.clone());
         }
@@ -153,7 +153,7 @@ impl DeviceGroup {
         body: Body,
     ) -> Result<DeviceWork> {
         let shared = &self.0.shared;
-        let failed = |error| self.heed(operation, Error::Device { operation, error });
+        let failed = |error| self.heed(Error::Device { operation, error });
         if stream.is_capturing().map_err(failed)? {
             return Err(Error::Device { operation, error: device::Error::Capture });
         }

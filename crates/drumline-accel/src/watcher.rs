@@ -239,7 +239,6 @@ impl Watcher {
         let is_early = self.shared.options.has(Planted::ReadsEarly);
         while let Some(call) = self.calls.get_mut((self.out_at - self.first) as usize) {
             let after = (!is_early).then_some(&call.after);
-            let operation = call.promise.operation();
             match &mut call.part {
                 Part::Staged(staged) => {
                     let event = after.map(|event| &**event);

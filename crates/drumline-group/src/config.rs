@@ -61,6 +61,11 @@ pub struct Config {
     /// the one that this process has loaded already, else the first that is found. A library that is loaded
     /// already wins over the path.
     pub mpi_library: Option<PathBuf>,
+    /// The driver of GPUs, of CUDA or of HIP: a path. `DRUMLINE_CUDA_LIBRARY`; unless set, the one that this process
+    /// has loaded already, else the first that is found.
+    pub cuda_library: Option<PathBuf>,
+    /// NCCL or RCCL: a path. `DRUMLINE_NCCL_LIBRARY`; unless set, found as the driver is.
+    pub nccl_library: Option<PathBuf>,
 
     /// The algorithm of `all_reduce`, by name (`direct`, `halving`, `doubling`, `gather`,
     /// `binomial`, or one that uses shared memory), the same on all ranks. `DRUMLINE_ALL_REDUCE`;
@@ -178,6 +183,8 @@ impl Default for Config {
             timeout: Duration::from_secs(600),
             backend: None,
             mpi_library: None,
+            cuda_library: None,
+            nccl_library: None,
             all_reduce: None,
             prices: PriceSource::Default,
             bind_addresses: Vec::new(),
@@ -277,8 +284,13 @@ impl Config {
             }
         }
         config.backend = variable("DRUMLINE_BACKEND").filter(|name| !name.is_empty());
-        config.mpi_library =
-            variable("DRUMLINE_MPI_LIBRARY").filter(|path| !path.is_empty()).map(PathBuf::from);
+        for (library, name) in [
+            (&mut config.mpi_library, "DRUMLINE_MPI_LIBRARY"),
+            (&mut config.cuda_library, "DRUMLINE_CUDA_LIBRARY"),
+            (&mut config.nccl_library, "DRUMLINE_NCCL_LIBRARY"),
+        ] {
+            *library = variable(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        }
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
         if let Some(text) = variable("DRUMLINE_PRICES") {
             let Ok(prices) = text.parse();

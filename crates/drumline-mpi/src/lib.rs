@@ -58,14 +58,13 @@
 //!
 //! # Files
 //!
-//! `search` finds a library, `loader` opens it, `abi` has its constants, `table` its functions. `mpi` holds the lock,
+//! `search` finds a library, `abi` has its constants, `table` its functions. `mpi` holds the lock,
 //! `world` initialises and finalises, `making` and `communicator` and `request` are what callers hold.
 
 mod abi;
 mod communicator;
 mod error;
 mod launcher;
-mod loader;
 mod making;
 mod mpi;
 mod number;

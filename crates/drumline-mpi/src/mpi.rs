@@ -9,9 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::abi::{Abi, Level};
 use crate::error::{Error, Result};
 use crate::launcher::{Family, Launcher, launcher};
-use crate::loader::{Library, file_of};
 use crate::search;
 use crate::table::{Calls, calls, card};
+use drumline_loader::{Library, file_of};
 
 /// What was found. MPI need not be initialised for it.
 ///

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::launcher::{Family, launcher};
-use crate::loader::Library;
+use drumline_loader::{Library, why};
 
 /// Names of MPI libraries, and the family that alone uses the name.
 const NAMES: [(&str, Option<Family>); 6] = [
@@ -58,7 +58,7 @@ pub(crate) fn find<T>(
     }
     if let Some(path) = named {
         let opened = Library::open(path.as_os_str());
-        let not_found = |reason| Error::NotFound { tried: vec![attempt(path, reason)] };
+        let not_found = |reason| Error::NotFound { tried: vec![why(path, reason)] };
         return look_at(opened.map_err(not_found)?, path);
     }
     let said = PREFIXES.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -68,7 +68,7 @@ pub(crate) fn find<T>(
             continue; // of a place, the summary below tells
         }
         let found = Library::open(candidate.as_os_str())
-            .map_err(|reason| attempt(&candidate, reason))
+            .map_err(|reason| why(&candidate, reason))
             .and_then(|library| look_at(library, &candidate).map_err(|it| it.to_string()));
         match found {
             Ok(found) => return Ok(found),
@@ -140,12 +140,6 @@ fn own_launcher() -> Vec<PathBuf> {
     let parent = std::os::unix::process::parent_id();
     let program = fs::read_link(format!("/proc/{parent}/exe"));
     program.ok().and_then(|program| Some(program.parent()?.to_owned())).into_iter().collect()
-}
-
-/// The loader's reason mostly begins with the name.
-fn attempt(path: &Path, reason: String) -> String {
-    let path = path.display().to_string();
-    if reason.starts_with(&path) { reason } else { format!("{path}: {reason}") }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::ptr::{NonNull, null_mut};
 
 use crate::abi::{Abi, Handle, Handles, Level, Scalars};
 use crate::error::{Error, Result};
-use crate::loader::Library;
 use crate::number::{Number, Op};
+use drumline_loader::Library;
 
 /// `MPI_Status` has 20 to 32 bytes, by ABI.
 type Status = [u64; 8];

@@ -27,6 +27,8 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             "warn_after" => config.warn_after = seconds(&name, &value)?,
             "backend" => config.backend = value.extract()?,
             "mpi_library" => config.mpi_library = value.extract()?,
+            "cuda_library" => config.cuda_library = value.extract()?,
+            "nccl_library" => config.nccl_library = value.extract()?,
             "all_reduce" => config.all_reduce = value.extract()?,
             "streams" => config.streams = value.extract()?,
             "socket_ifname" => config.socket_ifname = value.extract()?,

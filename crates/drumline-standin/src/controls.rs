@@ -3,8 +3,34 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::code::Code;
+use crate::nccl::communicator;
 use crate::out::Out;
+use crate::variables::{forget_overrides, override_variable};
 use crate::world::world;
+
+/// Sets a variable that the stand-in reads, without touching the environment. A null value: as if it were not set.
+/// Variables of devices are read by the first cuInit after a reset.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_set(name: *const c_char, value: *const c_char) {
+    if let Some(name) = text(name) {
+        override_variable(&name, text(value));
+    }
+}
+
+/// A text of the caller's; nothing if it is null.
+fn text(at: *const c_char) -> Option<String> {
+    if at.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so the caller says that it is a text with a zero byte.
+    Some(unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
+}
+
+/// Takes back what [`standin_set`] said.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_unset_all() {
+    forget_overrides();
+}
 
 /// Begins the random choices anew.
 #[unsafe(no_mangle)]
@@ -12,27 +38,31 @@ pub(crate) unsafe extern "C" fn standin_seed(seed: u64) {
     world().work.reseed(seed);
 }
 
-/// Lets the n-th later call of a function fail with a code. The name may lack its version.
+/// Lets the n-th later call of a function fail with a code. The name may lack its version; `nccl*` is
+/// any function of NCCL.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_fail(name: *const c_char, nth: u32, code: c_int) {
-    if name.is_null() {
-        return;
+    if let Some(name) = text(name) {
+        world().faults.add(&name, nth, code);
     }
-    // SAFETY: not null, so the caller says that it is a text with a zero byte.
-    let name = unsafe { CStr::from_ptr(name) };
-    world().faults.add(Some(&name.to_string_lossy()), nth, code);
 }
 
 /// Lets the n-th later call of any function of the driver fail with a code.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_fail_any(nth: u32, code: c_int) {
-    world().faults.add(None, nth, code);
+    world().faults.add("cu*", nth, code);
 }
 
 /// Calls of the driver so far.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_calls() -> u64 {
     world().faults.calls("cu")
+}
+
+/// Calls of NCCL so far.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_nccl_calls() -> u64 {
+    world().faults.calls("nccl")
 }
 
 /// Breaks a device: all that it does from now on fails with this code.
@@ -57,15 +87,17 @@ pub(crate) unsafe extern "C" fn standin_last_violation(text: *mut c_char, len: u
     let _ = Out::new(text).text(&last, len.min(1 << 20) as c_int);
 }
 
-/// What the program has not given back: streams, events, allocations, registrations.
+/// What the program has not given back: streams, events, allocations, registrations,
+/// communicators.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_leaks() -> u64 {
     let world = world();
-    (world.streams.len() + world.memory.len() + world.abandoned) as u64
+    (world.streams.len() + world.memory.len() + world.abandoned + communicator::count()) as u64
 }
 
 /// Forgets everything, and reads the variables anew.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_reset() {
+    communicator::forget_all();
     world().reset();
 }

@@ -1,6 +1,7 @@
 //! Devices and their primary contexts.
 
 use crate::code::Code;
+use crate::variables::variable;
 
 /// What the variables say when the driver is initialised.
 #[derive(Clone, Debug)]
@@ -17,10 +18,10 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn read() -> Self {
-        let text = |name| std::env::var(name).ok();
+        let text = variable;
         let number =
             |name, otherwise| text(name).and_then(|it| it.parse().ok()).unwrap_or(otherwise);
-        let is_set = |name| text(name).is_some_and(|it| it == "1");
+        let is_set = |name: &str| text(name).is_some_and(|it| it == "1");
         Settings {
             devices: number("STANDIN_DEVICES", 2),
             visible: text("CUDA_VISIBLE_DEVICES"),

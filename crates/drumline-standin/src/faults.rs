@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 /// The n-th later call fails with a code.
 #[derive(Clone, Debug)]
 struct Fault {
-    /// The function, without the version at its end. None: any of the driver.
-    name: Option<String>,
+    /// The function, without the version at its end. With a star at the end: all whose names begin so.
+    name: String,
     /// Calls until then, this one included.
     left: u32,
     code: i32,
@@ -19,7 +19,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Those of a variable `name:nth:code,...`; `*` is any function of the driver.
+    /// Those of a variable `name:nth:code,...`.
     pub(crate) fn of_variable(text: &str) -> Self {
         let mut faults = Faults::default();
         for fault in text.split(',') {
@@ -27,15 +27,14 @@ impl Faults {
             if let (Some(name), Some(Ok(nth)), Some(Ok(code))) =
                 (parts.next(), parts.next().map(str::parse), parts.next().map(str::parse))
             {
-                faults.add((name != "*").then_some(name), nth, code);
+                faults.add(name, nth, code);
             }
         }
         faults
     }
 
-    pub(crate) fn add(&mut self, name: Option<&str>, nth: u32, code: i32) {
-        let name = name.map(|name| plain(name).to_owned());
-        self.faults.push(Fault { name, left: nth.max(1), code });
+    pub(crate) fn add(&mut self, name: &str, nth: u32, code: i32) {
+        self.faults.push(Fault { name: plain(name).to_owned(), left: nth.max(1), code });
     }
 
     /// Counts a call, and says with which code it must fail.
@@ -43,9 +42,9 @@ impl Faults {
         *self.calls.entry(name).or_default() += 1;
         let mut code = None;
         self.faults.retain_mut(|fault| {
-            let meant = match &fault.name {
-                Some(meant) => meant == plain(name),
-                None => name.starts_with("cu"),
+            let meant = match fault.name.strip_suffix('*') {
+                Some(beginning) => name.starts_with(beginning),
+                None => plain(name) == fault.name,
             };
             fault.left -= u32::from(meant);
             if meant && fault.left == 0 {

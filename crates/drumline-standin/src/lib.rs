@@ -1,8 +1,8 @@
-//! A device for tests: a shared library with the C functions of the CUDA driver, and no hardware.
+//! A device for tests: a shared library with the C functions of the CUDA driver and of NCCL, and no hardware.
 //!
-//! It is no mock: nobody tells it what to answer. It models devices, contexts, memory, streams, events and copy engines
-//! as the driver's manual describes them, so that code which is wrong on a device is wrong here, sooner.
-//! [`library()`] is where it lies, [`Controls`] are what tests ask of it.
+//! It is no mock: nobody tells it what to answer. It models devices, contexts, memory, streams, events, copy engines
+//! and communicators as the manuals describe them, so that code which is wrong on a device is wrong here, sooner.
+//! [`library()`] is where it lies, as `libcuda.so.1` and as `libnccl.so.2`. [`Controls`] are what tests ask of it.
 //!
 //! # What it models
 //!
@@ -23,14 +23,19 @@
 //!   that overlap. They are counted as violations. Work whose memory is gone leaves poison, or breaks its device.
 //! - **Faults.** Calls fail on request. A device that is broken fails everything from then on; what is given back to it
 //!   is given back all the same.
+//! - **NCCL**: communicators of threads and of processes of one host, blocking and not, that split, finalise and abort;
+//!   groups; all operations of 2.30 but windows and signals, on streams, in the types of the data, added in the order
+//!   of ranks. An operation needs all its ranks; a send is over when it was received. A rank that is gone is told to
+//!   nobody: its peers' operations never end, until their communicators are aborted. Ranks that share a device are
+//!   refused as NCCL refuses them: each needs an `NCCL_HOSTID`, or, from 2.30 on, `NCCL_MULTI_RANK_GPU_ENABLE=1`.
 //! - **Invalid handles** are refused, where a driver may crash.
 //!
 //! # What it does not model
 //!
 //! Kernels, modules, graphs (a capture holds nothing), memory pools, CUDA IPC, devices that processes share, contexts
-//! other than the primary ones, and how fast anything is. Host functions run in a thread that is in a call of the
-//! library, so they must not need a lock that a caller of the driver holds. A host function and a word that a stream
-//! waits for need no engine. Priorities of streams do nothing.
+//! other than the primary ones, ranks on several hosts, sums of 8-bit floats, and how fast anything is. Host functions
+//! run in a thread that is in a call of the library, so they must not need a lock that a caller of the driver holds. A
+//! host function and a word that a stream waits for need no engine. Priorities of streams do nothing.
 //!
 //! # Variables
 //!
@@ -40,22 +45,27 @@
 //! | `STANDIN_MEMORY` | bytes of each device (4 GiB) |
 //! | `STANDIN_NUMA` | NUMA nodes of the devices, such as `0,1` |
 //! | `STANDIN_SEED` | the first seed (1) |
-//! | `STANDIN_FAIL` | `name:nth:code`, with commas between several; the name `*` is any function of the driver |
+//! | `STANDIN_FAIL` | `name:nth:code`, with commas between; `cu*` and `nccl*`: any function of a library |
 //! | `STANDIN_NO_STREAM_MEM=1` | streams cannot wait for words in memory |
 //! | `STANDIN_NO_HOST_REGISTER=1` | memory cannot be pinned in place |
 //! | `STANDIN_NO_PEER=1` | devices do not reach each other |
+//! | `STANDIN_NCCL_VERSION` | what ncclGetVersion says (22304) |
 //! | `STANDIN_PATIENCE_MS` | how long a call waits while nothing moves |
+//!
+//! [`Controls::set`] overrides them in a process.
 //!
 //! # Files
 //!
 //! | file | what |
 //! |---|---|
 //! | `driver/` | the C functions of the driver |
+//! | `nccl/` | the C functions of NCCL, and what is behind them |
 //! | `controls.rs` | the C functions of the stand-in's own |
 //! | `world.rs` | all state, and the way of a call |
 //! | `work.rs` | what is queued, and how it moves on |
 //! | `streams.rs`, `devices.rs`, `memory.rs`, `host.rs` | what their names say |
-//! | `faults.rs`, `random.rs`, `code.rs`, `out.rs` | calls that fail, chance, result codes, pointers of C |
+//! | `faults.rs`, `variables.rs`, `random.rs` | calls that fail, settings, chance |
+//! | `code.rs`, `out.rs` | result codes, pointers of C |
 //! | `library.rs` | for tests in Rust: the library and its controls |
 
 #![allow(non_snake_case, reason = "the names of C")]
@@ -68,11 +78,12 @@ mod faults;
 mod host;
 mod library;
 mod memory;
+mod nccl;
 mod out;
 mod random;
 mod streams;
-#[allow(dead_code, reason = "NCCL's operations come next")]
+mod variables;
 mod work;
 mod world;
 
-pub use library::{Controls, library};
+pub use library::{Controls, library, library_without};

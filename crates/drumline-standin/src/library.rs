@@ -45,6 +45,48 @@ fn find() -> Result<PathBuf, String> {
     places(&folders).ok_or_else(|| format!("cargo built no {FILE} in {}", profile.display()))
 }
 
+/// A copy of the library that lacks some functions, as an older driver or NCCL does. It is another library: it has a
+/// world of its own, and [`Controls::of`] are its controls.
+///
+/// # Panics
+///
+/// If the library is nowhere, has no such function, or cannot be copied.
+#[must_use]
+pub fn library_without(functions: &[&str]) -> PathBuf {
+    match copy_without(&library(), functions) {
+        Ok(path) => path,
+        #[expect(clippy::panic, reason = "only tests call this, and cannot go on")]
+        Err(why) => panic!("{why}"),
+    }
+}
+
+/// A symbol whose name has another first letter is not found by its own: its place in the table of names is wrong.
+fn copy_without(library: &Path, functions: &[&str]) -> Result<PathBuf, String> {
+    let mut bytes =
+        std::fs::read(library).map_err(|error| format!("{}: {error}", library.display()))?;
+    for function in functions {
+        let name = format!("\0{function}\0");
+        let places: Vec<usize> = bytes
+            .windows(name.len())
+            .enumerate()
+            .filter_map(|(at, window)| (window == name.as_bytes()).then_some(at + 1))
+            .collect();
+        if places.is_empty() {
+            return Err(format!("{} has no {function}", library.display()));
+        }
+        places.into_iter().for_each(|at| bytes[at] = b'X');
+    }
+    let name = format!("libdrumline_standin-without-{}.so", functions.join("-"));
+    let (copy, draft) = (
+        library.with_file_name(&name),
+        library.with_file_name(format!("{name}.{}", std::process::id())),
+    );
+    std::fs::write(&draft, bytes)
+        .and_then(|()| std::fs::rename(&draft, &copy))
+        .map_err(|error| format!("{}: {error}", copy.display()))?;
+    Ok(copy)
+}
+
 /// Builds the library into the folder of a profile. Cargo's own lock keeps others out.
 fn build(folder: &Path) -> Result<(), String> {
     let name = folder.file_name().and_then(|it| it.to_str()).unwrap_or("debug");
@@ -80,7 +122,7 @@ macro_rules! controls {
         }
 
         impl Controls {
-            fn of(path: &Path) -> Result<Self, String> {
+            fn open(path: &Path) -> Result<Self, String> {
                 let library = Loaded::new(path)?;
                 Ok(Controls {
                     $($field: {
@@ -108,9 +150,12 @@ controls! {
     /// assert_eq!((standin.violations(), standin.leaks()), (0, 0), "{}", standin.last_violation());
     /// ```
     seed: "standin_seed", unsafe extern "C" fn(u64);
+    set: "standin_set", unsafe extern "C" fn(*const c_char, *const c_char);
+    unset_all: "standin_unset_all", unsafe extern "C" fn();
     fail: "standin_fail", unsafe extern "C" fn(*const c_char, u32, c_int);
     fail_any: "standin_fail_any", unsafe extern "C" fn(u32, c_int);
     calls: "standin_calls", unsafe extern "C" fn() -> u64;
+    nccl_calls: "standin_nccl_calls", unsafe extern "C" fn() -> u64;
     break_device: "standin_break_device", unsafe extern "C" fn(c_int, c_int);
     violations: "standin_violations", unsafe extern "C" fn() -> u64;
     last_violation: "standin_last_violation", unsafe extern "C" fn(*mut c_char, usize);
@@ -146,8 +191,17 @@ impl Controls {
     /// If it cannot be loaded.
     #[must_use]
     pub fn load() -> Self {
-        let path = library();
-        match Self::of(&path) {
+        Self::of(&library())
+    }
+
+    /// Those of a copy of the library.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be loaded.
+    #[must_use]
+    pub fn of(path: &Path) -> Self {
+        match Self::open(path) {
             Ok(controls) => controls,
             #[expect(clippy::panic, reason = "only tests call this, and cannot go on")]
             Err(why) => panic!("{}: {why}", path.display()),
@@ -160,7 +214,26 @@ impl Controls {
         unsafe { (self.seed)(seed) }
     }
 
-    /// Lets the `nth` call from here of a function fail with a code. The name may lack its version.
+    /// Sets a variable that the library reads, without touching the environment. `None`: as if it were not set.
+    /// Variables of devices are read by the first `cuInit` after a [reset](Self::reset).
+    pub fn set(&self, name: &str, value: Option<&str>) {
+        let (Ok(name), Ok(value)) = (CString::new(name), value.map(CString::new).transpose())
+        else {
+            return;
+        };
+        let value = value.as_ref().map_or(std::ptr::null(), |it| it.as_ptr());
+        // SAFETY: texts with a zero byte, or null; the function copies them.
+        unsafe { (self.set)(name.as_ptr(), value) }
+    }
+
+    /// Takes back all that [`set`](Self::set) said.
+    pub fn unset_all(&self) {
+        // SAFETY: takes nothing.
+        unsafe { (self.unset_all)() }
+    }
+
+    /// Lets the `nth` call from here of a function fail with a code. The name may lack its version; `nccl*` is
+    /// any function of NCCL.
     pub fn fail(&self, name: &str, nth: u32, code: i32) {
         let Ok(name) = CString::new(name) else { return };
         // SAFETY: a text with a zero byte, which the function copies.
@@ -178,6 +251,13 @@ impl Controls {
     pub fn calls(&self) -> u64 {
         // SAFETY: takes nothing.
         unsafe { (self.calls)() }
+    }
+
+    /// Calls of NCCL since the last reset.
+    #[must_use]
+    pub fn nccl_calls(&self) -> u64 {
+        // SAFETY: takes nothing.
+        unsafe { (self.nccl_calls)() }
     }
 
     /// Breaks a device as an illegal address (code 700) does: all that it is asked from now on fails.
@@ -209,7 +289,8 @@ impl Controls {
         unsafe { (self.leaks)() }
     }
 
-    /// Forgets everything, and reads the variables anew. Nothing may be under way.
+    /// Forgets everything, and reads the variables anew. Nothing may be under way, and whatever retained a context must
+    /// be gone: a context is released by the number of its device, so a late release would take the next one's.
     pub fn reset(&self) {
         // SAFETY: handles from before are refused from now on; memory of the driver is gone, as after its end.
         unsafe { (self.reset)() }

@@ -71,11 +71,13 @@ pub(crate) trait Foreign: Send {
 }
 
 /// What a step of a foreign operation came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Foreigner {
     Waits,
     Moved,
     Ended,
+    /// It ended, as the program made a mistake.
+    Failed(String),
 }
 
 /// What a step came to.
@@ -95,6 +97,8 @@ pub(crate) enum Step {
         function: HostFunction,
         data: usize,
     },
+    /// An operation ended, as the program made a mistake.
+    Violated(String),
     /// The device touched memory that is gone.
     Broke {
         device: usize,
@@ -152,7 +156,7 @@ pub(crate) struct Work {
     random: Random,
     /// A stream that moves only if no other can, for a while.
     laggard: Option<usize>,
-    /// The most steps that one call of the library makes.
+    /// The most steps that one call of the library makes. 0: a slow device, for which most calls make none.
     pace: usize,
     ended: u64,
 }
@@ -160,7 +164,7 @@ pub(crate) struct Work {
 impl Work {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let pace = [1, 2, 4, 8][random.below(4)];
+        let pace = [0, 0, 1, 2, 8][random.below(5)];
         Work {
             pending: BTreeMap::new(),
             named: 0,
@@ -184,8 +188,10 @@ impl Work {
 
     /// How many steps the next call makes.
     pub(crate) fn steps(&mut self) -> usize {
-        let pace = self.pace;
-        self.random.below(pace + 1)
+        match self.pace {
+            0 => usize::from(self.random.below(8) == 0),
+            pace => self.random.below(pace + 1),
+        }
     }
 
     pub(crate) fn is_pending(&self, op: OpId) -> bool {
@@ -243,7 +249,7 @@ impl Work {
                 }
             }
         }
-        if self.random.below(8) == 0 {
+        if self.random.below(16) == 0 {
             self.laggard = (!ready.is_empty() && self.random.below(2) == 0).then(|| {
                 let chosen = ready[self.random.below(ready.len())];
                 self.pending[&chosen].stream
@@ -361,6 +367,10 @@ impl Work {
                 Foreigner::Waits => return Step::Idle,
                 Foreigner::Moved => return Step::Moved,
                 Foreigner::Ended => {}
+                Foreigner::Failed(how) => {
+                    self.end(id);
+                    return Step::Violated(how);
+                }
             },
         }
         self.end(id);

@@ -9,6 +9,7 @@ use crate::devices::{Device, Settings};
 use crate::faults::Faults;
 use crate::memory::{Memory, Range};
 use crate::streams::{Capture, Streams};
+use crate::variables::variable;
 use crate::work::{Action, OpId, Step, Work};
 
 pub(crate) struct World {
@@ -53,7 +54,7 @@ const FIRST_HANDLE: usize = 0x5354_0000_0000;
 
 impl World {
     fn new() -> Self {
-        let seed = std::env::var("STANDIN_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+        let seed = variable("STANDIN_SEED").and_then(|it| it.parse().ok()).unwrap_or(1);
         World {
             process: None,
             settings: Settings::read(),
@@ -328,6 +329,10 @@ fn step() -> bool {
             {
                 event.at = at;
             }
+            true
+        }
+        Step::Violated(how) => {
+            door.violate(how);
             true
         }
         Step::Broke { device, code } => {

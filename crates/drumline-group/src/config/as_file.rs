@@ -103,6 +103,8 @@ impl Serialize for Config {
             timeout,
             backend,
             mpi_library,
+            cuda_library,
+            nccl_library,
             all_reduce,
             prices,
             bind_addresses,
@@ -151,6 +153,8 @@ impl Serialize for Config {
         for (name, text) in [
             ("backend", backend.clone()),
             ("mpi_library", mpi_library.as_ref().map(|path| text_of(path)).transpose()?),
+            ("cuda_library", cuda_library.as_ref().map(|path| text_of(path)).transpose()?),
+            ("nccl_library", nccl_library.as_ref().map(|path| text_of(path)).transpose()?),
             ("all_reduce", all_reduce.clone()),
             ("prices", prices),
             ("socket_ifname", socket_ifname.clone()),

@@ -27,6 +27,8 @@ setters! {
     timeout(Duration) = timeout;
     backend(impl Into<String>) = Some(backend.into());
     mpi_library(impl Into<PathBuf>) = Some(mpi_library.into());
+    cuda_library(impl Into<PathBuf>) = Some(cuda_library.into());
+    nccl_library(impl Into<PathBuf>) = Some(nccl_library.into());
     all_reduce(impl Into<String>) = Some(all_reduce.into());
     prices(PriceSource) = prices;
     bind_addresses(Vec<IpAddr>) = bind_addresses;

@@ -28,7 +28,8 @@ pub(crate) unsafe extern "C" fn cuEventCreate(event: Out<usize>, flags: c_uint) 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuEventRecord(event: usize, stream: usize) -> c_int {
     call("cuEventRecord", |world| {
-        let stream = world.stream(stream)?;
+        let given = stream;
+        let stream = world.stream(given)?;
         let context = world.streams.get(stream)?.context;
         if world.streams.event(event)?.context != context {
             return Err(Code::INVALID_HANDLE);
@@ -38,7 +39,7 @@ pub(crate) unsafe extern "C" fn cuEventRecord(event: usize, stream: usize) -> c_
             world.streams.event_mut(event)?.captured = true;
             return Ok(());
         }
-        let stream = world.open_stream(stream)?;
+        let stream = world.open_stream(given)?;
         let op = world.queue(stream, &[], Action::Mark(Some(event)))?;
         let event = world.streams.event_mut(event)?;
         (event.op, event.recorded, event.captured) = (op, true, false);

@@ -4,7 +4,7 @@
 
 #![allow(dead_code, non_snake_case, reason = "each test uses some; the names are those of C")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 // The crate that has the functions must be linked.
@@ -111,6 +111,8 @@ unsafe extern "C" {
     pub(crate) safe fn standin_violations() -> u64;
     pub(crate) safe fn standin_leaks() -> u64;
     pub(crate) safe fn standin_reset();
+    pub(crate) safe fn standin_set(name: *const c_char, value: *const c_char);
+    pub(crate) safe fn standin_unset_all();
 }
 
 pub(crate) const INVALID_VALUE: c_int = 1;
@@ -140,7 +142,16 @@ pub(crate) struct Test {
 
 impl Test {
     pub(crate) fn new(seed: u64) -> Self {
+        Self::with(seed, &[])
+    }
+
+    /// With variables set.
+    pub(crate) fn with(seed: u64, variables: &[(&CStr, &CStr)]) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        standin_unset_all();
+        for (name, value) in variables {
+            standin_set(name.as_ptr(), value.as_ptr());
+        }
         standin_reset();
         standin_seed(seed);
         assert_eq!(cuInit(0), 0);

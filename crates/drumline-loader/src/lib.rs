@@ -1,4 +1,21 @@
-//! The dynamic loader: opens a library, and finds functions and variables in it.
+//! Libraries that are found at run time: MPI, and the drivers of devices. A program is built without them.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use drumline_loader::{Found, find};
+//!
+//! match find(None, &["libmissing.so.1", "libm.so.6"], |library, _| {
+//!     library.symbol(c"cos").ok_or_else(|| "it has no function cos".to_owned())
+//! }) {
+//!     Ok(Found { path, .. }) => assert_eq!(path, Path::new("libm.so.6")),
+//!     Err(tried) => println!("tried\n  {}", tried.join("\n  ")),
+//! }
+//! ```
+//!
+//! What a process has loaded already comes first: two copies of a driver or of an MPI in one process disturb each
+//! other. Then comes the path that the user has named, and nothing after it. Then each name, in the dynamic loader's
+//! way.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -8,7 +25,7 @@ use std::ptr::NonNull;
 
 /// A library that this process has loaded. It stays loaded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Library(NonNull<c_void>);
+pub struct Library(NonNull<c_void>);
 
 // SAFETY: it is a handle of the dynamic loader, whose functions any thread may call.
 unsafe impl Send for Library {}
@@ -18,24 +35,24 @@ unsafe impl Sync for Library {}
 impl Library {
     /// Loads a library: a path, or a name that the dynamic loader looks for. Its symbols are there for plug-ins that it
     /// opens later, which those of Open MPI 4 need.
-    pub(crate) fn open(name: &OsStr) -> Result<Library, String> {
+    pub fn open(name: &OsStr) -> Result<Library, String> {
         open(name, 0)
     }
 
     /// The library of that name, if this process has loaded it already.
-    pub(crate) fn loaded(name: &OsStr) -> Option<Library> {
+    pub fn loaded(name: &OsStr) -> Option<Library> {
         open(name, libc::RTLD_NOLOAD).ok()
     }
 
     /// The address of a function or variable of the library, or of one that it depends on.
-    pub(crate) fn symbol(self, name: &CStr) -> Option<NonNull<c_void>> {
+    pub fn symbol(self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the library is open, and the name ends with a zero.
         NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
     }
 }
 
 /// The file that holds what lies at `address`.
-pub(crate) fn file_of(address: NonNull<c_void>) -> Option<PathBuf> {
+pub fn file_of(address: NonNull<c_void>) -> Option<PathBuf> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: dladdr reads no memory at the address, and `info` is there to be written.
     let known = unsafe { libc::dladdr(address.as_ptr(), info.as_mut_ptr()) } != 0;
@@ -66,6 +83,61 @@ fn open(name: &OsStr, flags: c_int) -> Result<Library, String> {
     })
 }
 
+/// What [`find`] has found.
+#[derive(Clone, Debug)]
+pub struct Found<T> {
+    /// The library.
+    pub library: Library,
+    /// The name or path by which it was found.
+    pub path: PathBuf,
+    /// What the caller has made of it.
+    pub made: T,
+}
+
+/// Finds a library that `look_at` accepts.
+///
+/// # Errors
+///
+/// What was tried, and why each attempt failed.
+pub fn find<T>(
+    named: Option<&Path>,
+    names: &[impl AsRef<Path>],
+    mut look_at: impl FnMut(Library, &Path) -> Result<T, String>,
+) -> Result<Found<T>, Vec<String>> {
+    let mut tried = Vec::new();
+    let mut attempt = |opened: Result<Library, String>, path: &Path, tried: &mut Vec<String>| {
+        let made = opened.and_then(|library| Ok((library, look_at(library, path)?)));
+        match made {
+            Ok((library, made)) => Some(Found { library, path: path.to_owned(), made }),
+            Err(reason) => {
+                tried.push(why(path, reason));
+                None
+            }
+        }
+    };
+    let mut absent = Vec::new();
+    for name in names.iter().map(AsRef::as_ref) {
+        match Library::loaded(name.as_os_str()) {
+            None => absent.push(name),
+            Some(library) => match attempt(Ok(library), name, &mut tried) {
+                Some(found) => return Ok(found),
+                None => continue,
+            },
+        }
+    }
+    let names = named.map_or(absent, |path| vec![path]);
+    names
+        .into_iter()
+        .find_map(|path| attempt(Library::open(path.as_os_str()), path, &mut tried))
+        .ok_or(tried)
+}
+
+/// An attempt, for a list of them. The loader's reason mostly begins with the name.
+pub fn why(path: &Path, reason: String) -> String {
+    let path = path.display().to_string();
+    if reason.starts_with(&path) { reason } else { format!("{path}: {reason}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +157,17 @@ mod tests {
         let reason = Library::open(OsStr::new("libno-such-thing.so")).unwrap_err();
         assert!(reason.contains("libno-such-thing.so"), "{reason}");
         assert!(Library::open(OsStr::new("a\0b")).is_err());
+    }
+
+    #[test]
+    fn a_search_says_what_it_has_tried() {
+        let names = ["libno-such-thing.so", "libm.so.6"];
+        let any = |_: Library, _: &Path| Ok(());
+        assert_eq!(find(None, &names, any).unwrap().path, Path::new("libm.so.6"));
+        let tried = find(Some(Path::new("/no/lib.so")), &names[..1], any).unwrap_err();
+        assert!(tried.len() == 1 && tried[0].starts_with("/no/lib.so: "), "{tried:?}");
+        let refused = |_: Library, _: &Path| Err::<(), _>("too old".to_owned());
+        let tried = find(None, &names[1..], refused).unwrap_err();
+        assert_eq!(tried, ["libm.so.6: too old"]);
     }
 }

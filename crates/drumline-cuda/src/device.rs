@@ -1,0 +1,124 @@
+//! A device: its places, and what it makes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use drumline_device::{
+    Device, Error, Gate, Identity, Pinned, PinnedWindow, Place, Refused, Result, Stream,
+};
+use drumline_shm::{PeerWindow, Registered};
+
+use crate::gate::CudaGate;
+use crate::loaded::Loaded;
+use crate::memory::{DeviceMemory, HostMemory};
+use crate::opened::Opened;
+use crate::pin::Pin;
+use crate::stream::CudaStream;
+use crate::table::Handle;
+
+/// A device of a [`Driver`](crate::Driver). Clones share it.
+///
+/// ```
+/// use drumline_cuda::{CudaDevice, Driver};
+/// use drumline_device::Device;
+///
+/// # fn main() -> Result<(), drumline_device::Error> {
+/// let Ok(driver) = Driver::load(None) else { return Ok(()) };
+/// if driver.devices()? > 0 {
+///     let device: CudaDevice = driver.device(0)?;
+///     let mut memory = device.allocate(8)?;
+///     memory.write(&[1, 2, 3, 4, 5, 6, 7, 8])?;
+///     device.check(memory.place())?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct CudaDevice(Arc<Opened>);
+
+impl CudaDevice {
+    pub(crate) fn open(library: Arc<Loaded>, ordinal: usize) -> Result<CudaDevice> {
+        Ok(CudaDevice(Arc::new(Opened::new(library, ordinal)?)))
+    }
+
+    /// `bytes` bytes of the device's memory.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says: mostly that there is not as much.
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
+        DeviceMemory::new(self.0.clone(), bytes)
+    }
+
+    /// A stream that another library has made. It is not destroyed when this handle is dropped. 0 is the legacy default
+    /// stream, 1 as well, and 2 that of each thread.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a stream of this device's primary context, and lives as long as the result.
+    pub unsafe fn foreign_stream(&self, raw: u64) -> Arc<dyn Stream> {
+        Arc::new(CudaStream::foreign(self.0.clone(), raw as usize as Handle))
+    }
+
+    /// Whether this device can read the memory of another one of the same driver without help of the host.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn reaches(&self, other: &CudaDevice) -> Result<bool> {
+        let mut can = 0;
+        self.0.run("cuDeviceCanAccessPeer", |functions| {
+            // SAFETY: the place is there to be written.
+            unsafe { (functions.can_access_peer)(&raw mut can, self.0.number, other.0.number) }
+        })?;
+        Ok(can != 0)
+    }
+}
+
+impl Device for CudaDevice {
+    fn identity(&self) -> &Identity {
+        &self.0.identity
+    }
+
+    fn check(&self, place: Place) -> Result<()> {
+        self.0.check(place)
+    }
+
+    fn stream(&self) -> Result<Arc<dyn Stream>> {
+        Ok(Arc::new(CudaStream::new(self.0.clone())?))
+    }
+
+    fn pin(&self, memory: Registered<u8>) -> Result<Pinned, Refused<Registered<u8>>> {
+        let pin = match Pin::new(self.0.clone(), memory.as_ptr(), memory.len()) {
+            Ok(pin) => Arc::new(pin),
+            Err(error) => return Err(Box::new((error, memory))),
+        };
+        let of_detach = pin.clone();
+        let hook = memory.before_detach(move || of_detach.release());
+        // A tuple drops in order. The pin is released by whichever comes first.
+        Ok(Pinned::in_place(memory, (pin, hook)))
+    }
+
+    fn pin_window(&self, window: PeerWindow) -> Result<PinnedWindow> {
+        let pin = Pin::new(self.0.clone(), window.address(), window.len())?;
+        Ok(PinnedWindow::new(window, pin))
+    }
+
+    fn pinned(&self, bytes: usize) -> Result<Pinned> {
+        Ok(Pinned::of_driver(HostMemory::new(self.0.clone(), bytes)?))
+    }
+
+    fn gate(&self) -> Result<Arc<dyn Gate>> {
+        if self.0.functions().wait_value.is_none() {
+            let device = self.0.name.clone();
+            return Err(Error::Unsupported { device, what: "let streams wait for the host" });
+        }
+        Ok(Arc::new(CudaGate::new(self.0.clone())?))
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CudaDevice").field(&self.0.name).finish()
+    }
+}

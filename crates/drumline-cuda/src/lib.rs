@@ -1,0 +1,52 @@
+//! Devices of CUDA and HIP, found at run time.
+//!
+//! To build a program, no toolkit is needed. To run it, no driver is needed until it asks for one.
+//!
+//! ```
+//! use drumline_cuda::Driver;
+//! use drumline_device::Device;
+//!
+//! match Driver::load(None) {
+//!     Ok(driver) => {
+//!         for ordinal in 0..driver.devices()? {
+//!             println!("{}", driver.device(ordinal)?.identity());
+//!         }
+//!     }
+//!     Err(error) => println!("{error}"), // lists what was tried, and says what to install
+//! }
+//! # Ok::<(), drumline_device::Error>(())
+//! ```
+//!
+//! The crate implements the traits of `drumline-device`: [`Driver::device`] gives a
+//! [`Device`](drumline_device::Device). Those traits say what is promised; here is how:
+//!
+//! - **Contexts.** A call works in the primary context of its device, as torch and burn do, and leaves the caller's
+//!   current context as it was.
+//! - **Bad addresses** never reach a copy: each place is looked up in the driver first. So the traits are safe to use
+//!   with any number as an address.
+//! - **HIP** has the functions of CUDA under other names, so one table of names serves both. No AMD hardware has run
+//!   this yet.
+//! - **Forks.** A driver does not survive a fork. A forked child gets an error.
+//!
+//! # Files
+//!
+//! `driver` finds the library, `loaded` is what it finds, `table` its functions. `device` is a device, `opened` its
+//! context. `places` looks up addresses, `pin` pins memory, `memory` allocates it. `stream`, `event` and `gate` are what their names say.
+
+mod device;
+mod driver;
+mod event;
+mod family;
+mod gate;
+mod loaded;
+mod memory;
+mod opened;
+mod pin;
+mod places;
+mod stream;
+mod table;
+
+pub use device::CudaDevice;
+pub use driver::Driver;
+pub use family::Family;
+pub use memory::DeviceMemory;

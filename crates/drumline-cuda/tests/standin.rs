@@ -1,0 +1,367 @@
+//! The driver's functions, called for real, on a stand-in that has no hardware.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails this way")]
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use drumline_cuda::{CudaDevice, Driver};
+use drumline_device::{Device, Error, Flight, Part, Pinned, Place, Result, Stream};
+use drumline_shm::{PeerSegment, Segment, SegmentSize};
+use drumline_standin::{Controls, library};
+
+/// The stand-in belongs to the process, so tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+struct Bench {
+    controls: Controls,
+    driver: Driver,
+    _turn: MutexGuard<'static, ()>,
+}
+
+fn bench() -> Bench {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let controls = Controls::load();
+    controls.reset();
+    let driver = Driver::load(Some(&library())).unwrap();
+    Bench { controls, driver, _turn: turn }
+}
+
+impl Bench {
+    fn device(&self) -> CudaDevice {
+        self.driver.device(0).unwrap()
+    }
+
+    fn is_clean(&self) {
+        assert_eq!(self.controls.violations(), 0, "{}", self.controls.last_violation());
+        assert_eq!(self.controls.leaks(), 0);
+    }
+}
+
+fn segment() -> Segment {
+    Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 22 }).unwrap()
+}
+
+fn part(place: Place, at: usize) -> Part {
+    Part { place, at, window: None }
+}
+
+const BYTES: usize = 100_000;
+
+fn pattern(seed: usize) -> Vec<u8> {
+    (0..BYTES).map(|index| (index * 31 + seed * 7 + index / 256) as u8).collect()
+}
+
+#[test]
+fn a_driver_says_what_it_is_and_which_devices_it_has() {
+    let bench = bench();
+    assert_eq!(bench.driver.devices().unwrap(), 2);
+    let text = bench.driver.to_string();
+    assert!(text.starts_with("cuda 1") && text.contains("libdrumline_standin.so"), "{text}");
+    let [one, other] = [0, 1].map(|ordinal| bench.driver.device(ordinal).unwrap());
+    assert_ne!(one.identity().uuid, other.identity().uuid);
+    assert!(one.identity().to_string().starts_with("cuda:0 (Stand-in"), "{}", one.identity());
+    assert!(one.reaches(&other).unwrap());
+    let error = bench.driver.device(7).unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_INVALID_DEVICE"), "{error}");
+}
+
+#[test]
+fn no_driver_is_an_error_that_says_what_was_tried() {
+    let _turn = bench();
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    for (path, part) in [
+        (Path::new("/no/libcuda.so.1"), "/no/libcuda.so.1"),
+        (empty.path(), "too short"),
+        (Path::new("libm.so.6"), "it has no function cu"),
+    ] {
+        let error = Driver::load(Some(path)).unwrap_err();
+        assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+/// Out of a device, in again at another place, by way of registered memory.
+fn round(device: &CudaDevice, segment: &Segment) -> Result<Vec<u8>> {
+    let (mut from, to) = (device.allocate(BYTES)?, device.allocate(BYTES)?);
+    from.write(&pattern(1))?;
+    let stream = device.stream()?;
+    let memory = segment.arena().allocate::<u8>(BYTES).unwrap();
+    let pinned = device.pin(memory).map_err(|refused| refused.0)?;
+    let half = BYTES / 2;
+    let halves =
+        [0..half, half..BYTES].map(|range| (from.place().part(range.clone()), range.start));
+    let parts = halves.map(|(place, at)| part(place.unwrap(), at));
+    let flight = stream.copy_out(&parts, pinned.into()).map_err(|refused| refused.0)?;
+    let event = stream.record()?;
+    let back = device.stream()?;
+    back.wait(&*event)?;
+    let flight = back.copy_in(&[part(to.place(), 0)], flight).map_err(|refused| refused.0)?;
+    drop(flight.land()?);
+    let mut found = vec![0; BYTES];
+    to.read(&mut found)?;
+    Ok(found)
+}
+
+#[test]
+fn copies_bring_what_they_should_in_every_order() {
+    let bench = bench();
+    let (device, segment) = (bench.device(), segment());
+    for seed in 0..100 {
+        bench.controls.seed(seed);
+        assert!(round(&device, &segment).unwrap() == pattern(1), "seed {seed}");
+    }
+    bench.is_clean();
+}
+
+#[test]
+fn memory_is_the_devices_until_it_has_landed() {
+    let bench = bench();
+    let (device, segment) = (bench.device(), segment());
+    let mut from = device.allocate(BYTES).unwrap();
+    from.write(&pattern(2)).unwrap();
+    let stream = device.stream().unwrap();
+    for seed in 0..50 {
+        bench.controls.seed(seed);
+        let pinned = device.pin(segment.arena().allocate::<u8>(BYTES).unwrap()).unwrap();
+        let mut flight = stream.copy_out(&[part(from.place(), 0)], pinned.into()).unwrap();
+        if seed % 2 == 0 {
+            drop(flight); // waits, so nothing is freed too early
+            continue;
+        }
+        while !flight.has_landed().unwrap() {}
+        assert!(flight.land().unwrap().as_ref() == pattern(2), "seed {seed}");
+    }
+    drop((from, stream));
+    bench.is_clean();
+}
+
+#[test]
+fn a_neighbours_memory_comes_in_from_where_it_lies() {
+    let bench = bench();
+    let (device, segment) = (bench.device(), segment());
+    let peer = PeerSegment::map(segment.handles().unwrap()).unwrap();
+    let mut buffer = segment.arena().allocate::<u8>(BYTES).unwrap();
+    buffer.copy_from_slice(&pattern(3));
+    let window = peer.window(segment.arena().offset_of(&buffer).unwrap(), BYTES).unwrap();
+    let window = device.pin_window(window).unwrap();
+    let to = device.allocate(100).unwrap();
+    let own = device.pinned(8).unwrap();
+    let parts = [Part { place: to.place(), at: 500, window: Some(window.clone()) }];
+    let stream = device.stream().unwrap();
+    assert!(stream.copy_out(&parts, device.pinned(8).unwrap().into()).is_err(), "it is not ours");
+    drop((peer, window));
+    stream.copy_in(&parts, own.into()).unwrap().land().unwrap();
+    let mut found = [0; 100];
+    to.read(&mut found).unwrap();
+    assert_eq!(found, pattern(3)[500..600]);
+    drop((parts, to, stream));
+    bench.is_clean();
+}
+
+#[test]
+fn bad_places_are_refused_by_name() {
+    let bench = bench();
+    let (device, other) = (bench.device(), bench.driver.device(1).unwrap());
+    let (memory, elsewhere) = (device.allocate(BYTES).unwrap(), other.allocate(BYTES).unwrap());
+    let host = [0_u8; 64];
+    let freed = device.allocate(BYTES).unwrap().place();
+    let pinned = device.pinned(64).unwrap();
+    let place = |address: *const u8| Place { address: address as u64, bytes: 64 };
+    let cases = [
+        (place(host.as_ptr()), "memory of the host"),
+        (place(pinned.as_ref().as_ptr()), "memory of the host"),
+        (elsewhere.place(), "memory of cuda:1"),
+        (freed, "was freed"),
+        (Place { bytes: BYTES + 1_000_000, ..memory.place() }, "only"),
+        (Place { address: 0, bytes: 1 }, "memory of the host, or was freed"),
+    ];
+    let stream = device.stream().unwrap();
+    for (place, problem) in cases {
+        let error = device.check(place).unwrap_err();
+        assert!(matches!(error, Error::Place { .. }), "{error:?}");
+        assert!(error.to_string().contains(problem), "{error}");
+        let refused = stream.copy_out(&[part(place, 0)], device.pinned(64).unwrap().into());
+        assert!(refused.is_err(), "{place}");
+        assert!(stream.copy_within(place, place).is_err(), "{place}");
+    }
+    device.check(memory.place()).unwrap();
+    device.check(Place { address: 1, bytes: 0 }).unwrap();
+    // And bytes that the host does not have.
+    let refused = stream.copy_in(&[part(memory.place().part(0..65).unwrap(), 0)], pinned.into());
+    let error = refused.unwrap_err().0.to_string();
+    assert!(error.contains("do not lie in 64 bytes of the host"), "{error}");
+}
+
+#[test]
+fn pinned_memory_is_unpinned_before_it_is_detached_and_once() {
+    let bench = bench();
+    let (device, segment) = (bench.device(), segment());
+    let memory = segment.arena().allocate::<u8>(BYTES).unwrap();
+    let address = memory.as_ptr();
+    let pinned = device.pin(memory).unwrap();
+    assert_eq!(bench.controls.leaks(), 1);
+    segment.arena().detach(pinned.as_ref()).unwrap();
+    assert_eq!(bench.controls.leaks(), 0);
+    assert_eq!(pinned.unpin().unwrap().as_ptr(), address);
+    bench.is_clean();
+    // The same pages for two devices of a process.
+    let window = || {
+        let peer = PeerSegment::map(segment.handles().unwrap()).unwrap();
+        peer.window(0, 4096).unwrap()
+    };
+    let window = window();
+    let pins = [0, 1]
+        .map(|ordinal| bench.driver.device(ordinal).unwrap().pin_window(window.clone()).unwrap());
+    drop(pins);
+    bench.is_clean();
+}
+
+#[test]
+fn a_stream_waits_at_a_gate_until_the_host_opens_it() {
+    let bench = bench();
+    let device = bench.device();
+    let (from, to) = (device.allocate(64).unwrap(), device.allocate(64).unwrap());
+    for seed in 0..30 {
+        bench.controls.seed(seed);
+        let stream = device.stream().unwrap();
+        let gate = device.gate().unwrap();
+        stream.wait_gate(&gate).unwrap();
+        stream.copy_within(from.place(), to.place()).unwrap();
+        let event = stream.record().unwrap();
+        for _ in 0..20 {
+            assert!(!event.has_come().unwrap(), "seed {seed}");
+        }
+        match seed % 2 {
+            0 => gate.open(),
+            _ => drop(gate), // opens, and keeps the word until the stream has passed
+        }
+        event.wait().unwrap();
+        drop((event, stream));
+    }
+    drop((from, to, device.gate().unwrap()));
+    bench.is_clean();
+}
+
+#[test]
+fn streams_of_others_stay_and_a_capture_is_seen() {
+    let bench = bench();
+    let device = bench.device();
+    // SAFETY: 0 is the legacy default stream, which every context has.
+    let legacy = unsafe { device.foreign_stream(0) };
+    assert!(!legacy.is_capturing().unwrap());
+    let event = legacy.record().unwrap();
+    event.wait().unwrap();
+    let own = device.stream().unwrap();
+    own.wait(&*event).unwrap();
+    drop((legacy, event, own));
+    bench.is_clean();
+}
+
+#[test]
+fn a_broken_device_fails_by_name_and_its_memory_is_kept() {
+    let bench = bench();
+    let (device, segment) = (bench.device(), segment());
+    let from = device.allocate(BYTES).unwrap();
+    let stream = device.stream().unwrap();
+    let pinned = device.pin(segment.arena().allocate::<u8>(BYTES).unwrap()).unwrap();
+    let flight = stream.copy_out(&[part(from.place(), 0)], pinned.into()).unwrap();
+    bench.controls.break_device(0, 700);
+    let error = flight.land().unwrap_err();
+    let Error::Driver { ref device, code: 700, ref name, .. } = error else { panic!("{error:?}") };
+    assert!(device.starts_with("cuda:0 (Stand-in") && name == "CUDA_ERROR_ILLEGAL_ADDRESS");
+}
+
+/// Waits at its end for what a stream holds: the memory that this uses is freed after it.
+struct Idle(Arc<dyn Stream>);
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        // One call fails, so the second time goes well.
+        let _ = (0..2).any(|_| self.0.record().and_then(|event| event.wait()).is_ok());
+    }
+}
+
+/// Calls every function of the table.
+fn tour() -> Result<()> {
+    let driver = Driver::load(Some(&library()))?;
+    let device = driver.device(0)?;
+    driver.devices()?;
+    let segment = segment();
+    if round(&device, &segment)? != pattern(1) {
+        return Err(Error::Argument { problem: "wrong bytes".to_owned() });
+    }
+    let mut memory = device.allocate(64)?;
+    memory.fill(1)?;
+    let stream = device.stream()?;
+    let _idle = Idle(stream.clone());
+    if stream.is_capturing()? {
+        return Err(Error::Capture);
+    }
+    let gate = device.gate()?;
+    gate.open();
+    stream.wait_gate(&gate)?;
+    let [low, high] = [0..32, 32..64].map(|range| memory.place().part(range));
+    stream.copy_within(low.unwrap_or(memory.place()), high.unwrap_or(memory.place()))?;
+    let flight = stream.copy_out(&[part(memory.place(), 0)], Flight::from(device.pinned(64)?));
+    let pinned: Pinned = flight.map_err(|refused| refused.0)?.land()?;
+    match pinned.as_ref() == [1; 64] {
+        true => Ok(()),
+        false => Err(Error::Argument { problem: "wrong bytes".to_owned() }),
+    }
+}
+
+#[test]
+fn every_call_of_the_driver_may_fail_once() {
+    let bench = bench();
+    tour().unwrap();
+    bench.is_clean();
+    let before = bench.controls.calls();
+    tour().unwrap();
+    let calls = u32::try_from(bench.controls.calls() - before).unwrap();
+    assert!(calls > 100, "{calls}");
+    let mut typed = 0;
+    for nth in 1..=calls {
+        bench.controls.reset();
+        bench.controls.seed(u64::from(nth));
+        bench.controls.fail_any(nth, 999);
+        match tour() {
+            // It hit a call of a destructor, or one that is made again.
+            Ok(()) => assert!(bench.controls.leaks() <= 1, "call {nth}"),
+            Err(Error::Driver { code: 999, name, .. }) => {
+                typed += 1;
+                assert_eq!(name, "CUDA_ERROR_UNKNOWN");
+                // A device that fails in the middle of a copy keeps the memory of that copy.
+                let kept = bench.controls.leaks();
+                assert!(kept <= 3, "call {nth} keeps {kept}");
+            }
+            Err(Error::Place { .. } | Error::Unsupported { .. }) => typed += 1,
+            Err(other) => panic!("call {nth}: {other:?}"),
+        }
+        assert_eq!(bench.controls.violations(), 0, "{nth}: {}", bench.controls.last_violation());
+        // A word that was put aside must not outlive the stand-in's memory: it would give back the next one's context.
+        for _ in 0..50 {
+            drop(bench.driver.device(0).map(|device| device.gate()));
+        }
+    }
+    assert!(typed > calls / 3, "{typed} of {calls}");
+    bench.controls.reset();
+}
+
+#[test]
+fn threads_share_a_device() {
+    let bench = bench();
+    let device = Arc::new(bench.device());
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            let device = device.clone();
+            threads.spawn(move || {
+                let segment = segment();
+                for _ in 0..10 {
+                    assert!(round(&device, &segment).unwrap() == pattern(1));
+                }
+            });
+        }
+    });
+    bench.is_clean();
+}
