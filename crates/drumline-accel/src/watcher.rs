@@ -111,11 +111,7 @@ impl Watcher {
                 },
             };
             if self.is_idle() {
-                let closing = self.shared.read(|inbox| match inbox.calls.is_empty() {
-                    true => inbox.closing,
-                    false => None,
-                });
-                match closing {
+                match self.shared.closing() {
                     Some(closing) => break closing,
                     None => self.shared.sleep(None),
                 }
