@@ -62,9 +62,7 @@ impl World {
             memory: Memory::default(),
             streams: Streams::default(),
             work: Work::new(seed),
-            faults: std::env::var("STANDIN_FAIL")
-                .map(|it| Faults::of_variable(&it))
-                .unwrap_or_default(),
+            faults: variable("STANDIN_FAIL").map(|it| Faults::of_variable(&it)).unwrap_or_default(),
             violations: 0,
             last_violation: String::new(),
             abandoned: 0,

@@ -84,6 +84,62 @@ fn contexts_are_a_stack_of_the_thread() {
 }
 
 #[test]
+fn variables_say_what_the_machine_has() {
+    let (mut count, mut value, mut can) = (0, 0, 9);
+    {
+        let seen = [
+            (c"STANDIN_DEVICES", c"4"),
+            (c"CUDA_VISIBLE_DEVICES", c"3,1"),
+            (c"STANDIN_NUMA", c"0,5"),
+        ];
+        let _test = Test::with(1, &seen);
+        assert_eq!((cuDeviceGetCount(&mut count), count), (0, 2));
+        let mut name = [0 as c_char; 32];
+        assert_eq!(cuDeviceGetName(name.as_mut_ptr(), 32, 0), 0);
+        assert_eq!(
+            name[..11],
+            c"Stand-in 3".to_bytes_with_nul().iter().map(|it| *it as c_char).collect::<Vec<_>>()
+        );
+        assert_eq!((cuDeviceGetAttribute(&mut value, 134, 0), value), (0, 5));
+        assert_eq!((cuDeviceCanAccessPeer(&mut can, 0, 1), can), (0, 1));
+    }
+    let lacks = [
+        (c"STANDIN_NO_STREAM_MEM", c"1"),
+        (c"STANDIN_NO_HOST_REGISTER", c"1"),
+        (c"STANDIN_NO_PEER", c"1"),
+        (c"STANDIN_MEMORY", c"1000"),
+        (c"STANDIN_FAIL", c"cuEventCreate:2:46,cuStreamQuery:1:999"),
+    ];
+    let test = Test::with(1, &lacks);
+    let (stream, bytes) = (stream(), [0u8; 64]);
+    assert_eq!(cuStreamWaitValue32_v2(stream, device_memory(64), 1, 0), 801);
+    assert_eq!(cuMemHostRegister_v2(bytes.as_ptr() as usize, 64, 0), 801);
+    assert_eq!((cuDeviceCanAccessPeer(&mut can, 0, 1), can), (0, 0));
+    let other = test.use_device(1);
+    test.use_device(0);
+    assert_eq!(cuCtxEnablePeerAccess(other, 0), 217);
+    let (mut free, mut total) = (0, 0);
+    assert_eq!((cuMemGetInfo_v2(&mut free, &mut total), free, total), (0, 936, 1000));
+    assert_eq!(cuMemAlloc_v2(&mut 0, 937), OUT_OF_MEMORY);
+    let _first = event();
+    assert_eq!((cuEventCreate(&mut 0, 0), cuStreamQuery(stream)), (46, 999));
+}
+
+#[test]
+fn devices_copy_to_each_other() {
+    for seed in 0..SEEDS {
+        let test = Test::new(seed);
+        let (second, there) = (test.use_device(1), device_memory(500));
+        let (first, here, stream) = (test.use_device(0), device_memory(500), stream());
+        assert_eq!(cuMemsetD8Async(here, 6, 500, stream), 0);
+        assert_eq!(cuMemcpyPeerAsync(there, first, here, second, 500, stream), INVALID_VALUE);
+        assert_eq!(cuMemcpyPeerAsync(there, second, here, first, 500, stream), 0);
+        assert_eq!(cuStreamSynchronize(stream), 0);
+        assert_eq!(bytes_on_device(there, 500), [6; 500]);
+    }
+}
+
+#[test]
 fn copies_of_a_stream_keep_their_order() {
     for seed in 0..SEEDS {
         let _test = Test::new(seed);

@@ -65,6 +65,17 @@ unsafe extern "C" {
         len: usize,
         stream: usize,
     ) -> c_int;
+    pub(crate) safe fn cuMemcpyPeerAsync(
+        to: usize,
+        to_context: usize,
+        from: usize,
+        from_context: usize,
+        len: usize,
+        stream: usize,
+    ) -> c_int;
+    pub(crate) safe fn cuDeviceCanAccessPeer(can: &mut c_int, device: c_int, peer: c_int) -> c_int;
+    pub(crate) safe fn cuCtxEnablePeerAccess(context: usize, flags: c_uint) -> c_int;
+    pub(crate) safe fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize) -> c_int;
     pub(crate) safe fn cuMemcpyHtoD_v2(to: usize, from: usize, len: usize) -> c_int;
     pub(crate) safe fn cuMemcpyDtoH_v2(to: usize, from: usize, len: usize) -> c_int;
     pub(crate) safe fn cuMemsetD8Async(to: usize, value: u8, len: usize, stream: usize) -> c_int;
