@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drumline_accel::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Place, Stream};
+use drumline_accel::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Stream};
 use drumline_cuda::{CudaDevice, DeviceMemory, Driver};
 use drumline_group::{Config, Element, ProcessGroup, Rank};
 use drumline_standin::{Controls, library};
@@ -134,10 +134,6 @@ impl<T: Element> Data<T> {
 
     pub(crate) fn slice(&self) -> DeviceSlice {
         DeviceSlice::new(self.memory.place(), T::DTYPE)
-    }
-
-    pub(crate) fn place(&self) -> Place {
-        self.memory.place()
     }
 
     /// What was fetched by the stream, which has ended.

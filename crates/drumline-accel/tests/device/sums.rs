@@ -52,8 +52,8 @@ fn a_sum_has_the_bits_of_the_host() {
         let lens = [3, 9_001];
         check::<f32>(&bench, ranks, &lens, ReduceOp::Avg, |it| it as f32);
         check::<f64>(&bench, ranks, &lens, ReduceOp::Sum, |it| it);
-        check::<f16>(&bench, ranks, &lens, ReduceOp::Sum, |it| f16::from_f64(it));
-        check::<bf16>(&bench, ranks, &lens, ReduceOp::Avg, |it| bf16::from_f64(it));
+        check::<f16>(&bench, ranks, &lens, ReduceOp::Sum, f16::from_f64);
+        check::<bf16>(&bench, ranks, &lens, ReduceOp::Avg, bf16::from_f64);
         check::<F8E4M3>(&bench, ranks, &lens, ReduceOp::Sum, |it| {
             F8E4M3::from_f32(it as f32 / 4096.0)
         });
