@@ -46,7 +46,8 @@ pub(crate) struct Window {
 
 #[derive(Debug)]
 enum Slot {
-    Here(Pinned),
+    /// It is here for its next action.
+    Here(Pinned, Action),
     Flying(Flight<Pinned>),
     /// The host sums it.
     Away,
@@ -62,7 +63,7 @@ impl Ring {
         [out, into]: [Arc<dyn Stream>; 2],
     ) -> Ring {
         let used_by = vec![0; slots.len()];
-        let slots = slots.into_iter().map(Slot::Here).collect();
+        let slots = slots.into_iter().map(|slot| Slot::Here(slot, Action::CopyOut)).collect();
         Ring { pipeline, slots, used_by, neighbours, windows: VecDeque::new(), first: 0, out, into }
     }
 
@@ -79,7 +80,7 @@ impl Ring {
         if let Some(event) = after
             && let Err(error) = self.out.wait(&**event)
         {
-            self.slots[slot] = Slot::Here(pinned);
+            self.slots[slot] = Slot::Here(pinned, Action::CopyOut);
             return Err(Error::of(OPERATION)(error));
         }
         let part = Part { place: data.place, at: 0, window: None };
@@ -104,7 +105,7 @@ impl Ring {
     /// The oldest sum has ended.
     pub(crate) fn reduced(&mut self, pinned: Pinned) {
         let slot = self.pipeline.slot(self.pipeline.ended(Action::Reduce));
-        self.slots[slot] = Slot::Here(pinned);
+        self.slots[slot] = Slot::Here(pinned, Action::CopyIn);
         self.pipeline.end(Action::Reduce);
     }
 
@@ -143,7 +144,7 @@ impl Ring {
                     settled
                 }
             },
-            Slot::Here(_) | Slot::Gone => settled,
+            Slot::Here(..) | Slot::Gone => settled,
         })
     }
 
@@ -156,13 +157,13 @@ impl Ring {
     fn begin(&mut self, action: Action) -> Option<(u64, usize, Pinned)> {
         let slot = self.pipeline.slot(self.pipeline.begun(action));
         // By the rules of the pipeline the slot is here.
-        if !matches!(self.slots[slot], Slot::Here(_)) {
+        if !matches!(self.slots[slot], Slot::Here(_, next) if next == action) {
             return None;
         }
         let window = self.pipeline.begin(action)?;
         self.used_by[slot] = self.window(window).call;
         match replace(&mut self.slots[slot], Slot::Away) {
-            Slot::Here(pinned) => Some((window, slot, pinned)),
+            Slot::Here(pinned, _) => Some((window, slot, pinned)),
             _ => unreachable!("it was here"),
         }
     }
@@ -191,7 +192,11 @@ impl Ring {
             return Ok(false);
         }
         let Slot::Flying(flight) = replace(slot, Slot::Gone) else { unreachable!("it was flying") };
-        *slot = Slot::Here(flight.land().map_err(Error::of(OPERATION))?);
+        let next = match action {
+            Action::CopyOut => Action::Reduce,
+            Action::Reduce | Action::CopyIn => Action::CopyOut,
+        };
+        *slot = Slot::Here(flight.land().map_err(Error::of(OPERATION))?, next);
         self.pipeline.end(action);
         Ok(true)
     }

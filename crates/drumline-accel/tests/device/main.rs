@@ -5,4 +5,6 @@
 mod arguments;
 mod collectives;
 mod common;
+mod rounds;
+mod seeds;
 mod sums;
