@@ -164,7 +164,7 @@ impl DeviceGroup {
             );
             return Err(Error::Argument { operation, problem });
         }
-        let bytes = input.place.bytes / self.world_size();
+        let bytes = input.len() / self.world_size() * input.dtype.size();
         let block = DeviceSlice::new(Place { bytes, ..input.place }, input.dtype);
         self.check_blocks(operation, block, input, "an input")?;
         self.check_apart(operation, input, output, None)?;

@@ -100,6 +100,12 @@ impl Shared {
         }
     }
 
+    /// How the group ends, if it does, and no call is left to be heard of.
+    pub(crate) fn closing(&self) -> Option<Closing> {
+        let inbox = self.lock();
+        inbox.closing.filter(|_| inbox.calls.is_empty())
+    }
+
     pub(crate) fn failure(&self) -> Option<Arc<Error>> {
         self.lock().failed.clone()
     }

@@ -111,11 +111,7 @@ impl Watcher {
                 },
             };
             if self.is_idle() {
-                let closing = self.shared.read(|inbox| match inbox.calls.is_empty() {
-                    true => inbox.closing,
-                    false => None,
-                });
-                match closing {
+                match self.shared.closing() {
                     Some(closing) => break closing,
                     None => self.shared.sleep(None),
                 }
@@ -151,7 +147,7 @@ impl Watcher {
             let failed = inbox.failed.is_some();
             (take(&mut inbox.calls), take(&mut inbox.summed), take(&mut inbox.agreed), failed)
         });
-        let mut moved = !(calls.is_empty() && summed.is_empty() && agreed.is_empty());
+        let moved = !(calls.is_empty() && summed.is_empty() && agreed.is_empty());
         calls.into_iter().for_each(|call| self.add(call));
         let mut failure = None;
         for (result, slot) in summed {
@@ -162,10 +158,8 @@ impl Watcher {
             self.agreeing -= 1;
             failure = failure.or(result.err());
         }
-        if let Some(error) = failure {
-            self.shared.fail(error);
-            moved = true;
-        }
+        let failed = failed || failure.is_some();
+        failure.into_iter().for_each(|error| self.shared.fail(error));
         (!failed).then_some(moved)
     }
 

@@ -81,7 +81,10 @@ impl DeviceWork {
     /// The call's, if it has failed already; what the driver says.
     pub fn join(&self, stream: &Arc<dyn Stream>) -> Result<()> {
         let Some(gate) = self.gate()? else { return self.wait() };
-        stream.wait_gate(&gate).map_err(Error::of(self.operation))
+        match stream.wait_gate(&gate) {
+            Err(device::Error::Unsupported { .. }) => self.wait(),
+            joined => joined.map_err(Error::of(self.operation)),
+        }
     }
 
     /// The gate of this call. `None`: the call has ended, or there are no gates.
