@@ -285,11 +285,7 @@ fn stream_of(device: &CudaDevice, raw: u64) -> Arc<dyn Stream> {
     unsafe { device.foreign_stream(raw) }
 }
 
-fn device_op(
-    op: &str,
-    factor: Option<Bound<'_, PyAny>>,
-    dtype: DType,
-) -> PyResult<DeviceOp> {
+fn device_op(op: &str, factor: Option<Bound<'_, PyAny>>, dtype: DType) -> PyResult<DeviceOp> {
     if op != "premul_sum" {
         let op = op.parse::<ReduceOp>();
         return Ok(op.map_err(|error| PyValueError::new_err(error.to_string()))?.into());
@@ -350,7 +346,8 @@ impl DeviceWork {
 impl Drop for DeviceWork {
     fn drop(&mut self) {
         if !self.work.is_done() {
-            let owners = std::mem::take(self.owners.get_mut().unwrap_or_else(PoisonError::into_inner));
+            let owners =
+                std::mem::take(self.owners.get_mut().unwrap_or_else(PoisonError::into_inner));
             let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
             kept.push((self.work.clone(), owners));
         }
