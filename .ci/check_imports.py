@@ -21,6 +21,7 @@ FLOORS = [
     ["drumline-bench", "drumline-burn", "drumline-conformance", "drumline-faults", "drumline-launch"],
     ["drumline"],
     ["drumline-train"],
+    ["drumline-accel"],
     ["drumline-group"],
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],

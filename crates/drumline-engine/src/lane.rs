@@ -416,6 +416,13 @@ impl Lane {
         }
     }
 
+    /// [`Lane::fail_with`] a cause that this rank has found elsewhere.
+    pub fn fail_because(&mut self, operation: &str, cause: Cause) {
+        if matches!(self.state, State::Open) {
+            self.fail(operation.to_owned(), self.sequence, Duration::ZERO, cause);
+        }
+    }
+
     fn break_off(&mut self, failure: Arc<CollectiveError>) {
         self.transport.abort(&failure);
         self.told = None;

@@ -83,7 +83,9 @@ impl Pipeline {
         Pipeline::with(Pipeline::rules(slots, lag), slots)
     }
 
-    fn with(rules: [Rule; 4], slots: usize) -> Pipeline {
+    /// A pipeline of other rules: for tests that plant errors.
+    #[doc(hidden)]
+    pub fn with(rules: [Rule; 4], slots: usize) -> Pipeline {
         Pipeline { rules, slots: slots as u64, windows: 0, begun: [0; 3], ended: [0; 3] }
     }
 
@@ -127,6 +129,11 @@ impl Pipeline {
     /// The slot of a window.
     pub fn slot(&self, window: u64) -> usize {
         (window % self.slots) as usize
+    }
+
+    /// How many windows have begun an action: the number of the next one.
+    pub fn begun(&self, action: Action) -> u64 {
+        self.begun[action as usize]
     }
 
     /// How many windows have ended an action.

@@ -62,7 +62,10 @@ impl CollectiveError {
     /// The rank at fault, by its number in the group. `None` where no single rank is known to be.
     pub fn culprit(&self) -> Option<Rank> {
         match &self.cause {
-            Cause::Aborted | Cause::Panicked { .. } | Cause::System { .. } => Some(self.rank),
+            Cause::Aborted
+            | Cause::Panicked { .. }
+            | Cause::System { .. }
+            | Cause::Device { .. } => Some(self.rank),
             cause => match cause.ranks()[..] {
                 [rank] => Some(rank),
                 _ => None,
@@ -189,6 +192,11 @@ pub enum Cause {
         /// What failed, and the system's error.
         problem: String,
     },
+    /// The accelerator of this rank cannot do its part.
+    Device {
+        /// What its driver says.
+        problem: String,
+    },
     /// Ranks made different calls.
     Mismatch {
         /// The rank whose message revealed it.
@@ -265,6 +273,7 @@ impl Cause {
             Cause::Aborted => "aborted",
             Cause::Panicked { .. } => "panicked",
             Cause::System { .. } => "system",
+            Cause::Device { .. } => "device",
             Cause::Mismatch { .. } => "mismatch",
             Cause::Timeout { .. } => "timeout",
             Cause::Backend { .. } => "backend",
@@ -291,6 +300,7 @@ impl Cause {
             | Cause::Aborted
             | Cause::Panicked { .. }
             | Cause::System { .. }
+            | Cause::Device { .. }
             | Cause::Backend { .. } => vec![],
         }
     }
@@ -377,6 +387,7 @@ impl fmt::Display for Cause {
                 "the system of this rank refuses what it needs: {problem}; look at its limits of memory \
                  and descriptors"
             ),
+            Cause::Device { problem } => write!(f, "the device of this rank has failed: {problem}"),
             Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(
                 f,
                 "ranks disagree: rank {peer} called {theirs}, and this rank something else; \

@@ -14,7 +14,7 @@ use std::{
 };
 
 use drumline_engine::{
-    CollectiveError,
+    Cause, CollectiveError,
     any_call::{AnyCall, Job},
     call::Call,
     executor::{Now, Progress, Spin},
@@ -299,6 +299,13 @@ impl Driven {
     pub(super) fn fail_with(&self, failure: &Arc<CollectiveError>) {
         let mut lane = self.handoff.drive();
         lane.fail_with(failure.clone());
+        self.say_why(&mut lane);
+    }
+
+    /// Poisons the group for a cause that this rank has found elsewhere, and tells the peers.
+    pub(super) fn fail_because(&self, operation: &str, cause: Cause) {
+        let mut lane = self.handoff.drive();
+        lane.fail_because(operation, cause);
         self.say_why(&mut lane);
     }
 

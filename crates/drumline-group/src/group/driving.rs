@@ -9,9 +9,9 @@ use drumline_engine::{operator::Operator, recorder::Recorder};
 use drumline_schedule::Collective;
 use drumline_shm::{Arena, PeerWindow};
 
-use super::{ProcessGroup, collectives::call};
+use super::{ProcessGroup, collectives::call, process_group::Carrier};
 pub use crate::interrupt::{ASK_EVERY, is_wanted, look_again_at};
-use crate::{DType, Element, Error, Rank, Result, Work, WorkError};
+use crate::{Cause, DType, Element, Error, Rank, Result, Work, WorkError};
 
 /// [`ProcessGroup::all_reduce_async`] that ends in `end`. `end` gets the buffer after a failure, too.
 pub fn all_reduce_then<T, B>(
@@ -90,6 +90,15 @@ pub fn window_of(
 /// or no call is left.
 pub fn help(group: &ProcessGroup, deadline: Option<Instant>, done: &dyn Fn() -> bool) -> bool {
     group.inner.driven().upgrade().is_some_and(|lane| lane.help(deadline, done))
+}
+
+/// Poisons the group for a cause that an engine has found elsewhere, and tells the peers. A group that has failed stays
+/// as it is. Not to be called by an `end`.
+pub fn fail(group: &ProcessGroup, operation: &'static str, cause: Cause) {
+    match &group.inner.carrier {
+        Carrier::Lane(lane) => lane.fail_because(operation, cause),
+        Carrier::Backend(backend) => backend.fail_because(operation, cause),
+    }
 }
 
 /// The recorder of the group's calls.

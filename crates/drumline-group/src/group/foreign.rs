@@ -172,8 +172,13 @@ impl Foreign {
 
     /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
     pub(super) fn abort(&self) {
+        self.fail_because("abort", Cause::Aborted);
+    }
+
+    /// Poisons the group for a cause that this rank has found elsewhere, and tells the peers.
+    pub(super) fn fail_because(&self, operation: &'static str, cause: Cause) {
         let sequence = self.lock().sequence;
-        self.fail("abort", "abort".to_owned(), sequence, Instant::now(), Cause::Aborted);
+        self.fail(operation, operation.to_owned(), sequence, Instant::now(), cause);
     }
 
     /// A panic drops the group: the peers will see this rank as dead.

@@ -1,0 +1,202 @@
+//! What the ranks tell each other when they make a device group: options, what their drivers can do, and where their
+//! slots lie.
+
+use std::fmt;
+use std::sync::Arc;
+
+use drumline_device::{Device, Pinned, PinnedWindow, Pipeline};
+use drumline_group::{DType, ProcessGroup, Rank, driving};
+
+use crate::options::Planted;
+use crate::{DeviceOptions, Error, Result};
+
+const OPERATION: &str = "DeviceGroup::new";
+
+/// What all ranks of a host have agreed on.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    /// Whether every rank's slots are registered buffers. If not: the driver of which rank has refused that, and what
+    /// it has said to this rank.
+    slots: Result<(), Refusal>,
+    /// Whether every rank reaches the slots of its neighbours.
+    windows: Result<(), Refusal>,
+}
+
+#[derive(Clone, Debug)]
+struct Refusal {
+    rank: Rank,
+    why: Option<String>,
+}
+
+/// What a ring is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) slots: Vec<Pinned>,
+    pub(crate) neighbours: Vec<(Rank, Vec<PinnedWindow>)>,
+}
+
+/// The way of an all-reduce on devices.
+///
+/// ```no_run
+/// # let group: drumline_accel::DeviceGroup = unimplemented!();
+/// println!("{}", group.explain(drumline_accel::DType::F32));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Way {
+    /// Each rank sums a slice of each window; devices fetch the slices from where they were summed.
+    Slices {
+        /// The ranks of this host that hold slices.
+        holders: Vec<Rank>,
+    },
+    /// Each rank has the whole sum of each window, from which its device fetches it.
+    Whole {
+        /// Whether the host sums in place, in registered buffers.
+        registered: bool,
+        /// Why there are no slices.
+        why: String,
+    },
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Slices { holders } => write!(
+                f,
+                "in slices: ranks {holders:?} of this host sum a slice each, and every device fetches all slices"
+            ),
+            Way::Whole { registered: true, why } => {
+                write!(f, "as a whole, in registered buffers: {why}")
+            }
+            Way::Whole { registered: false, why } => {
+                write!(f, "as a whole, in a ring of the driver's memory: {why}")
+            }
+        }
+    }
+}
+
+impl Agreed {
+    pub(crate) fn holders(&self, group: &ProcessGroup, dtype: DType) -> Option<Arc<[Rank]>> {
+        let can = self.slots.is_ok() && self.windows.is_ok();
+        Some(can.then(|| driving::slice_holders(group, dtype)).flatten()?.into())
+    }
+
+    pub(crate) fn way(&self, group: &ProcessGroup, dtype: DType) -> Way {
+        if let Some(holders) = self.holders(group, dtype) {
+            return Way::Slices { holders: holders.to_vec() };
+        }
+        let say = |Refusal { rank, why }: &Refusal, what: &str| match why {
+            Some(why) => format!("{what}: {why}"),
+            None => format!("{what} of rank {rank}"),
+        };
+        let why = match (&self.slots, &self.windows) {
+            _ if driving::arena(group).is_none() => "the ranks share no memory".to_owned(),
+            (Err(refusal), _) => say(refusal, "the driver does not pin the buffers"),
+            (_, Err(refusal)) => say(refusal, "the driver does not pin the neighbours' buffers"),
+            _ => format!("no algorithm leaves slices of {dtype} on these hosts"),
+        };
+        Way::Whole { registered: self.slots.is_ok(), why }
+    }
+}
+
+/// Agrees with all ranks, and pins the memory for it.
+pub(crate) fn agree(
+    group: &ProcessGroup,
+    device: &Arc<dyn Device>,
+    options: &DeviceOptions,
+) -> Result<(Agreed, Parts)> {
+    let own = [options.window_bytes, options.slots, options.lag].map(|it| it as u64);
+    for (peer, theirs) in gather(group, &own)?.iter().enumerate() {
+        if theirs[..] != own {
+            let show = |it: &[u64]| {
+                format!("windows of {} bytes, {} slots, a lag of {}", it[0], it[1], it[2])
+            };
+            let (theirs, ours) = (show(theirs), show(&own));
+            return Err(Error::Differs { operation: OPERATION, peer, theirs, ours });
+        }
+    }
+    let in_place = pin_in_place(group, device.as_ref(), options);
+    let offsets = match &in_place {
+        Ok(slots) => slots.iter().map(|(offset, _)| *offset as u64 + 1).collect(),
+        // No slot: 0.
+        Err(_) => vec![0; options.slots],
+    };
+    let all = gather(group, &offsets)?;
+    let slots = verdict(all.iter().map(|it| it[0] > 0), in_place.as_ref().err());
+    let pinned = match (&slots, in_place) {
+        (Ok(()), Ok(in_place)) => in_place.into_iter().map(|(_, pinned)| pinned).collect(),
+        (_, in_place) => {
+            drop(in_place);
+            let of_driver = || device.pinned(options.window_bytes).map_err(Error::of(OPERATION));
+            (0..options.slots).map(|_| of_driver()).collect::<Result<_>>()?
+        }
+    };
+    let neighbours = match &slots {
+        Ok(()) => pin_neighbours(group, device.as_ref(), options, &all),
+        Err(_) => Err("the slots are no registered buffers".to_owned()),
+    };
+    let can = gather(group, &[u64::from(neighbours.is_ok())])?;
+    let windows = verdict(can.iter().map(|it| it[0] > 0), neighbours.as_ref().err());
+    let neighbours = neighbours.ok().filter(|_| windows.is_ok()).unwrap_or_default();
+    let agreed = Agreed { slots, windows };
+    tracing::debug!(device = %device.identity(), way = %agreed.way(group, DType::F32), "a device group is ready");
+    let pipeline = match options.planted {
+        Some(Planted::Rules(rules)) => Pipeline::with(rules, options.slots),
+        _ => Pipeline::new(options.slots, options.lag),
+    };
+    Ok((agreed, Parts { pipeline, slots: pinned, neighbours }))
+}
+
+/// What all ranks have said, by rank.
+fn gather(group: &ProcessGroup, own: &[u64]) -> Result<Vec<Vec<u64>>> {
+    let mut all = vec![0; own.len() * group.world_size()];
+    group.all_gather(own, &mut all)?;
+    Ok(all.chunks_exact(own.len()).map(<[u64]>::to_vec).collect())
+}
+
+/// Whether all ranks can do something, or the first that cannot.
+fn verdict(all: impl Iterator<Item = bool>, own: Option<&String>) -> Result<(), Refusal> {
+    match all.enumerate().find(|(_, can)| !can) {
+        None => Ok(()),
+        Some((rank, _)) => Err(Refusal { rank, why: own.cloned() }),
+    }
+}
+
+/// The slots, and where they lie in the arena; or why there are none.
+fn pin_in_place(
+    group: &ProcessGroup,
+    device: &dyn Device,
+    options: &DeviceOptions,
+) -> Result<Vec<(usize, Pinned)>, String> {
+    let arena = driving::arena(group).ok_or("the ranks share no memory")?;
+    let slot = || {
+        let memory =
+            arena.allocate::<u8>(options.window_bytes).map_err(|error| error.to_string())?;
+        let offset = arena.offset_of(&memory[..]).ok_or("a new buffer is detached")?;
+        let pinned = device.pin(memory).map_err(|refused| refused.0.to_string())?;
+        Ok((offset, pinned))
+    };
+    let slots: Result<Vec<_>, String> = (0..options.slots).map(|_| slot()).collect();
+    slots.inspect_err(|why| tracing::debug!("slots are of the driver's memory: {why}"))
+}
+
+/// The slots of the neighbours that hold slices of any type. Ranks that share no memory with others have none.
+fn pin_neighbours(
+    group: &ProcessGroup,
+    device: &dyn Device,
+    options: &DeviceOptions,
+    offsets: &[Vec<u64>],
+) -> Result<Vec<(Rank, Vec<PinnedWindow>)>, String> {
+    let holders = DType::ALL.into_iter().find_map(|dtype| driving::slice_holders(group, dtype));
+    let of_others = holders.into_iter().flatten().filter(|rank| *rank != group.rank());
+    let pin = |rank: Rank, offset: u64| {
+        let window = driving::window_of(group, rank, offset as usize - 1, options.window_bytes);
+        let window = window.map_err(|error| error.to_string())?;
+        device.pin_window(window).map_err(|error| error.to_string())
+    };
+    let slots = |rank: Rank| {
+        offsets[rank].iter().map(|offset| pin(rank, *offset)).collect::<Result<Vec<_>, String>>()
+    };
+    of_others.map(|rank| slots(rank).map(|slots| (rank, slots))).collect()
+}

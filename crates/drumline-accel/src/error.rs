@@ -1,0 +1,68 @@
+use std::sync::Arc;
+
+use drumline_group::{Rank, in_section};
+
+/// Why a call on a device failed.
+///
+/// ```
+/// use drumline_accel::Error;
+///
+/// let problem = "the output overlaps the input".to_owned();
+/// let error = Error::Argument { operation: "all_to_all", problem };
+/// assert_eq!(error.to_string(), "all_to_all: the output overlaps the input [errors.md#argument]");
+/// ```
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is wrong. No other rank has heard of the call.
+    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
+    Argument {
+        /// The call.
+        operation: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+    /// The device of this rank, or its driver, does not do what it should.
+    #[error("{}", in_section("device", format!("{operation}: {error}")))]
+    Device {
+        /// The call.
+        operation: &'static str,
+        /// What the device says.
+        error: drumline_device::Error,
+    },
+    /// The group of ranks has failed: the error names the rank at fault.
+    #[error(transparent)]
+    Group(#[from] drumline_group::Error),
+    /// Ranks differ in what must be the same for all.
+    #[error("{}", in_section("mismatch", format!(
+        "{operation}: rank {peer} has {theirs}, this rank has {ours}; they must be the same on all ranks"
+    )))]
+    Differs {
+        /// The call.
+        operation: &'static str,
+        /// A rank that differs.
+        peer: Rank,
+        /// What it has.
+        theirs: String,
+        /// What this rank has.
+        ours: String,
+    },
+    /// An earlier call has failed, and with it the group of this device.
+    #[error("{attempted} did not happen, because an earlier call on this device has failed: {by}")]
+    Poisoned {
+        /// The call that was attempted.
+        attempted: &'static str,
+        /// The first failure.
+        by: Arc<Error>,
+    },
+}
+
+/// Results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// For `map_err`: what a device says of a call.
+    pub(crate) fn of(operation: &'static str) -> impl Fn(drumline_device::Error) -> Error {
+        move |error| Error::Device { operation, error }
+    }
+}

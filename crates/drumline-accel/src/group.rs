@@ -1,0 +1,249 @@
+//! A process group's end on a device.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use drumline_device::{self as device, Device, Identity, Stream};
+use drumline_group::{DType, GroupOptions, ProcessGroup, Rank};
+
+use crate::agreement::{self, Agreed};
+use crate::inbox::{Body, Call, Closing, Shared};
+use crate::ring::Ring;
+use crate::watcher::Watcher;
+use crate::work::Promise;
+use crate::{DeviceOptions, DeviceWork, Error, Result, Way};
+
+/// The ranks of a group, each with a device: collectives on the memory of the devices.
+///
+/// Calls return when they are queued. They begin when the caller's stream has come to where it was when they were
+/// called. A [`DeviceWork`] has streams or the host wait for the end. All ranks make the same calls in the same order.
+///
+/// The device group has a process group of its own, so the process group that it was made of may be used for other calls
+/// meanwhile. When a call fails, the device group is poisoned on all ranks, and nothing else.
+///
+/// Clones are one group. When the last is dropped, calls that are under way are still done.
+#[derive(Clone)]
+pub struct DeviceGroup(Arc<Handle>);
+
+struct Handle {
+    shared: Arc<Shared>,
+    agreed: Agreed,
+    watcher: Mutex<Running>,
+}
+
+#[derive(Default)]
+enum Running {
+    /// It begins with the first call.
+    Idle(Box<Watcher>),
+    Runs(JoinHandle<Result<()>>),
+    #[default]
+    Ended,
+}
+
+impl DeviceGroup {
+    /// Makes the device group. All ranks of `group` call this together, each with its device. Several ranks may share
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Differs`] names an option that differs; [`Error::Device`] what the driver of this rank says;
+    /// [`Error::Group`] the rank at fault, and what its driver says.
+    pub fn new(
+        group: &ProcessGroup,
+        device: Arc<dyn Device>,
+        options: &DeviceOptions,
+    ) -> Result<DeviceGroup> {
+        options.check()?;
+        let ranks: Vec<Rank> = (0..group.world_size()).collect();
+        let own = group.new_group(&ranks, &GroupOptions::default().name("device"))?;
+        let shared = Shared::new(own, device, options.clone());
+        let made = DeviceGroup::set_up(&shared);
+        made.inspect_err(|error| shared.fail(error.clone()))
+    }
+
+    fn set_up(shared: &Arc<Shared>) -> Result<DeviceGroup> {
+        let stream = || shared.device.stream().map_err(Error::of("DeviceGroup::new"));
+        let streams = [stream()?, stream()?];
+        let (agreed, parts) = agreement::agree(&shared.group, &shared.device, &shared.options)?;
+        let ring = Ring::new(parts.pipeline, parts.slots, parts.neighbours, streams.clone());
+        let watcher = Watcher::new(shared.clone(), ring, streams);
+        let watcher = Mutex::new(Running::Idle(Box::new(watcher)));
+        Ok(DeviceGroup(Arc::new(Handle { shared: shared.clone(), agreed, watcher })))
+    }
+
+    /// This process's number in the group.
+    pub fn rank(&self) -> Rank {
+        self.0.shared.group.rank()
+    }
+
+    /// The number of ranks in the group.
+    pub fn world_size(&self) -> usize {
+        self.0.shared.group.world_size()
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.0.shared.device
+    }
+
+    /// What the device of this rank is.
+    pub fn identity(&self) -> &Identity {
+        self.0.shared.device.identity()
+    }
+
+    /// The options with which the group was made.
+    pub fn options(&self) -> &DeviceOptions {
+        &self.0.shared.options
+    }
+
+    /// Which way an all-reduce of this type takes, and why. The same on all ranks of a host.
+    pub fn explain(&self, dtype: DType) -> Way {
+        self.0.agreed.way(&self.0.shared.group, dtype)
+    }
+
+    /// Fails all calls of this group, on this rank at once. The other ranks hear that this rank has aborted.
+    pub fn abort(&self) {
+        let problem = "the program has aborted the group of this device".to_owned();
+        self.0.shared.fail(Error::Argument { operation: "abort", problem });
+    }
+
+    /// Closes the group when all calls have ended and all ranks have called this.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of the group; as for [`ProcessGroup::destroy`].
+    pub fn destroy(self) -> Result<()> {
+        self.0.close(Closing::Destroy)
+    }
+
+    /// Like [`destroy`](DeviceGroup::destroy), but waits at most `patience` for ranks that have not called it.
+    ///
+    /// # Errors
+    ///
+    /// The first failure of the group; as for [`ProcessGroup::leave`].
+    pub fn leave(self, patience: Duration) -> Result<()> {
+        self.0.close(Closing::Leave(patience))
+    }
+
+    pub(crate) fn group(&self) -> &ProcessGroup {
+        &self.0.shared.group
+    }
+
+    pub(crate) fn holders(&self, dtype: DType) -> Option<Arc<[Rank]>> {
+        self.0.agreed.holders(&self.0.shared.group, dtype)
+    }
+
+    /// What a driver says about an argument. If it is the driver that has failed, the call cannot be made, while other
+    /// ranks make it: so they must hear.
+    pub(crate) fn heed(&self, error: Error) -> Error {
+        if matches!(error, Error::Device { error: device::Error::Driver { .. }, .. }) {
+            self.0.shared.fail(error.clone());
+        }
+        error
+    }
+
+    /// Queues a call behind what the stream does now. Its arguments have been checked.
+    pub(crate) fn submit(
+        &self,
+        operation: &'static str,
+        stream: &Arc<dyn Stream>,
+        body: Body,
+    ) -> Result<DeviceWork> {
+        let shared = &self.0.shared;
+        let failed = |error| self.heed(Error::Device { operation, error });
+        if stream.is_capturing().map_err(failed)? {
+            return Err(Error::Device { operation, error: device::Error::Capture });
+        }
+        self.0.start(operation)?;
+        let after = stream.record().map_err(failed)?;
+        let (promise, work) = Promise::new(operation, &shared.device);
+        let call = Call { promise, after, body };
+        shared.tell(|inbox| match &inbox.failed {
+            Some(by) => Err(Error::Poisoned { attempted: operation, by: by.clone() }),
+            None => {
+                inbox.calls.push(call);
+                Ok(work)
+            }
+        })
+    }
+}
+
+impl Handle {
+    fn start(&self, operation: &'static str) -> Result<()> {
+        let mut running = self.running();
+        *running = match std::mem::take(&mut *running) {
+            Running::Idle(watcher) => {
+                let shared = self.shared.clone();
+                let run = move || {
+                    let ended = catch_unwind(AssertUnwindSafe(|| watcher.run()));
+                    ended.unwrap_or_else(|_| {
+                        let problem = "the thread that watches the device has panicked: its message stands in the \
+                                       output of this rank"
+                            .to_owned();
+                        let error = Error::Argument { operation: "device", problem };
+                        shared.fail(error.clone());
+                        Err(error)
+                    })
+                };
+                let name = "drumline-device".to_owned();
+                match thread::Builder::new().name(name).spawn(run) {
+                    Ok(thread) => Running::Runs(thread),
+                    Err(error) => {
+                        let what = "cannot start the thread that watches the device".to_owned();
+                        let error = drumline_group::Error::Io { what, error: Arc::new(error) };
+                        self.shared.fail(error.clone().into());
+                        return Err(error.into());
+                    }
+                }
+            }
+            Running::Ended => {
+                let problem = "the group of this device has been destroyed".to_owned();
+                return Err(Error::Argument { operation, problem });
+            }
+            running => running,
+        };
+        Ok(())
+    }
+
+    fn close(&self, closing: Closing) -> Result<()> {
+        let running = std::mem::take(&mut *self.running());
+        match running {
+            Running::Idle(watcher) => watcher.close(closing),
+            Running::Runs(thread) => {
+                self.shared.tell(|inbox| inbox.closing = Some(closing));
+                thread.join().unwrap_or_else(|_| {
+                    let problem = "the thread that watches the device has panicked".to_owned();
+                    Err(Error::Argument { operation: "destroy", problem })
+                })
+            }
+            Running::Ended => Ok(()),
+        }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handle {
+    /// Waits for nobody: the thread frees all memory when the last call has ended.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let problem = "a thread of this rank has panicked".to_owned();
+            self.shared.fail(Error::Argument { operation: "drop", problem });
+        }
+        self.shared.tell(|inbox| *inbox.closing.get_or_insert(Closing::Drop));
+    }
+}
+
+impl fmt::Debug for DeviceGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceGroup")
+            .field("group", &self.0.shared.group)
+            .field("device", &self.identity().to_string())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,221 @@
+//! The slots through which the windows of all-reduces pass.
+
+use std::collections::VecDeque;
+use std::mem::replace;
+use std::sync::Arc;
+
+use drumline_device::{
+    Action, Event, Flight, Part, Pinned, PinnedWindow, Pipeline, Refused, Stream,
+};
+use drumline_group::{ProcessGroup, Rank, Result as HostResult};
+
+use crate::host_call::Sum;
+use crate::{DeviceOp, DeviceSlice, Error, Result};
+
+const OPERATION: &str = "all_reduce";
+
+/// The slots of this rank, and how far their windows have come.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    pipeline: Pipeline,
+    slots: Vec<Slot>,
+    /// By slot: the call whose window has it, or had it last.
+    used_by: Vec<u64>,
+    /// The slots of the neighbours that hold slices.
+    neighbours: Vec<(Rank, Vec<PinnedWindow>)>,
+    /// The windows that are to be copied in, from the first one on.
+    windows: VecDeque<Window>,
+    /// The number of the first of them.
+    first: u64,
+    out: Arc<dyn Stream>,
+    into: Arc<dyn Stream>,
+}
+
+/// What a call wants to have summed: a part of its data.
+#[derive(Clone, Debug)]
+pub(crate) struct Window {
+    /// The number of the call.
+    pub(crate) call: u64,
+    pub(crate) data: DeviceSlice,
+    pub(crate) op: DeviceOp,
+    /// Who holds slices of the sum. `None`: everybody has all of it.
+    pub(crate) holders: Option<Arc<[Rank]>>,
+    /// What the caller's stream must have done before.
+    pub(crate) after: Option<Arc<dyn Event>>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Here(Pinned),
+    Flying(Flight<Pinned>),
+    /// The host sums it.
+    Away,
+    /// It is lost with its device, or given back.
+    Gone,
+}
+
+impl Ring {
+    pub(crate) fn new(
+        pipeline: Pipeline,
+        slots: Vec<Pinned>,
+        neighbours: Vec<(Rank, Vec<PinnedWindow>)>,
+        [out, into]: [Arc<dyn Stream>; 2],
+    ) -> Ring {
+        let used_by = vec![0; slots.len()];
+        let slots = slots.into_iter().map(Slot::Here).collect();
+        Ring { pipeline, slots, used_by, neighbours, windows: VecDeque::new(), first: 0, out, into }
+    }
+
+    /// One more window is to be done.
+    pub(crate) fn add(&mut self, window: Window) {
+        self.pipeline.add(1);
+        self.windows.push_back(window);
+    }
+
+    /// Queues the next copy out, if it may begin.
+    pub(crate) fn copy_out(&mut self) -> Result<bool> {
+        let Some((window, slot, pinned)) = self.begin(Action::CopyOut) else { return Ok(false) };
+        let Window { data, after, .. } = self.window(window);
+        if let Some(event) = after
+            && let Err(error) = self.out.wait(&**event)
+        {
+            self.slots[slot] = Slot::Here(pinned);
+            return Err(Error::of(OPERATION)(error));
+        }
+        let part = Part { place: data.place, at: 0, window: None };
+        let copied = self.out.copy_out(&[part], pinned.into());
+        self.take_off(slot, copied)?;
+        Ok(true)
+    }
+
+    /// Begins the next sum, if it may.
+    pub(crate) fn reduce(
+        &mut self,
+        group: &ProcessGroup,
+        end: impl FnOnce(HostResult<()>, Pinned) + Send + 'static,
+    ) -> bool {
+        let Some((window, _, slot)) = self.begin(Action::Reduce) else { return false };
+        let Window { data, op, holders, .. } = self.window(window);
+        let (bytes, in_slices) = (data.place.bytes, holders.is_some());
+        Sum { group, slot, bytes, op, in_slices, end: Box::new(end) }.begin(data.dtype);
+        true
+    }
+
+    /// The oldest sum has ended.
+    pub(crate) fn reduced(&mut self, pinned: Pinned) {
+        let slot = self.pipeline.slot(self.pipeline.ended(Action::Reduce));
+        self.slots[slot] = Slot::Here(pinned);
+        self.pipeline.end(Action::Reduce);
+    }
+
+    /// Queues the next copy in, if it may begin. Tells its call.
+    pub(crate) fn copy_in(&mut self, own: Rank) -> Result<Option<u64>> {
+        let Some((window, slot, pinned)) = self.begin(Action::CopyIn) else { return Ok(None) };
+        let parts = self.parts(own, self.window(window), slot);
+        let call = self.window(window).call;
+        let copied = self.into.copy_in(&parts, pinned.into());
+        self.take_off(slot, copied)?;
+        Ok(Some(call))
+    }
+
+    /// Lands the oldest copy out, if it has ended.
+    pub(crate) fn land_out(&mut self) -> Result<bool> {
+        self.land(Action::CopyOut)
+    }
+
+    /// Lands the oldest copy in, if it has ended. Tells its call.
+    pub(crate) fn land_in(&mut self) -> Result<Option<u64>> {
+        let window = if self.land(Action::CopyIn)? { self.windows.pop_front() } else { None };
+        self.first += u64::from(window.is_some());
+        Ok(window.map(|it| it.call))
+    }
+
+    /// After a failure: whether nothing uses the device memory of a call any more.
+    pub(crate) fn is_settled(&mut self, call: u64) -> bool {
+        let own = self.slots.iter_mut().zip(&self.used_by).filter(|(_, by)| **by == call);
+        own.fold(true, |settled, (slot, _)| match slot {
+            Slot::Away => false,
+            Slot::Flying(flight) => match flight.has_landed() {
+                Ok(false) => false,
+                // What has failed is dropped: that waits for the copy, or leaks its memory.
+                Ok(true) | Err(_) => {
+                    *slot = Slot::Gone;
+                    settled
+                }
+            },
+            Slot::Here(_) | Slot::Gone => settled,
+        })
+    }
+
+    /// Whether an action is under way.
+    pub(crate) fn is_under_way(&self, action: Action) -> bool {
+        self.pipeline.ended(action) < self.pipeline.begun(action)
+    }
+
+    /// The next window of an action, if that may begin, and its slot, which is taken out.
+    fn begin(&mut self, action: Action) -> Option<(u64, usize, Pinned)> {
+        let slot = self.pipeline.slot(self.pipeline.begun(action));
+        // By the rules of the pipeline the slot is here.
+        if !matches!(self.slots[slot], Slot::Here(_)) {
+            return None;
+        }
+        let window = self.pipeline.begin(action)?;
+        self.used_by[slot] = self.window(window).call;
+        match replace(&mut self.slots[slot], Slot::Away) {
+            Slot::Here(pinned) => Some((window, slot, pinned)),
+            _ => unreachable!("it was here"),
+        }
+    }
+
+    fn take_off(
+        &mut self,
+        slot: usize,
+        copied: Result<Flight<Pinned>, Refused<Flight<Pinned>>>,
+    ) -> Result<()> {
+        let (flight, result) = match copied {
+            Ok(flight) => (flight, Ok(())),
+            Err(refused) => (refused.1, Err(Error::of(OPERATION)(refused.0))),
+        };
+        self.slots[slot] = Slot::Flying(flight);
+        result
+    }
+
+    /// Lands the oldest copy of an action, if it has ended.
+    fn land(&mut self, action: Action) -> Result<bool> {
+        if !self.is_under_way(action) {
+            return Ok(false);
+        }
+        let slot = &mut self.slots[self.pipeline.slot(self.pipeline.ended(action))];
+        let Slot::Flying(flight) = slot else { return Ok(false) };
+        if !flight.has_landed().map_err(Error::of(OPERATION))? {
+            return Ok(false);
+        }
+        let Slot::Flying(flight) = replace(slot, Slot::Gone) else { unreachable!("it was flying") };
+        *slot = Slot::Here(flight.land().map_err(Error::of(OPERATION))?);
+        self.pipeline.end(action);
+        Ok(true)
+    }
+
+    fn window(&self, number: u64) -> &Window {
+        &self.windows[(number - self.first) as usize]
+    }
+
+    /// Where the sum of a window lies.
+    fn parts(&self, own: Rank, window: &Window, slot: usize) -> Vec<Part> {
+        let place = window.data.place;
+        let Some(holders) = &window.holders else {
+            return vec![Part { place, at: 0, window: None }];
+        };
+        let (len, width) = (window.data.len(), window.data.dtype.size());
+        let border =
+            |slice: usize| (len as u128 * slice as u128 / holders.len() as u128) as usize * width;
+        let slices = holders.iter().enumerate().filter_map(|(slice, holder)| {
+            let at = border(slice);
+            let place = place.part(at..border(slice + 1)).filter(|it| it.bytes > 0)?;
+            let of_neighbour = || self.neighbours.iter().find(|(rank, _)| rank == holder);
+            let window = (*holder != own).then(of_neighbour).flatten();
+            Some(Part { place, at, window: window.map(|(_, slots)| slots[slot].clone()) })
+        });
+        slices.collect()
+    }
+}
