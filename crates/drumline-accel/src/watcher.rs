@@ -51,7 +51,7 @@ struct Running {
 
 enum Part {
     Windows(Windows),
-    Staged(Staged),
+    Staged(Box<Staged>),
 }
 
 /// How many windows of a call are where.
@@ -427,7 +427,7 @@ impl Watcher {
             Part::Staged(staged) => Some(staged),
             Part::Windows(_) => None,
         });
-        staged.any(Staged::has_news)
+        staged.any(|it| it.has_news())
     }
 
     fn promise_of(&self, call: u64) -> &Promise {
