@@ -22,11 +22,12 @@ pub struct DeviceOp(Kind);
 #[derive(Clone)]
 enum Kind {
     Builtin(ReduceOp),
-    /// An `Operator<T>`, where `T` has this type.
+    /// An `Operator<T>`, where `T` has this type, and why that type does not have it.
     Typed {
         dtype: DType,
         name: &'static str,
         operator: Arc<dyn Any + Send + Sync>,
+        problem: Option<String>,
     },
 }
 
@@ -38,8 +39,9 @@ impl From<ReduceOp> for DeviceOp {
 
 impl<T: Element> From<Operator<T>> for DeviceOp {
     fn from(operator: Operator<T>) -> DeviceOp {
-        let name = operator.kind().name();
-        DeviceOp(Kind::Typed { dtype: T::DTYPE, name, operator: Arc::new(operator) })
+        let (dtype, name) = (T::DTYPE, operator.kind().name());
+        let problem = operator.kind().problem_with(dtype);
+        DeviceOp(Kind::Typed { dtype, name, problem, operator: Arc::new(operator) })
     }
 }
 
@@ -54,17 +56,12 @@ impl DeviceOp {
 
     pub(crate) fn check(&self, operation: &'static str, data: DType) -> Result<()> {
         let problem = match &self.0 {
-            Kind::Builtin(op) if !op.supports(data) => {
-                let others = ReduceOp::ALL.into_iter().filter(|op| op.supports(data));
-                let others: Vec<_> = others.map(ReduceOp::name).collect();
-                format!("{data} has no operator {op}, but {}", others.join(", "))
-            }
-            Kind::Typed { dtype, name, .. } if *dtype != data => {
-                format!("the operator {name} is one of {dtype}, but the data is {data}")
-            }
-            _ => return Ok(()),
+            Kind::Builtin(op) => Operator::<u8>::from(*op).kind().problem_with(data),
+            Kind::Typed { problem: Some(problem), .. } => Some(problem.clone()),
+            Kind::Typed { dtype, name, .. } => (*dtype != data)
+                .then(|| format!("the operator {name} is one of {dtype}, but the data is {data}")),
         };
-        Err(Error::Argument { operation, problem })
+        problem.map_or(Ok(()), |problem| Err(Error::Argument { operation, problem }))
     }
 }
 

@@ -51,7 +51,7 @@ struct Running {
 
 enum Part {
     Windows(Windows),
-    Staged(Staged),
+    Staged(Box<Staged>),
 }
 
 /// How many windows of a call are where.
@@ -147,7 +147,7 @@ impl Watcher {
             let failed = inbox.failed.is_some();
             (take(&mut inbox.calls), take(&mut inbox.summed), take(&mut inbox.agreed), failed)
         });
-        let mut moved = !(calls.is_empty() && summed.is_empty() && agreed.is_empty());
+        let moved = !(calls.is_empty() && summed.is_empty() && agreed.is_empty());
         calls.into_iter().for_each(|call| self.add(call));
         let mut failure = None;
         for (result, slot) in summed {
@@ -158,10 +158,8 @@ impl Watcher {
             self.agreeing -= 1;
             failure = failure.or(result.err());
         }
-        if let Some(error) = failure {
-            self.shared.fail(error);
-            moved = true;
-        }
+        let failed = failed || failure.is_some();
+        failure.into_iter().for_each(|error| self.shared.fail(error));
         (!failed).then_some(moved)
     }
 
@@ -429,7 +427,7 @@ impl Watcher {
             Part::Staged(staged) => Some(staged),
             Part::Windows(_) => None,
         });
-        staged.any(Staged::has_news)
+        staged.any(|it| it.has_news())
     }
 
     fn promise_of(&self, call: u64) -> &Promise {

@@ -2,5 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails this way")]
 
+mod arguments;
+mod collectives;
 mod common;
 mod sums;
