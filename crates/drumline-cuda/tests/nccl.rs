@@ -5,6 +5,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -75,10 +76,6 @@ impl Bench {
 impl Rank {
     fn number(&self) -> usize {
         self.communicator.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.communicator.size()
     }
 
     fn holding(&self, bytes: &[u8]) -> DeviceMemory {
@@ -355,13 +352,17 @@ fn calls_of_a_group_go_on_together() {
 #[test]
 fn bad_arguments_are_refused_before_anything_is_queued() {
     let bench = bench();
+    let together = Barrier::new(2);
     bench.ranks(2, |rank| {
+        while rank.communicator.state().unwrap() == State::InProgress {}
         let memory = rank.holding(&[0; 96]);
         let other = bench.driver.device(2).unwrap();
         let (elsewhere, foreign) = (other.allocate(96).unwrap(), other.stream().unwrap());
         let host = [0_u8; 96];
         let on_host = Place { address: host.as_ptr() as u64, bytes: 96 };
+        together.wait();
         let before = bench.controls.nccl_calls();
+        together.wait();
         let (here, half) = (memory.place(), memory.place().part(0..48).unwrap());
         let reduce = |from, to, dtype, operator: Operator, stream: &dyn Stream| {
             rank.communicator.all_reduce(from, to, dtype, operator, stream).unwrap_err().to_string()
@@ -382,8 +383,9 @@ fn bad_arguments_are_refused_before_anything_is_queued() {
         assert!(rank.communicator.broadcast(here, 2, stream).is_err());
         let none = Place { address: 0, bytes: 0 };
         rank.communicator.all_reduce(none, none, DType::F32, ReduceOp::Sum, stream).unwrap();
-        // Only the other thread may have called meanwhile, and it is refused as well.
-        let _ = before;
+        together.wait();
+        assert_eq!(bench.controls.nccl_calls(), before, "NCCL has heard of none of them");
+        together.wait();
         rank.communicator.all_reduce(here, here, DType::F32, ReduceOp::Sum, stream).unwrap();
         rank.wait();
         drop((elsewhere, foreign));
@@ -495,6 +497,7 @@ fn two_ranks_on_one_gpu_are_refused_and_told_what_helps() {
         }
     }
     bench.controls.set("NCCL_MULTI_RANK_GPU_ENABLE", Some("1"));
+    assert!(pair("23007").into_iter().all(|state| state.unwrap() == State::Ready));
     bench.is_clean();
 }
 
@@ -541,15 +544,80 @@ fn packages_of_python_are_searched() {
     assert!(nccl.to_string().contains(file.to_str().unwrap()), "{nccl}");
 }
 
-/// Calls every function of the table, alone or in a pair.
-fn tour(rank: &Rank) -> Result<()> {
-    let (communicator, stream) = (&rank.communicator, &*rank.stream);
-    let (size, dtype) = (rank.size(), DType::F32);
-    let memory = rank.device.allocate(size * 64)?;
-    let other = rank.device.allocate(size * 64)?;
+#[test]
+fn what_is_queued_ends_before_a_communicator_does() {
+    let bench = bench();
+    for seed in 0..20 {
+        bench.controls.seed(seed);
+        bench.ranks(2, |rank| {
+            let memory = rank.holding(&encode(DType::F32, &input(rank.number())));
+            let place = memory.place();
+            let Rank { communicator, stream, .. } = rank;
+            communicator.all_reduce(place, place, DType::F32, ReduceOp::Sum, &*stream).unwrap();
+            drop(communicator);
+            let sum = Operator::Plain(ReduceOp::Sum);
+            is_right(&read(&memory), &oracle(2, DType::F32, sum), DType::F32, sum, "a last call");
+        });
+        bench.is_clean();
+    }
+}
+
+#[test]
+fn a_broken_device_fails_by_name() {
+    let bench = bench();
+    let id = bench.nccl.unique_id().unwrap();
+    let rank = bench.rank(&id, 0, 1).unwrap();
+    while rank.communicator.state().unwrap() == State::InProgress {}
+    bench.controls.break_device(0, 700);
+    let error = rank.communicator.state().unwrap_err();
+    assert!(matches!(error, Error::Driver { .. }), "{error:?}");
+    drop(rank.communicator);
+    assert_eq!(bench.controls.violations(), 0, "{}", bench.controls.last_violation());
+    drop((rank.stream, rank.device));
+    bench.controls.reset();
+}
+
+/// What ranks do for each other when one fails, as those do who learn of it: all communicators are aborted.
+#[derive(Default)]
+struct Guard {
+    has_failed: AtomicBool,
+    all: Mutex<Vec<Arc<Communicator>>>,
+}
+
+impl Guard {
+    fn watch(&self, communicator: Communicator) -> Arc<Communicator> {
+        let communicator = Arc::new(communicator);
+        self.all.lock().unwrap().push(communicator.clone());
+        if self.has_failed.load(Ordering::SeqCst) {
+            let _ = communicator.abort();
+        }
+        communicator
+    }
+
+    fn fail(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+        for communicator in &*self.all.lock().unwrap() {
+            let _ = communicator.abort();
+        }
+    }
+}
+
+/// Calls every function of the table.
+fn tour(
+    (driver, nccl): (&Driver, &Nccl),
+    id: &UniqueId,
+    (rank, size): (usize, usize),
+    guard: &Guard,
+) -> Result<()> {
+    let (device, dtype) = (driver.device(rank)?, DType::F32);
+    let stream = device.stream()?;
+    let stream = &*stream;
+    let memory = device.allocate(size * 64)?;
+    let other = device.allocate(size * 64)?;
     let (from, to) = (memory.place(), other.place());
     let part = from.part(0..64).unwrap_or(from);
-    let queued = (|| {
+    let toured = (|| {
+        let communicator = guard.watch(Communicator::new(nccl, &device, id, rank, size)?);
         communicator.all_reduce(from, from, dtype, ReduceOp::Sum, stream)?;
         communicator.all_reduce(from, to, dtype, Operator::PreMulSum(0.5), stream)?;
         communicator.reduce(from, Some(to), dtype, ReduceOp::Max, 0, stream)?;
@@ -558,61 +626,95 @@ fn tour(rank: &Rank) -> Result<()> {
         communicator.all_gather(part, to, stream)?;
         communicator.all_to_all(from, to, stream)?;
         if let Some(half) = communicator.split(Some(0), 0)? {
+            let half = guard.watch(half);
             half.all_reduce(from, from, dtype, ReduceOp::Sum, stream)?;
             stream.record()?.wait()?;
         }
         communicator.split(None, 0)?;
         stream.record()?.wait()
     })();
-    if queued.is_err() {
+    if toured.is_err() {
+        guard.fail();
         // What is queued still uses the memory.
-        let _ = communicator.abort();
         let _ = stream.record().and_then(|event| event.wait());
     }
-    queued
+    toured
 }
 
-fn whole_tour() -> Result<()> {
+/// The results of all ranks, after their communicators are gone.
+fn tours(size: usize) -> Result<Vec<Result<()>>> {
     // After a reset the driver has to start anew.
     let driver = Driver::load(Some(&library()))?;
     let nccl = Nccl::load(Some(&library()))?;
-    let (device, id) = (driver.device(0)?, nccl.unique_id()?);
-    let communicator = Communicator::new(&nccl, &device, &id, 0, 1)?;
-    tour(&Rank { stream: device.stream()?, device, communicator })
+    let id = nccl.unique_id()?;
+    let guard = Guard::default();
+    Ok(thread::scope(|threads| {
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                threads.spawn({
+                    let (libraries, id, guard) = ((&driver, &nccl), &id, &guard);
+                    move || tour(libraries, id, (rank, size), guard)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|it| it.join().unwrap()).collect()
+    }))
 }
+
+/// Functions of NCCL whose failure a caller is told, and those that end a communicator.
+const TOLD: [&str; 18] = [
+    "ncclGetVersion",
+    "ncclGetUniqueId",
+    "ncclCommInitRankConfig",
+    "ncclCommGetAsyncError",
+    "ncclCommSplit",
+    "ncclCommCount",
+    "ncclCommUserRank",
+    "ncclGroupStart",
+    "ncclGroupEnd",
+    "ncclRedOpCreatePreMulSum",
+    "ncclRedOpDestroy",
+    "ncclAllReduce",
+    "ncclReduce",
+    "ncclReduceScatter",
+    "ncclBroadcast",
+    "ncclAllGather",
+    "ncclSend",
+    "ncclRecv",
+];
+const LAST: [&str; 2] = ["ncclCommFinalize", "ncclCommDestroy"];
 
 #[test]
 fn every_call_of_nccl_may_fail_once() {
     let bench = bench();
-    bench.controls.seed(1);
-    whole_tour().unwrap();
-    bench.is_clean();
-    let before = bench.controls.nccl_calls();
-    bench.controls.seed(1);
-    whole_tour().unwrap();
-    let calls = u32::try_from(bench.controls.nccl_calls() - before).unwrap();
-    assert!(calls > 40, "{calls}");
-    let mut typed = 0;
-    for nth in 1..=calls {
+    let all = TOLD.iter().chain(&LAST).flat_map(|call| [1, 2, 5].map(|nth| (*call, nth)));
+    for (size, (name, nth)) in [1, 2].iter().flat_map(|size| all.clone().map(|it| (*size, it))) {
+        let what = format!("call {nth} of {name} among {size}");
         bench.controls.reset();
-        bench.controls.seed(1);
-        bench.controls.fail("nccl*", nth, 3);
-        match whole_tour() {
-            // It hit the last words of a communicator. What NCCL refuses to take back stays its own.
-            Ok(()) => assert!(bench.controls.leaks() <= 1, "call {nth}"),
-            Err(Error::Driver { call, code, name, text, .. }) => {
-                typed += 1;
-                assert_eq!((code, &*name), (3, "ncclInternalError"), "call {nth}");
-                assert!(text.contains(&format!("{call} fails on request")), "call {nth}: {text}");
-                assert_eq!(bench.controls.leaks(), 0, "call {nth}: {call}");
+        bench.controls.seed(u64::from(nth));
+        bench.controls.fail(name, nth, 3);
+        let results = tours(size).unwrap_or_else(|error| vec![Err(error)]);
+        let mut is_told = false;
+        for error in results.iter().filter_map(|it| it.as_ref().err()) {
+            match error {
+                Error::Driver { call, code: 3, name: code, text, .. } => {
+                    is_told = true;
+                    assert_eq!((*call, &**code), (name, "ncclInternalError"), "{what}");
+                    assert!(text.contains(&format!("{name} fails on request")), "{what}: {text}");
+                }
+                Error::NotFound { .. } => is_told = name == "ncclGetVersion",
+                Error::Aborted { .. } if size > 1 => {}
+                other => panic!("{what}: {other:?}"),
             }
-            Err(Error::NotFound { .. }) => typed += 1,
-            Err(other) => panic!("call {nth}: {other:?}"),
         }
+        assert!(is_told || nth > 1 || LAST.contains(&name), "{what}: {results:?}");
+        // What NCCL refuses to take back stays its own. All else is given back.
+        let kept = u64::from(name == "ncclCommDestroy");
+        assert!(bench.controls.leaks() <= kept, "{what}: {}", bench.controls.leaks());
         let violations = bench.controls.violations();
-        assert_eq!(violations, 0, "call {nth}: {}", bench.controls.last_violation());
-        // The thread is in no group, and a new communicator works.
-        whole_tour().unwrap();
+        assert_eq!(violations, 0, "{what}: {}", bench.controls.last_violation());
+        // This thread is in no group, and new communicators work.
+        bench.controls.reset();
+        assert!(tours(size).unwrap().iter().all(Result::is_ok), "after {what}");
     }
-    assert!(typed > calls / 2, "{typed} of {calls}");
 }
