@@ -123,14 +123,17 @@ impl Watcher {
     }
 
     /// Leaves the group. Then the memory that neighbours may have read is freed.
-    pub(crate) fn close(self, closing: Closing) -> Result<()> {
+    pub(crate) fn close(mut self, closing: Closing) -> Result<()> {
         let group = self.shared.group.clone();
         if let (Some(error), false) = (self.shared.failure(), matches!(closing, Closing::Drop)) {
             return Err(Error::clone(&error));
         }
         match closing {
             Closing::Drop => {}
-            Closing::Destroy => group.destroy()?,
+            Closing::Destroy => {
+                group.destroy()?;
+                self.ring.is_over();
+            }
             Closing::Leave(patience) => group.leave(patience)?,
         }
         Ok(())

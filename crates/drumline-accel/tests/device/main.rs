@@ -5,4 +5,5 @@
 mod arguments;
 mod collectives;
 mod common;
+mod drops;
 mod sums;
