@@ -199,7 +199,8 @@ impl Communicator {
     }
 
     /// Ends what is queued, in whatever state, and refuses all later calls. Other threads that wait in a call of this
-    /// communicator get [`Error::Aborted`]. Streams go on; what was to be written is undefined. Later aborts do nothing.
+    /// communicator get [`Error::Aborted`]. Streams go on; what was to be written is undefined. Later aborts do
+    /// nothing. Communicators that this one was split into go on: they are aborted one by one.
     ///
     /// # Errors
     ///
@@ -232,8 +233,8 @@ impl Communicator {
         self.settle(self)?;
         let queued = self.using(|_, communicator| {
             let queue = Queue { nccl: &self.nccl, device: &self.device.name, communicator, stream };
-            // SAFETY: the communicator lives and is ready, and this thread has the turn. The caller holds the stream, which
-            // is of the current device. The places were looked up.
+            // SAFETY: the communicator lives and is ready, and this thread has the turn. The caller holds the stream,
+            // which is of the current device. The places were looked up.
             unsafe { queue.queue(&steps) }
         })?;
         self.noted(queued)

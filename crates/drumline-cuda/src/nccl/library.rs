@@ -159,7 +159,7 @@ fn look_at(library: Library) -> Result<(Functions, Version), String> {
 
 /// Names of `ncclResult_t`.
 fn name_of(code: c_int) -> &'static str {
-    const NAMES: [&str; 8] = [
+    const NAMES: [&str; 9] = [
         "ncclSuccess",
         "ncclUnhandledCudaError",
         "ncclSystemError",
@@ -168,6 +168,7 @@ fn name_of(code: c_int) -> &'static str {
         "ncclInvalidUsage",
         "ncclRemoteError",
         "ncclInProgress",
+        "ncclTimeout",
     ];
     usize::try_from(code).ok().and_then(|at| NAMES.get(at)).unwrap_or(&"an unknown error")
 }
