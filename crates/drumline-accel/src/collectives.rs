@@ -281,7 +281,7 @@ impl DeviceGroup {
             data_bytes: data.place.bytes,
             into: if is_written { data.place } else { NOWHERE },
         };
-        self.submit(name, stream, Body::Staged(Staged::new(request)))
+        self.submit(name, stream, Body::Staged(Box::new(Staged::new(request))))
     }
 
     /// A call that has an input and an output.
@@ -303,7 +303,7 @@ impl DeviceGroup {
             data_bytes: output.place.bytes,
             into: output.place,
         };
-        self.submit(name, stream, Body::Staged(Staged::new(request)))
+        self.submit(name, stream, Body::Staged(Box::new(Staged::new(request))))
     }
 
     fn check(&self, operation: &'static str, data: DeviceSlice) -> Result<()> {

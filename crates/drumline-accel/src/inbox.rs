@@ -56,7 +56,7 @@ pub(crate) struct Call {
 pub(crate) enum Body {
     /// Windows of an all-reduce.
     Windows(Vec<Window>),
-    Staged(Staged),
+    Staged(Box<Staged>),
 }
 
 impl Shared {

@@ -1,7 +1,7 @@
 //! The slots through which the windows of all-reduces pass.
 
 use std::collections::VecDeque;
-use std::mem::replace;
+use std::mem::{forget, replace};
 use std::sync::Arc;
 
 use drumline_device::{
@@ -29,6 +29,8 @@ pub(crate) struct Ring {
     first: u64,
     out: Arc<dyn Stream>,
     into: Arc<dyn Stream>,
+    /// Whether all ranks have left the group.
+    is_over: bool,
 }
 
 /// What a call wants to have summed: a part of its data.
@@ -64,7 +66,13 @@ impl Ring {
     ) -> Ring {
         let used_by = vec![0; slots.len()];
         let slots = slots.into_iter().map(|slot| Slot::Here(slot, Action::CopyOut)).collect();
-        Ring { pipeline, slots, used_by, neighbours, windows: VecDeque::new(), first: 0, out, into }
+        let windows = VecDeque::new();
+        Ring { pipeline, slots, used_by, neighbours, windows, first: 0, out, into, is_over: false }
+    }
+
+    /// All ranks have left the group, so nobody reads the slots any more.
+    pub(crate) fn is_over(&mut self) {
+        self.is_over = true;
     }
 
     /// One more window is to be done.
@@ -140,7 +148,7 @@ impl Ring {
                 Ok(false) => false,
                 // What has failed is dropped: that waits for the copy, or leaks its memory.
                 Ok(true) | Err(_) => {
-                    *slot = Slot::Gone;
+                    retire(slot);
                     settled
                 }
             },
@@ -222,5 +230,29 @@ impl Ring {
             Some(Part { place, at, window: window.map(|(_, slots)| slots[slot].clone()) })
         });
         slices.collect()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.slots.iter_mut().for_each(retire);
+        }
+    }
+}
+
+/// Gives a slot up whose sums neighbours may yet read. Memory that is freed holds zeros, which they would take for sums.
+/// What is detached keeps its values for them.
+fn retire(slot: &mut Slot) {
+    let pinned = match replace(slot, Slot::Gone) {
+        Slot::Here(pinned, _) => Some(pinned),
+        // If the device has failed, the flight keeps its memory for ever.
+        Slot::Flying(flight) => flight.land().ok(),
+        Slot::Away | Slot::Gone => None,
+    };
+    let Some(memory) = pinned.and_then(Pinned::unpin) else { return };
+    if let Err(error) = memory.arena().detach(&memory) {
+        tracing::error!(%error, "a slot stays: neighbours may yet read it");
+        forget(memory);
     }
 }

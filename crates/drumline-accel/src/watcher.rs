@@ -51,7 +51,7 @@ struct Running {
 
 enum Part {
     Windows(Windows),
-    Staged(Staged),
+    Staged(Box<Staged>),
 }
 
 /// How many windows of a call are where.
@@ -123,14 +123,17 @@ impl Watcher {
     }
 
     /// Leaves the group. Then the memory that neighbours may have read is freed.
-    pub(crate) fn close(self, closing: Closing) -> Result<()> {
+    pub(crate) fn close(mut self, closing: Closing) -> Result<()> {
         let group = self.shared.group.clone();
         if let (Some(error), false) = (self.shared.failure(), matches!(closing, Closing::Drop)) {
             return Err(Error::clone(&error));
         }
         match closing {
             Closing::Drop => {}
-            Closing::Destroy => group.destroy()?,
+            Closing::Destroy => {
+                group.destroy()?;
+                self.ring.is_over();
+            }
             Closing::Leave(patience) => group.leave(patience)?,
         }
         Ok(())
@@ -427,7 +430,7 @@ impl Watcher {
             Part::Staged(staged) => Some(staged),
             Part::Windows(_) => None,
         });
-        staged.any(Staged::has_news)
+        staged.any(|it| it.has_news())
     }
 
     fn promise_of(&self, call: u64) -> &Promise {

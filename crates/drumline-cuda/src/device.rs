@@ -41,6 +41,10 @@ impl CudaDevice {
         Ok(CudaDevice(Arc::new(Opened::new(library, ordinal)?)))
     }
 
+    pub(crate) fn opened(&self) -> &Arc<Opened> {
+        &self.0
+    }
+
     /// `bytes` bytes of the device's memory.
     ///
     /// # Errors

@@ -28,10 +28,36 @@
 //!   this yet.
 //! - **Forks.** A driver does not survive a fork. A forked child gets an error.
 //!
+//! # NCCL
+//!
+//! [`nccl`] is NCCL or RCCL, found at run time too: collectives between GPUs, without the host. A
+//! [`Communicator`](nccl::Communicator) takes places and streams of a [`CudaDevice`].
+//!
+//! ```
+//! use drumline_cuda::nccl::{Communicator, Nccl};
+//! use drumline_cuda::{CudaDevice, Driver};
+//! use drumline_device::{Device, Result};
+//! use drumline_kernels::{DType, ReduceOp};
+//!
+//! # fn main() -> Result<()> {
+//! # let (Ok(driver), Ok(nccl)) = (Driver::load(None), Nccl::load(None)) else { return Ok(()) };
+//! # let (rank, world_size) = (0, 1);
+//! let device = driver.device(0)?;
+//! let id = nccl.unique_id()?; // on one rank, which sends it to all others
+//! let communicator = Communicator::new(&nccl, &device, &id, rank, world_size)?;
+//! let (stream, gradients) = (device.stream()?, device.allocate(4096)?);
+//! let place = gradients.place();
+//! communicator.all_reduce(place, place, DType::F32, ReduceOp::Avg, &*stream)?;
+//! stream.record()?.wait()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Files
 //!
 //! `driver` finds the library, `loaded` is what it finds, `table` its functions. `device` is a device, `opened` its
-//! context. `places` looks up addresses, `pin` pins memory, `memory` allocates it. `stream`, `event` and `gate` are what their names say.
+//! context. `places` looks up addresses, `pin` pins memory, `memory` allocates it. `stream`, `event` and `gate` are what
+//! their names say. `nccl/` is NCCL.
 
 mod device;
 mod driver;
@@ -40,6 +66,7 @@ mod family;
 mod gate;
 mod loaded;
 mod memory;
+pub mod nccl;
 mod opened;
 mod pin;
 mod places;

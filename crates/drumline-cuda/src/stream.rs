@@ -48,6 +48,18 @@ impl CudaStream {
         CudaStream { device, handle, is_own: false }
     }
 
+    /// A stream of `device`, for a library that queues work there.
+    pub(crate) fn handle_on(stream: &dyn Stream, device: &Opened) -> Result<Handle> {
+        let problem = match stream.as_any().downcast_ref::<CudaStream>() {
+            Some(stream) if stream.device.context == device.context => return Ok(stream.handle),
+            Some(stream) => {
+                format!("the stream is of {}, not of {}", stream.device.name, device.name)
+            }
+            None => "the stream is of another driver".to_owned(),
+        };
+        Err(Error::Argument { problem })
+    }
+
     /// Queues the copies, and an event behind them.
     fn copy(
         &self,

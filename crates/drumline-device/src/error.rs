@@ -45,6 +45,12 @@ pub enum Error {
     /// A stream that records a graph cannot be used: what is queued there runs later, or often.
     #[error("the stream is being captured into a graph: queue the call outside of the capture")]
     Capture,
+    /// Another thread has aborted what this call was for.
+    #[error("{device}: the communicator was aborted: make a new one")]
+    Aborted {
+        /// The device.
+        device: String,
+    },
     /// The machine cannot do this.
     #[error("{device} cannot {what}")]
     Unsupported {

@@ -1,6 +1,6 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::{Cause, CollectiveError as Failure, Error, Reason, store, train};
+use drumline::{Cause, CollectiveError as Failure, Error, Reason, device, store, train};
 use pyo3::{
     create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
@@ -87,6 +87,19 @@ impl Raise for Error {
 impl Raise for store::Error {
     fn raise(self) -> PyErr {
         Error::from(self).raise()
+    }
+}
+
+impl Raise for device::Error {
+    fn raise(self) -> PyErr {
+        let text = in_python(self.to_string());
+        match self {
+            device::Error::Group(error) => error.raise(),
+            device::Error::Argument { .. } => PyValueError::new_err(text),
+            device::Error::Differs { .. } => CollectiveMismatchError::new_err(text),
+            device::Error::Poisoned { .. } => PoisonedError::new_err(text),
+            _ => DrumlineError::new_err(text),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod callbacks;
 mod collectives;
 mod config;
 mod ddp;
+mod device;
 mod error;
 mod foreign_store;
 mod group;
@@ -39,6 +40,7 @@ mod _core {
         backend::{BackendCall, register_backend},
         callbacks::wait_for_callbacks,
         ddp::{broadcast, verify_model},
+        device::{DeviceGroup, DeviceWork},
         error::{
             CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
             DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,

@@ -62,10 +62,12 @@
 //!
 //! # What it does not do yet
 //!
-//! - Data is in the memory of the CPU, and the library has one [`backend`]: its own.
+//! - No GPU of AMD has run [`device`], and there are no GPU kernels.
 //! - Data between hosts is encrypted only on request ([`Config::security`]).
 
 #![forbid(unsafe_code)]
+
+pub mod device;
 
 #[cfg(feature = "ndarray")]
 pub use drumline_group::views;

@@ -7,8 +7,9 @@ use drumline_shm::{Segment, SegmentSize};
 
 use crate::table::{gb_s, median, row, size};
 
-/// Prints gigabytes per second for each size. A copy that brings wrong bytes is an error.
-pub(crate) fn report(device: &CudaDevice, sizes: &[usize], rounds: usize) -> anyhow::Result<()> {
+/// Prints gigabytes per second for each size, and returns those of the last size both ways at once, in memory that is
+/// pinned in place. A copy that brings wrong bytes is an error.
+pub(crate) fn report(device: &CudaDevice, sizes: &[usize], rounds: usize) -> anyhow::Result<f64> {
     let longest = sizes.iter().copied().max().unwrap_or(0);
     let arena_bytes = (4 * longest).next_multiple_of(1 << 21);
     let segment = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes })?;
@@ -17,6 +18,7 @@ pub(crate) fn report(device: &CudaDevice, sizes: &[usize], rounds: usize) -> any
     );
     let ways = ["out", "in", "both", "out", "in", "both", "out", "in"];
     row("bytes", ways.map(str::to_owned).into_iter().chain(["pin".to_owned()]));
+    let mut both = 0.0;
     for &bytes in sizes {
         let mut cells = Vec::new();
         let in_place = || {
@@ -32,9 +34,10 @@ pub(crate) fn report(device: &CudaDevice, sizes: &[usize], rounds: usize) -> any
         cells.extend(pageable(device, bytes, rounds)?);
         let pinning = median(rounds.min(3), || in_place().map(drop))?;
         cells.push(format!("{:.1}", pinning.as_secs_f64() * 1e6));
+        both = cells.get(2).and_then(|cell| cell.parse().ok()).unwrap_or(0.0);
         row(&size(bytes), cells);
     }
-    Ok(())
+    Ok(both)
 }
 
 /// Memory of the host and of the device, for both directions.

@@ -4,6 +4,7 @@
 //! says what it left out.
 
 mod copies;
+mod sums;
 mod table;
 
 use std::path::PathBuf;
@@ -31,10 +32,24 @@ struct Options {
     /// Repetitions of each measurement; the table has the median
     #[arg(long, default_value_t = 9, value_name = "N")]
     rounds: usize,
+
+    /// How many processes share the GPU, with commas
+    #[arg(long, default_value = "1,2,4", value_delimiter = ',', value_name = "N")]
+    ranks: Vec<usize>,
+
+    /// Of a process that is started here: how many there are.
+    #[arg(long, hide = true)]
+    sum_with: Option<usize>,
+
+    #[arg(long, hide = true, default_value_t = 0.0)]
+    link_gb_s: f64,
 }
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    if let Some(ranks) = options.sum_with {
+        return sums::run(&options, ranks);
+    }
     let driver = Driver::load(options.library.as_deref()).context("there is nothing to try")?;
     println!("driver   {driver}, {} devices", driver.devices()?);
     let device = driver.device(options.device)?;
@@ -43,7 +58,15 @@ fn main() -> anyhow::Result<()> {
         .take_while(|bytes| *bytes < options.bytes_max)
         .chain([options.bytes_max])
         .collect();
-    copies::report(&device, &sizes, options.rounds)?;
-    println!("\nleft out: copies between processes by CUDA IPC, which Drumline does not use");
+    let link_gb_s = copies::report(&device, &sizes, options.rounds)?;
+    drop(device);
+    sums::headline();
+    for &ranks in &options.ranks {
+        sums::measure(&options, ranks, link_gb_s)?;
+    }
+    println!(
+        "\nleft out: NCCL; programs of torch and burn; gradients by name; copies between processes by CUDA IPC, which \
+         Drumline does not use"
+    );
     Ok(())
 }

@@ -6,12 +6,12 @@ use std::process::Command;
 fn it_tries_a_device_and_says_what_it_left_out() {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
         .env("DRUMLINE_CUDA_LIBRARY", drumline_standin::library())
-        .args(["--bytes-max", "65536", "--rounds", "2"])
+        .args(["--bytes-max", "65536", "--rounds", "2", "--ranks", "1,2"])
         .output()
         .unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
     assert!(output.status.success(), "{out}{err}");
-    for part in ["cuda:0 (Stand-in 0", "64 KiB", "left out: "] {
+    for part in ["cuda:0 (Stand-in 0", "64 KiB", "all_reduce of f32 by processes", "left out: "] {
         assert!(out.contains(part), "{out}");
     }
 }

@@ -5,6 +5,7 @@
 mod arguments;
 mod collectives;
 mod common;
+mod drops;
 mod rounds;
 mod seeds;
 mod sums;

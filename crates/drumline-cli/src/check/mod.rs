@@ -3,6 +3,7 @@
 //! Two ranks call every operation over every transport and verify the results. The rest of the report
 //! describes what decides the speed.
 
+mod on_device;
 mod operations;
 mod report;
 mod system;
@@ -11,7 +12,8 @@ mod try_out;
 use drumline::{Config, backend};
 
 use self::{
-    report::{Column, Report, TIMEOUT},
+    on_device::try_on_device,
+    report::{Report, TIMEOUT},
     system::System,
     try_out::try_out,
 };
@@ -37,7 +39,7 @@ pub fn check(as_json: bool) -> Result<u8> {
     };
     let mut columns =
         vec![over("shm", true, true), over("unix", false, true), over("tcp", false, false)];
-    columns.push(Column::without_cuda());
+    columns.push(try_on_device(&config));
     // Two ranks of MPI are two processes, which its launcher starts.
     let is_tried = |name: &String| *name != backend::BUILT_IN && name != "mpi";
     for name in backend::backends().into_iter().filter(is_tried) {

@@ -39,22 +39,21 @@ pub(super) struct Column {
     pub(super) tried: Vec<Option<String>>,
 }
 
-/// The marks for a device without a backend, and for a transport that cannot be tried here.
-const NO: &str = "no";
+/// The mark for a transport or a device that cannot be tried here.
 const ABSENT: &str = "-";
 
 impl Column {
-    /// The column for GPUs, which torch's table of backends has.
-    pub(super) fn without_cuda() -> Column {
-        let why = "not built in: operations take buffers in the memory of the host, so copy \
-                   tensors there first";
-        Column {
-            backend: backend::BUILT_IN.to_owned(),
-            transport: "",
-            device: "cuda",
-            absent: Some(why.to_owned()),
-            tried: Vec::new(),
-        }
+    /// The column of a kind of GPU: what was tried, or why nothing could be.
+    pub(super) fn on_device(
+        kind: &'static str,
+        tried: Result<Vec<Option<String>>, String>,
+    ) -> Column {
+        let (tried, absent) = match tried {
+            Ok(tried) => (tried, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let backend = backend::BUILT_IN.to_owned();
+        Column { backend, transport: "", device: kind, absent, tried }
     }
 
     /// `drumline/shm`, or `drumline/cuda`.
@@ -68,7 +67,6 @@ impl Column {
 
     fn cell(&self, operation: usize) -> &'static str {
         match self.tried.get(operation) {
-            None if self.device != CPU => NO,
             None => ABSENT,
             Some(None) => "yes",
             Some(Some(_)) => "FAILED",

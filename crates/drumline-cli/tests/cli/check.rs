@@ -7,6 +7,9 @@ use std::{
 
 use serde_json::{Map, Value};
 
+/// As on a machine without a GPU, whatever this one has.
+const NO_GPU: (&str, &str) = ("DRUMLINE_CUDA_LIBRARY", "/no/libcuda.so");
+
 fn check(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_drumline"))
         .arg("check")
@@ -19,7 +22,7 @@ fn check(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
 
 #[test]
 fn everything_is_tried_everywhere() {
-    let output = check(&["--json"], &[]);
+    let output = check(&["--json"], &[NO_GPU]);
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["works"], true);
@@ -31,7 +34,8 @@ fn everything_is_tried_everywhere() {
     assert_eq!(transports, ["shm", "unix", "tcp", ""]);
     let (cuda, columns) = columns.split_last().unwrap();
     assert_eq!((&cuda["device"], &cuda["operations"]), (&"cuda".into(), &Map::new().into()));
-    assert!(cuda["absent"].as_str().unwrap().starts_with("not built in"), "{cuda}");
+    let why = cuda["absent"].as_str().unwrap();
+    assert!(why.contains("found no driver") && why.contains("/no/libcuda.so"), "{cuda}");
     for column in columns.iter().filter(|column| column["absent"].is_null()) {
         let operations = column["operations"].as_object().unwrap();
         assert_eq!(operations.len(), 14);
@@ -41,20 +45,33 @@ fn everything_is_tried_everywhere() {
 }
 
 #[test]
+fn a_gpu_is_tried_as_well() {
+    let library = drumline_standin::library();
+    let output = check(&["--json"], &[("DRUMLINE_CUDA_LIBRARY", library.to_str().unwrap())]);
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cuda = report["backends"].as_array().unwrap().last().unwrap();
+    assert_eq!((&cuda["device"], &cuda["absent"]), (&"cuda".into(), &Value::Null));
+    let operations = cuda["operations"].as_object().unwrap();
+    assert_eq!(operations.len(), 14);
+    assert!(operations.values().all(|tried| tried["works"] == true), "{cuda}");
+}
+
+#[test]
 fn what_does_not_work_is_said_and_is_a_failure() {
     // Ranks that talk over TCP find no port.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let output = check(&[], &[("DRUMLINE_PORT_RANGE", &format!("{port}-{port}"))]);
+    let output = check(&[], &[("DRUMLINE_PORT_RANGE", &format!("{port}-{port}")), NO_GPU]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
     let cells = |name: &str| -> Vec<String> {
         row(name)[name.len()..].split_whitespace().map(str::to_owned).collect()
     };
-    assert_eq!(cells("all_reduce")[1..], ["yes", "-", "no"], "{text}");
+    assert_eq!(cells("all_reduce")[1..], ["yes", "-", "-"], "{text}");
     assert_eq!(cells("device"), ["cpu", "cpu", "cpu", "cuda"]);
-    assert!(row("drumline/cuda: ").contains("not built in"), "{text}");
+    assert!(row("drumline/cuda: ").contains("found no driver"), "{text}");
     assert!(row("drumline/tcp: ").contains(&port.to_string()), "{text}");
 }
 

@@ -88,6 +88,19 @@ pub(crate) fn remove(handle: usize) {
     lock(&ALL).remove(&handle);
 }
 
+/// Lets communicators go on that `parent` is split into: it is done when they are, and NCCL's own thread does that.
+pub(crate) fn help_children(world: &World, parent: &Shared) {
+    let all: Vec<Shared> = lock(&ALL).values().cloned().collect();
+    for other in all.iter().filter(|it| !Arc::ptr_eq(it, parent)) {
+        let mut other = lock(other);
+        if matches!(&other.stage, Stage::Splitting(split) if Arc::ptr_eq(&split.parent, parent)) {
+            let hesitates = other.hesitates;
+            other.poll(world);
+            other.hesitates = hesitates;
+        }
+    }
+}
+
 /// Communicators that were not given back.
 pub(crate) fn count() -> usize {
     lock(&ALL).len()

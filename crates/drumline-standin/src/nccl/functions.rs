@@ -239,6 +239,7 @@ pub(crate) unsafe extern "C" fn ncclCommGetAsyncError(handle: usize, state: Out<
     call("ncclCommGetAsyncError", || {
         let communicator = find(handle)?;
         let world = world();
+        communicator::help_children(&world, &communicator);
         let code = lock(&communicator).poll(&world);
         state.set(code)?;
         if let Some(fault) = lock(&communicator).fault() {

@@ -1,0 +1,367 @@
+//! Collectives on the memory of GPUs.
+//!
+//! The package passes memory of a device as it passes other memory: address, elements, type, and the object that keeps
+//! it. A stream is the number that its library has for it.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use drumline::{
+    DType, ReduceOp,
+    device::{
+        self, CudaDevice, DeviceGroup as Core, DeviceOp, DeviceOptions, DeviceSlice, Driver, Place,
+        Stream,
+    },
+};
+use pyo3::{
+    exceptions::{PyRuntimeError, PyValueError},
+    prelude::*,
+};
+
+use crate::{
+    call::operator,
+    config::{duration, patience},
+    error::raise,
+    group::Group,
+    memory::with_element,
+    signals,
+};
+
+/// Elements in the memory of a device: `(address, elements, dtype, owner)`.
+pub(crate) struct OnDevice {
+    slice: DeviceSlice,
+    owner: Py<PyAny>,
+}
+
+impl<'py> FromPyObject<'_, 'py> for OnDevice {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<OnDevice> {
+        let (address, count, code, owner): (u64, usize, u8, Py<PyAny>) = object.extract()?;
+        let dtype = DType::from_code(code)
+            .ok_or_else(|| PyValueError::new_err(format!("no element type has the code {code}")))?;
+        let bytes = count.checked_mul(dtype.size()).ok_or_else(|| {
+            PyValueError::new_err(format!("{count} elements of type {dtype} are too many"))
+        })?;
+        Ok(OnDevice { slice: DeviceSlice::new(Place { address, bytes }, dtype), owner })
+    }
+}
+
+/// A group's end on a GPU. All ranks make it together. Calls return when they are queued.
+#[pyclass(frozen, weakref, module = "drumline._core")]
+pub(crate) struct DeviceGroup {
+    core: Mutex<Option<Core>>,
+    device: CudaDevice,
+}
+
+#[pymethods]
+impl DeviceGroup {
+    /// `ordinal` is the driver's number of the device; unless given, the one that is current on this thread. `library`
+    /// is the driver's file; unless given, it is found.
+    #[new]
+    #[pyo3(signature = (group, ordinal=None, library=None, window_bytes=None))]
+    fn new(
+        py: Python<'_>,
+        group: &Group,
+        ordinal: Option<usize>,
+        library: Option<PathBuf>,
+        window_bytes: Option<usize>,
+    ) -> PyResult<DeviceGroup> {
+        let group = group.get()?;
+        let mut options = DeviceOptions::default();
+        options.window_bytes = window_bytes.unwrap_or(options.window_bytes);
+        let open = || -> Result<CudaDevice, device::DriverError> {
+            let driver = Driver::load(library.as_deref())?;
+            driver.device(ordinal.or_else(|| driver.current_device()).unwrap_or(0))
+        };
+        let device = open().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        let of_core = device.clone();
+        let made = move || Core::new(&group, Arc::new(of_core), &options);
+        let core = signals::run_beside(py, made)?;
+        Ok(DeviceGroup { core: Mutex::new(Some(core)), device })
+    }
+
+    /// What the device is.
+    #[getter]
+    fn device(&self) -> PyResult<String> {
+        Ok(self.get()?.identity().to_string())
+    }
+
+    /// Which way an all-reduce of this type takes, and why.
+    fn explain(&self, dtype: u8) -> PyResult<String> {
+        let dtype = DType::from_code(dtype).ok_or_else(|| {
+            PyValueError::new_err(format!("no element type has the code {dtype}"))
+        })?;
+        Ok(self.get()?.explain(dtype).to_string())
+    }
+
+    #[pyo3(signature = (stream, data, op, factor=None))]
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: OnDevice,
+        op: &str,
+        factor: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceWork> {
+        let op = device_op(op, factor, data.slice.dtype)?;
+        let slice = data.slice;
+        self.queue(py, stream, vec![data], |on, stream| on.all_reduce_on(stream, slice, op))
+    }
+
+    #[pyo3(signature = (stream, data, op, root, factor=None))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: OnDevice,
+        op: &str,
+        root: usize,
+        factor: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceWork> {
+        let op = device_op(op, factor, data.slice.dtype)?;
+        let slice = data.slice;
+        self.queue(py, stream, vec![data], |on, stream| on.reduce_on(stream, slice, op, root))
+    }
+
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: OnDevice,
+        root: usize,
+    ) -> PyResult<DeviceWork> {
+        let slice = data.slice;
+        self.queue(py, stream, vec![data], |on, stream| on.broadcast_on(stream, slice, root))
+    }
+
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: OnDevice,
+        output: OnDevice,
+    ) -> PyResult<DeviceWork> {
+        let slices = (input.slice, output.slice);
+        self.queue(py, stream, vec![input, output], |on, stream| {
+            on.all_gather_on(stream, slices.0, slices.1)
+        })
+    }
+
+    #[pyo3(signature = (stream, input, output, op, factor=None))]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: OnDevice,
+        output: OnDevice,
+        op: &str,
+        factor: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceWork> {
+        let op = device_op(op, factor, input.slice.dtype)?;
+        let slices = (input.slice, output.slice);
+        self.queue(py, stream, vec![input, output], |on, stream| {
+            on.reduce_scatter_on(stream, slices.0, slices.1, op)
+        })
+    }
+
+    /// `output` is empty where this rank is not the root.
+    fn gather(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: OnDevice,
+        output: OnDevice,
+        root: usize,
+    ) -> PyResult<DeviceWork> {
+        let slices = (input.slice, output.slice);
+        self.queue(py, stream, vec![input, output], |on, stream| {
+            on.gather_on(stream, slices.0, slices.1, root)
+        })
+    }
+
+    /// `input` is empty where this rank is not the root.
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: OnDevice,
+        output: OnDevice,
+        root: usize,
+    ) -> PyResult<DeviceWork> {
+        let slices = (input.slice, output.slice);
+        self.queue(py, stream, vec![input, output], |on, stream| {
+            on.scatter_on(stream, slices.0, slices.1, root)
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: OnDevice,
+        output: OnDevice,
+    ) -> PyResult<DeviceWork> {
+        let slices = (input.slice, output.slice);
+        self.queue(py, stream, vec![input, output], |on, stream| {
+            on.all_to_all_on(stream, slices.0, slices.1)
+        })
+    }
+
+    fn barrier(&self, py: Python<'_>, stream: u64) -> PyResult<DeviceWork> {
+        self.queue(py, stream, Vec::new(), |on, stream| on.barrier_on(stream))
+    }
+
+    fn send(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: OnDevice,
+        to: usize,
+        tag: u64,
+    ) -> PyResult<DeviceWork> {
+        let slice = data.slice;
+        self.queue(py, stream, vec![data], |on, stream| on.send_on(stream, slice, to, tag))
+    }
+
+    fn recv(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: OnDevice,
+        from: usize,
+        tag: u64,
+    ) -> PyResult<DeviceWork> {
+        let slice = data.slice;
+        self.queue(py, stream, vec![data], |on, stream| on.recv_on(stream, slice, from, tag))
+    }
+
+    /// Fails all calls of this group.
+    fn abort(&self, py: Python<'_>) {
+        if let Ok(core) = self.get() {
+            py.detach(|| core.abort());
+        }
+    }
+
+    /// Leaves the other ranks when all calls have ended, after waiting for them at most `patience` seconds.
+    fn leave(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
+        let patience = duration("patience", patience)?;
+        let Some(core) = self.core.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Ok(());
+        };
+        py.detach(|| core.leave(patience)).map_err(raise)
+    }
+}
+
+impl DeviceGroup {
+    fn get(&self) -> PyResult<Core> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        core.ok_or_else(|| PyValueError::new_err("the group of this device was left"))
+    }
+
+    fn queue(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        owners: Vec<OnDevice>,
+        call: impl FnOnce(&Core, &Arc<dyn Stream>) -> device::Result<device::DeviceWork> + Send,
+    ) -> PyResult<DeviceWork> {
+        let core = self.get()?;
+        let stream = stream_of(&self.device, stream);
+        let work = py.detach(|| call(&core, &stream)).map_err(raise)?;
+        forget_ended(py);
+        let owners = owners.into_iter().map(|it| it.owner).collect();
+        Ok(DeviceWork { work, device: self.device.clone(), owners: Mutex::new(owners) })
+    }
+}
+
+/// A stream of the package's caller.
+fn stream_of(device: &CudaDevice, raw: u64) -> Arc<dyn Stream> {
+    // SAFETY: the package promises that this is a stream of the device's primary context. The program keeps it while
+    // it calls, as torch keeps its streams for ever.
+    unsafe { device.foreign_stream(raw) }
+}
+
+fn device_op(op: &str, factor: Option<Bound<'_, PyAny>>, dtype: DType) -> PyResult<DeviceOp> {
+    if op != "premul_sum" {
+        let op = op.parse::<ReduceOp>();
+        return Ok(op.map_err(|error| PyValueError::new_err(error.to_string()))?.into());
+    }
+    with_element!(dtype, T => Ok::<DeviceOp, PyErr>(operator::<T>(op, factor)?.into()))
+}
+
+/// A call on the memory of a device. It keeps that memory until its end, also if nobody keeps this object.
+#[pyclass(frozen, module = "drumline._core")]
+pub(crate) struct DeviceWork {
+    work: device::DeviceWork,
+    device: CudaDevice,
+    owners: Mutex<Vec<Py<PyAny>>>,
+}
+
+#[pymethods]
+impl DeviceWork {
+    /// Has what is queued in the stream from now on wait for the end.
+    fn join(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let stream = stream_of(&self.device, stream);
+        py.detach(|| self.work.join(&stream)).map_err(raise)
+    }
+
+    /// Waits on the host for the end, at most `timeout` seconds. Returns whether the end has come; raises the error of
+    /// a failure.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = timeout.map(|seconds| patience("timeout", seconds)).transpose()?;
+        let begun = std::time::Instant::now();
+        loop {
+            let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
+            let look = left.unwrap_or(signals::LOOK_EVERY).min(signals::LOOK_EVERY);
+            let look = look.max(Duration::from_micros(1));
+            if py.detach(|| self.work.wait_timeout(look)).map_err(raise)? {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Whether the end has come, with or without an error.
+    fn is_completed(&self) -> bool {
+        self.work.is_done()
+    }
+
+    /// The error, if the call has ended with one.
+    fn error(&self) -> Option<PyErr> {
+        match self.work.is_done() {
+            true => self.work.wait().err().map(raise),
+            false => None,
+        }
+    }
+}
+
+impl Drop for DeviceWork {
+    fn drop(&mut self) {
+        if !self.work.is_done() {
+            let owners =
+                std::mem::take(self.owners.get_mut().unwrap_or_else(PoisonError::into_inner));
+            let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push((self.work.clone(), owners));
+        }
+    }
+}
+
+/// What calls use whose objects are gone.
+static KEPT: Mutex<Vec<(device::DeviceWork, Vec<Py<PyAny>>)>> = Mutex::new(Vec::new());
+
+/// Lets go of what ended calls have used.
+fn forget_ended(_py: Python<'_>) {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let ended: Vec<_> = kept.extract_if(.., |(work, _)| work.is_done()).collect();
+    // The objects' own code runs without the lock.
+    drop(kept);
+    drop(ended);
+}

@@ -1,0 +1,90 @@
+//! All-reduces of device memory by processes that share a GPU: the bits of the host, and how much of the link is used.
+
+use std::{env, process::Command, sync::Arc};
+
+use anyhow::{Context, anyhow, ensure};
+use drumline::{
+    Config, DType, ReduceOp,
+    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver},
+    init_process_group, spawn,
+};
+
+use crate::Options;
+use crate::table::{gb_s, median, row, size};
+
+pub(crate) fn headline() {
+    println!("\nall_reduce of f32 by processes on one GPU; GB/s are bytes of a rank by time");
+    row("ranks", ["bytes", "us", "GB/s", "of link"].map(str::to_owned));
+}
+
+/// Has a process of its own start so many ranks. `link_gb_s`: what copies both ways at once bring together.
+pub(crate) fn measure(options: &Options, ranks: usize, link_gb_s: f64) -> anyhow::Result<()> {
+    let mut program = Command::new(env::current_exe()?);
+    program.args([
+        format!("--device={}", options.device),
+        format!("--bytes-max={}", options.bytes_max),
+        format!("--rounds={}", options.rounds),
+        format!("--link-gb-s={link_gb_s}"),
+        format!("--sum-with={ranks}"),
+    ]);
+    if let Some(library) = &options.library {
+        program.arg("--library").arg(library);
+    }
+    let status = program.status()?;
+    ensure!(status.success(), "{ranks} ranks did not sum: {status}");
+    Ok(())
+}
+
+/// Starts the ranks, and waits for them. In each of them, this is where they begin.
+pub(crate) fn run(options: &Options, ranks: usize) -> anyhow::Result<()> {
+    let ranks =
+        spawn(ranks, |rank| one(options, rank).map_err(|error| anyhow!("rank {rank}: {error:#}")))?;
+    Ok(ranks.join()?)
+}
+
+fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
+    let group = init_process_group("env://", &Config::from_env()?)?;
+    let device = Driver::load(options.library.as_deref())?.device(options.device)?;
+    let on = DeviceGroup::new(&group, Arc::new(device.clone()), &DeviceOptions::default())?;
+    let stream = device.stream()?;
+    if rank == 0 {
+        println!("{:>10}  {}", group.world_size(), on.explain(DType::F32));
+    }
+    for bytes in [4 << 10, 4 << 20, options.bytes_max] {
+        let bytes = bytes.min(options.bytes_max);
+        let own: Vec<f32> = (0..bytes / 4).map(|at| value(rank, at)).collect();
+        let mut expected = own.clone();
+        group.all_reduce(&mut expected, ReduceOp::Avg)?;
+        let mut memory = device.allocate(bytes)?;
+        let data = DeviceSlice::new(memory.place(), DType::F32);
+        memory.write(&bytes_of(&own))?;
+        on.all_reduce_on(&stream, data, ReduceOp::Avg)?.wait()?;
+        let mut found = vec![0; bytes];
+        memory.read(&mut found)?;
+        ensure!(found == bytes_of(&expected), "{} were summed wrongly", size(bytes));
+        memory.write(&bytes_of(&own))?;
+        let time = median(options.rounds, || {
+            Ok(on.all_reduce_on(&stream, data, ReduceOp::Avg)?.wait()?)
+        })?;
+        if rank == 0 {
+            // The data of every rank crosses the link of the one GPU out and in.
+            let moved = 2.0 * (group.world_size() * bytes) as f64;
+            let share = moved / 1e9 / options.link_gb_s.max(1e-9) / time.as_secs_f64().max(1e-12);
+            let us = format!("{:.1}", time.as_secs_f64() * 1e6);
+            row("", [size(bytes), us, gb_s(bytes, time), format!("{:.0} %", 100.0 * share)]);
+        }
+    }
+    on.destroy().context("at the end")?;
+    group.destroy()?;
+    Ok(())
+}
+
+/// Sums of these differ by their order.
+fn value(rank: usize, at: usize) -> f32 {
+    let mixed = (rank as u64 * 0x9e37_79b9 + at as u64 + 1).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed >> 40) as f32 / 4096.0 - 2048.0
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
