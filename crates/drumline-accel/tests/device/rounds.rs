@@ -9,9 +9,11 @@ use fastrand::Rng;
 
 use crate::common::{Data, Member, finish};
 
+type Round = fn(&Member, &DeviceGroup, u64) -> Result<Vec<String>>;
+
 /// Makes the calls of a round on this rank, and tells which results are wrong.
 pub(crate) fn round(member: &Member, on: &DeviceGroup, seed: u64) -> Result<Vec<String>> {
-    let rounds: [fn(&Member, &DeviceGroup, u64) -> Result<Vec<String>>; 6] = [
+    let rounds: [Round; 6] = [
         round_of::<f32>,
         round_of::<f64>,
         round_of::<f16>,
