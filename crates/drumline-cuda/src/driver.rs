@@ -12,12 +12,11 @@ use crate::family::Family;
 use crate::loaded::{Loaded, text};
 use crate::table::Functions;
 
-/// Names of drivers, in the order in which they are tried.
-const NAMES: [&str; 6] = [
+/// Names of drivers, in the order in which they are tried. HIP 5 numbers kinds of memory differently.
+const NAMES: [&str; 5] = [
     "libcuda.so.1",
     "libamdhip64.so.7",
     "libamdhip64.so.6",
-    "libamdhip64.so.5",
     "libcuda.so",
     "libamdhip64.so",
 ];
@@ -92,6 +91,7 @@ impl Driver {
     ///
     /// What the driver says.
     pub fn devices(&self) -> Result<usize> {
+        self.0.check_process()?;
         let mut count = 0;
         // SAFETY: the place is there to be written.
         let code = unsafe { (self.0.functions.device_count)(&raw mut count) };

@@ -32,7 +32,7 @@ impl DeviceMemory {
         self.place
     }
 
-    /// Copies `bytes` to the beginning. Waits until that is done, but for no stream.
+    /// Copies `bytes` to the beginning. Waits until that is done, so that every stream sees it.
     ///
     /// # Errors
     ///
@@ -44,7 +44,8 @@ impl DeviceMemory {
             unsafe {
                 (functions.copy_in_now)(self.place.address, bytes.as_ptr().cast(), bytes.len())
             }
-        })
+        })?;
+        self.settle()
     }
 
     /// Copies the first bytes. Waits until that is done, but for no stream.
@@ -62,7 +63,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Sets every byte. Waits until that is done, but for no stream.
+    /// Sets every byte. Waits until that is done, so that every stream sees it.
     ///
     /// # Errors
     ///
@@ -72,6 +73,16 @@ impl DeviceMemory {
         self.device.run("cuMemsetD8", |functions| {
             // SAFETY: these are all bytes of this memory.
             unsafe { (functions.fill_now)(address, byte, bytes) }
+        })?;
+        self.settle()
+    }
+
+    /// Waits for the legacy default stream. A fill, and a copy of memory that is not pinned, may go on there after the
+    /// driver's function has returned, and streams of ours do not wait for that stream.
+    fn settle(&self) -> Result<()> {
+        self.device.run("cuStreamSynchronize", |functions| {
+            // SAFETY: null is the legacy default stream, which every context has.
+            unsafe { (functions.stream_synchronize)(null_mut()) }
         })
     }
 

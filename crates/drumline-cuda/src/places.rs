@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use drumline_device::{Error, Place, Result};
 
-use crate::loaded::INVALID_VALUE;
+use crate::loaded::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::opened::Opened;
 
 impl Opened {
@@ -47,7 +47,7 @@ impl Opened {
         }
     }
 
-    /// One attribute of an address. `None`: the driver does not know the address.
+    /// One attribute of an address. `None`: the driver does not know the address. HIP before 6.4.2 has no contexts.
     fn attribute<T: Number>(&self, attribute: c_int, address: u64) -> Result<Option<T>> {
         let mut value = T::default();
         let code = self.inside(|functions| {
@@ -58,6 +58,7 @@ impl Opened {
         match code {
             0 => Ok(Some(value)),
             INVALID_VALUE => Ok(None),
+            NOT_SUPPORTED if attribute == CONTEXT => Ok(None),
             code => self.done("cuPointerGetAttribute", code).map(|()| None),
         }
     }
@@ -69,7 +70,11 @@ impl Opened {
             // SAFETY: both places are there to be written.
             unsafe { (functions.address_range)(&raw mut base, &raw mut bytes, address) }
         })?;
-        Ok((code == 0).then(|| base.saturating_add(bytes as u64).saturating_sub(address)))
+        match code {
+            0 => Ok(Some(base.saturating_add(bytes as u64).saturating_sub(address))),
+            INVALID_VALUE | NOT_FOUND => Ok(None),
+            code => self.done("cuMemGetAddressRange", code).map(|()| None),
+        }
     }
 }
 

@@ -137,6 +137,26 @@ fn memory_is_the_devices_until_it_has_landed() {
 }
 
 #[test]
+fn what_is_filled_or_written_is_there_for_every_stream() {
+    let bench = bench();
+    let device = bench.device();
+    let stream = device.stream().unwrap();
+    for seed in 0..100 {
+        bench.controls.seed(seed);
+        let mut memory = device.allocate(BYTES).unwrap();
+        let expected = match seed % 2 {
+            0 => memory.fill(7).map(|()| vec![7; BYTES]),
+            _ => memory.write(&pattern(4)).map(|()| pattern(4)),
+        };
+        let flight = device.pinned(BYTES).unwrap().into();
+        let pinned = stream.copy_out(&[part(memory.place(), 0)], flight).unwrap().land().unwrap();
+        assert!(pinned.as_ref() == expected.unwrap(), "seed {seed}");
+    }
+    drop(stream);
+    bench.is_clean();
+}
+
+#[test]
 fn a_neighbours_memory_comes_in_from_where_it_lies() {
     let bench = bench();
     let (device, segment) = (bench.device(), segment());
@@ -328,14 +348,16 @@ fn every_call_of_the_driver_may_fail_once() {
         match tour() {
             // It hit a call of a destructor, or one that is made again.
             Ok(()) => assert!(bench.controls.leaks() <= 1, "call {nth}"),
-            Err(Error::Driver { code: 999, name, .. }) => {
+            Err(Error::Driver { code: 999, name, call, .. }) => {
                 typed += 1;
                 assert_eq!(name, "CUDA_ERROR_UNKNOWN");
-                // A device that fails in the middle of a copy keeps the memory of that copy.
+                // The word of a gate, of which nobody can tell whether a stream has passed it.
                 let kept = bench.controls.leaks();
-                assert!(kept <= 3, "call {nth} keeps {kept}");
+                assert!(
+                    kept <= u64::from(call.starts_with("cuEvent") || call == "cuCtxPushCurrent"),
+                    "call {nth}, {call}, keeps {kept}"
+                );
             }
-            Err(Error::Place { .. } | Error::Unsupported { .. }) => typed += 1,
             Err(other) => panic!("call {nth}: {other:?}"),
         }
         assert_eq!(bench.controls.violations(), 0, "{nth}: {}", bench.controls.last_violation());
