@@ -18,6 +18,7 @@ pub(crate) struct Loaded {
 }
 
 pub(crate) const INVALID_VALUE: c_int = 1;
+pub(crate) const NOT_FOUND: c_int = 500;
 pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const ALREADY_REGISTERED: c_int = 712;
 pub(crate) const NOT_SUPPORTED: c_int = 801;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use drumline_device::{Error, Place, Result};
 
-use crate::loaded::INVALID_VALUE;
+use crate::loaded::{INVALID_VALUE, NOT_FOUND};
 use crate::opened::Opened;
 
 impl Opened {
@@ -69,7 +69,12 @@ impl Opened {
             // SAFETY: both places are there to be written.
             unsafe { (functions.address_range)(&raw mut base, &raw mut bytes, address) }
         })?;
-        Ok((code == 0).then(|| base.saturating_add(bytes as u64).saturating_sub(address)))
+        match code {
+            0 => Ok(Some(base.saturating_add(bytes as u64).saturating_sub(address))),
+            INVALID_VALUE | NOT_FOUND => Ok(None),
+            // A device that has failed says so.
+            code => self.done("cuMemGetAddressRange", code).map(|()| None),
+        }
     }
 }
 
