@@ -73,6 +73,7 @@ impl Opened {
         match code {
             0 => Ok(Some(base.saturating_add(bytes as u64).saturating_sub(address))),
             INVALID_VALUE | NOT_FOUND => Ok(None),
+            // A device that has failed says so.
             code => self.done("cuMemGetAddressRange", code).map(|()| None),
         }
     }

@@ -6,6 +6,7 @@ mod arguments;
 mod collectives;
 mod common;
 mod drops;
+mod failures;
 mod rounds;
 mod seeds;
 mod sums;
