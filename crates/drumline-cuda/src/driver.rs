@@ -13,13 +13,8 @@ use crate::loaded::{Loaded, text};
 use crate::table::Functions;
 
 /// Names of drivers, in the order in which they are tried. HIP 5 numbers kinds of memory differently.
-const NAMES: [&str; 5] = [
-    "libcuda.so.1",
-    "libamdhip64.so.7",
-    "libamdhip64.so.6",
-    "libcuda.so",
-    "libamdhip64.so",
-];
+const NAMES: [&str; 5] =
+    ["libcuda.so.1", "libamdhip64.so.7", "libamdhip64.so.6", "libcuda.so", "libamdhip64.so"];
 
 /// The library of a driver, in this process. Clones share it.
 ///
