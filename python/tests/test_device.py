@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ranks import run
+from torch_versions import needs_backends
 
 import drumline
 from drumline.device import DeviceGroup, memory
@@ -175,3 +176,73 @@ def test_elements_must_lie_side_by_side():
 
     with pytest.raises(ValueError, match="side by side"):
         memory(Strided())
+
+
+class Gpus:
+    """Tensors of torch's device ``meta``, which have no memory, stand for a GPU's. Their elements are the driver's."""
+
+    def __init__(self):
+        self.driver, self.library, self.arrays = Driver(), standin(), {}
+
+    def tensor(self, values):
+        torch = pytest.importorskip("torch")
+        values = np.asarray(values, np.float32)
+        tensor = torch.empty(values.shape, dtype=torch.float32, device="meta")
+        self.arrays[id(tensor)] = (tensor, self.driver.array(values))
+        return tensor
+
+    def get(self, tensor):
+        return self.arrays[id(tensor)][1].get()
+
+    def memory(self, tensor):
+        known = self.arrays.get(id(tensor))
+        return None if known is None else memory(known[1])
+
+    def stream(self, _):
+        return 0
+
+
+def with_torch(rank, world_size, directory):
+    import torch
+    import torch._C._distributed_c10d as c10d
+    import torch.distributed as dist
+
+    from drumline.torch import on_device
+
+    gpus = on_device.GPUS = Gpus()
+    store = dist.FileStore(f"{directory}/store", world_size)
+    dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    seen = []
+    with pytest.warns(UserWarning, match="not been verified"):
+        data = gpus.tensor(np.full(3000, rank + 1))
+        backend.allreduce([data], c10d.AllreduceOptions()).wait()
+    seen.append(gpus.get(data)[0])
+    options = c10d.AllreduceOptions()
+    options.reduceOp, options.asyncOp = dist.ReduceOp.AVG, True
+    work = backend.allreduce([data], options)
+    work.wait()
+    assert work.exception() is None
+    seen.append(gpus.get(data)[0])
+    options = c10d.BroadcastOptions()
+    options.rootRank = world_size - 1
+    own = gpus.tensor([rank, rank])
+    backend.broadcast([own], options).wait()
+    seen.append(gpus.get(own)[0])
+    every = gpus.tensor(np.zeros(2 * world_size))
+    own = gpus.tensor([rank, rank])
+    backend.all_gather_single(every, own, c10d.AllgatherOptions()).wait()
+    seen.append(gpus.get(every)[::2].tolist())
+    backend.reduce_scatter_single(own, every, c10d.ReduceScatterOptions()).wait()
+    seen.append(gpus.get(own)[0])
+    dist.destroy_process_group()
+    return seen
+
+
+@needs_backends
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_tensors_of_torch_are_taken_from_where_they_are(world_size):
+    for rank, seen in enumerate(run(world_size, with_torch)):
+        total = sum(range(1, world_size + 1))
+        every = list(range(world_size))
+        assert seen == [total, total, world_size - 1, every, rank * world_size]

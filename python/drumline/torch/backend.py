@@ -154,6 +154,7 @@ class DrumlineBackend(Collectives):
     def shutdown(self) -> None:
         _LIVING.discard(self)
         try:
+            self._on_device.leave(_PATIENCE_S)
             self._group.leave(_PATIENCE_S)
         except _core.DrumlineError as error:
             if _is_news_of_a_mismatch(error):
@@ -162,6 +163,7 @@ class DrumlineBackend(Collectives):
 
     def abort(self) -> None:
         _LIVING.discard(self)
+        self._on_device.abort()
         self._group.abort()
 
 

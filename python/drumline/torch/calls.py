@@ -10,8 +10,8 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from drumline import _core
-from drumline.torch import profile
-from drumline.torch.tensors import Staging
+from drumline.torch import on_device, profile
+from drumline.torch.tensors import Memory, Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
 
 PER_GROUP = timedelta(milliseconds=-1)
@@ -32,6 +32,41 @@ class Calls(Backend):
         self._group = group
         self._timeout = timeout
         self._sequence = 0
+        self._on_device = on_device.OnDevice(group)
+
+    def _queue(
+        self,
+        title: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        call: Callable[..., _core.DeviceWork],
+        *arguments: Any,
+    ) -> DrumlineWork | None:
+        """Queues a call on tensors of one GPU: ``call(end, stream, *tensors, *arguments)``. None: they must be
+        staged."""
+        device = inputs[0].device
+        if device.type == "cpu":
+            return None
+        tensors = inputs + [tensor for tensor in outputs if tensor is not inputs[0]]
+        places: list[Memory] = []
+        for tensor in tensors:
+            place = on_device.GPUS.memory(tensor) if tensor.device == device else None
+            if place is None:
+                return None
+            places.append(place)
+        end = self._on_device.of(device)
+        if end is None:
+            return None
+        self._sequence += 1
+        event = profile.begin(f"drumline:{title}", inputs)
+        try:
+            work = call(end, on_device.GPUS.stream(device), *places, *arguments)
+        except _core.DrumlineError as error:
+            raise as_dist_error(error) from None
+        finally:
+            profile.end(event, [])
+        handle = on_device.Queued(work)
+        return DrumlineWork(title, [handle], on_device.Joining(work, device), outputs)
 
     def _run(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from drumline import _core
-from drumline._core import Group
+from drumline._core import DeviceGroup, Group
 from drumline.torch import profile
 from drumline.torch.arguments import by_type, check_list, list_at_root, only, operator, split_counts
 from drumline.torch.calls import Calls
@@ -24,8 +24,13 @@ class Collectives(Calls):
     # One tensor per rank.
 
     def broadcast(self, tensors: Tensors, opts: Any) -> DrumlineWork:
+        tensor = only(tensors, "broadcast")
+        if queued := self._queue(
+            "broadcast", [tensor], [tensor], DeviceGroup.broadcast, opts.rootRank
+        ):
+            return queued
         staging = Staging()
-        data = staging.write(only(tensors, "broadcast"))
+        data = staging.write(tensor)
         call = (Group.broadcast, data, opts.rootRank)
         return self._run("broadcast", opts, tensors, tensors, staging, call)
 
@@ -35,6 +40,10 @@ class Collectives(Calls):
         tensor = only(tensors, "all_reduce")
         if tensor.layout is not torch.strided:
             return self.allreduce_sparse(tensors, opts)
+        if queued := self._queue(
+            "all_reduce", [tensor], [tensor], DeviceGroup.all_reduce, *operator(opts)
+        ):
+            return queued
         staging = Staging()
         call = (Group.all_reduce, staging.write(tensor, reduce=True), *operator(opts))
         return self._run("all_reduce", opts, tensors, tensors, staging, call)
@@ -132,6 +141,8 @@ class Collectives(Calls):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any
     ) -> DrumlineWork:
+        if queued := self._queue("_all_gather_base", [input], [output], DeviceGroup.all_gather):
+            return queued
         staging = Staging()
         call = (Group.all_gather, staging.read(input), [staging.fill(output)])
         return self._run("_all_gather_base", opts, [input], [output], staging, call)
@@ -149,6 +160,10 @@ class Collectives(Calls):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any
     ) -> DrumlineWork:
+        if queued := self._queue(
+            "_reduce_scatter_base", [input], [output], DeviceGroup.reduce_scatter, *operator(opts)
+        ):
+            return queued
         staging = Staging()
         data, read = staging.fill(output, reduce=True), staging.read(input, reduce=True)
         call = (Group.reduce_scatter, [read], data, *operator(opts))

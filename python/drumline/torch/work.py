@@ -40,7 +40,7 @@ class DrumlineWork(dist.Work):
     """
 
     def __init__(
-        self, title: str, handles: list[_core.Work], staging: Staging, result: list[torch.Tensor]
+        self, title: str, handles: list[Any], staging: Staging, result: list[torch.Tensor]
     ) -> None:
         super().__init__()
         self._title = title
