@@ -14,7 +14,9 @@ use super::run::replay;
 /// use drumline_inspect::replay::{Cluster, DeviceWorkload, replay_devices};
 /// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
 ///
-/// let cluster = Cluster::new(Topology::hosts(&[4]), PriceList::default());
+/// // The memory of the host takes 320 GB/s.
+/// let prices = PriceList { memory_byte_fs: 3_125, ..PriceList::default() };
+/// let cluster = Cluster::new(Topology::hosts(&[4]), prices);
 /// let workload = DeviceWorkload {
 ///     algorithm: Algorithm::find(Collective::AllReduce, "shm-push")?,
 ///     kind: ElementKind { bytes: 4, sum_bytes: 4 },
