@@ -16,6 +16,7 @@ mod doubling;
 mod gather;
 mod halving;
 mod hierarchical;
+mod hierarchical_blocks;
 mod leaders;
 mod nodes;
 mod registered;

@@ -35,7 +35,7 @@ impl Collective {
     /// | | `Data` | `Input` | `Slot` |
     /// |---|---|---|---|
     /// | all_reduce, reduce, reduce_slices, broadcast, scan, exclusive_scan | one | | one |
-    /// | all_gather | all | one | one |
+    /// | all_gather | all | one | all |
     /// | reduce_scatter | one | all | all |
     /// | gather | all at the root | one | one |
     /// | scatter | one | all at the root | all |
@@ -50,12 +50,12 @@ impl Collective {
             (_, Buffer::Scratch(_)) => Blocks::One,
             (Collective::Gather, Buffer::Data) | (Collective::Scatter, Buffer::Input) => at_root,
             (Collective::AllGather, Buffer::Data)
-            | (Collective::ReduceScatter, Buffer::Input | Buffer::Slot)
+            | (Collective::AllGather | Collective::ReduceScatter, Buffer::Slot)
+            | (Collective::ReduceScatter, Buffer::Input)
             | (Collective::Scatter, Buffer::Slot)
             | (Collective::AllToAll, _) => Blocks::All,
-            (Collective::AllGather | Collective::Gather, Buffer::Input | Buffer::Slot) => {
-                Blocks::One
-            }
+            (Collective::AllGather, Buffer::Input)
+            | (Collective::Gather, Buffer::Input | Buffer::Slot) => Blocks::One,
             (_, Buffer::Input) => Blocks::None,
             (_, Buffer::Data | Buffer::Slot) => Blocks::One,
         }

@@ -47,6 +47,7 @@ impl Algorithm {
             memory: self.memory,
             uneven: self.uneven,
             pipelined: self.pipelined,
+            shelves: (self.shelves)(topology, rank),
             steps: flush::insert((self.generate)(topology, rank, root)),
         })
     }

@@ -1,8 +1,9 @@
 use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
-    binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical, leaders,
-    nodes, registered, rooted, scan, shared, shared_blocks, shared_rooted,
+    binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
+    hierarchical_blocks, leaders, nodes, registered, rooted, scan, shared, shared_blocks,
+    shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::schedule::MemoryUse;
@@ -17,6 +18,9 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
                          256 of them";
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
+const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
+const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
+                            them, at most 256, one with several ranks";
 const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
                           of them, each with several ranks";
 
@@ -126,9 +130,28 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(Barrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(MonitoredBarrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(AllGather, "shm", shared_blocks::all_gather, shared_blocks::all_gather_cost)
-        .with_uneven_blocks(),
+        .with_uneven_blocks()
+        .with_shelves(shared_blocks::one_shelf),
+    staged(
+        AllGather,
+        "hierarchical",
+        hierarchical_blocks::all_gather,
+        hierarchical_blocks::all_gather_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_uneven_blocks()
+    .with_shelves(hierarchical_blocks::all_gather_shelves),
     staged(ReduceScatter, "shm", shared_blocks::reduce_scatter, shared_blocks::reduce_scatter_cost)
         .with_uneven_blocks(),
+    staged(
+        ReduceScatter,
+        "hierarchical",
+        hierarchical_blocks::reduce_scatter,
+        hierarchical_blocks::reduce_scatter_cost,
+    )
+    .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
+    .with_partial_sums()
+    .with_shelves(hierarchical_blocks::reduce_scatter_shelves),
     staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
         .with_uneven_blocks(),
@@ -152,12 +175,28 @@ pub static ALGORITHMS: &[Algorithm] = &[
     in_place(AllGather, "shm-push", registered::all_gather, registered::all_gather_cost)
         .with_uneven_blocks(),
     in_place(
+        AllGather,
+        "hierarchical-push",
+        hierarchical_blocks::all_gather_push,
+        hierarchical_blocks::all_gather_push_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_uneven_blocks(),
+    in_place(
         ReduceScatter,
         "shm-pull",
         registered::reduce_scatter,
         registered::reduce_scatter_cost,
     )
     .with_uneven_blocks(),
+    in_place(
+        ReduceScatter,
+        "hierarchical-pull",
+        hierarchical_blocks::reduce_scatter_pull,
+        hierarchical_blocks::reduce_scatter_pull_cost,
+    )
+    .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
+    .with_partial_sums(),
     // A rank without elements may have no registered memory, so blocks must be even.
     in_place(Gather, "shm-pull", registered::gather, registered::gather_cost),
     in_place(AllToAll, "shm-push", registered::all_to_all, registered::all_to_all_cost),
