@@ -3,7 +3,7 @@ use std::collections::hash_map::Entry;
 
 use crate::algorithm::{ALGORITHMS, Algorithm, Cost, Lengths};
 use crate::collective::Collective;
-use crate::price::{Choices, ElementKind, Prices};
+use crate::price::{Choices, ElementKind, Prices, price};
 use crate::schedule::MemoryUse;
 use crate::situation::{Situation, eligible};
 use crate::step::Step;
@@ -66,9 +66,10 @@ impl Chooser {
             .filter(|row| row.memory != MemoryUse::Private && eligible(row, situation).is_ok());
         let one_host = situation.topology.is_one_host();
         // Prices leave shared memory out, and on one host there is nothing else.
+        let Situation { topology, elements, kind, .. } = *situation;
         let price_of = |row: &Algorithm| match one_host {
             true => 0,
-            false => self.price(row, situation),
+            false => price(row, topology, elements, kind, &self.prices),
         };
         let shared = shared.min_by_key(|row| (price_of(row), preference(row, situation)));
         let Some(shared) = shared else { return self.choose_over_links(situation) };
@@ -76,12 +77,12 @@ impl Chooser {
             return Some(shared);
         }
         let over_links = self.choose_over_links(situation);
-        let price_of = |row: &&Algorithm| self.price(row, situation);
+        let price_of = |row: &&Algorithm| self.price_between_hosts(row, situation);
         [shared].into_iter().chain(over_links).min_by_key(price_of)
     }
 
-    /// A round on a host is no round between hosts.
-    fn price(&self, row: &Algorithm, situation: &Situation<'_>) -> u128 {
+    /// The price of an algorithm whose rounds on a host are no rounds between hosts.
+    fn price_between_hosts(&self, row: &Algorithm, situation: &Situation<'_>) -> u128 {
         let Situation { topology, elements, kind, .. } = *situation;
         let cost = (row.cost)(topology, 0, elements);
         let posts = match row.memory {

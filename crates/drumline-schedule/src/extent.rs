@@ -42,11 +42,13 @@ impl Collective {
     /// | all_to_all | all | all | all |
     /// | barrier, monitored_barrier | | | |
     ///
-    /// Spans of scratch count in parts of the rank's own block.
+    /// Spans of scratch count in parts of the rank's own block. In a reduce_scatter scratch has room for one block, and
+    /// its span says whose.
     pub fn blocks(self, buffer: Buffer, rank: Rank, root: Rank) -> Blocks {
         let at_root = if rank == root { Blocks::All } else { Blocks::None };
         match (self, buffer) {
             _ if self.is_barrier() => Blocks::None,
+            (Collective::ReduceScatter, Buffer::Scratch(_)) => Blocks::All,
             (_, Buffer::Scratch(_)) => Blocks::One,
             (Collective::Gather, Buffer::Data) | (Collective::Scatter, Buffer::Input) => at_root,
             (Collective::AllGather, Buffer::Data)

@@ -138,6 +138,9 @@ impl Schedule {
                 let start = shelf * counts.longest();
                 start..start + counts.block(Buffer::Slot, loc.span.first)
             }
+            Blocks::All if matches!(loc.buffer, Buffer::Scratch(_)) => {
+                0..counts.resolve_in_all(loc.span, loc.buffer, self.world_size).len()
+            }
             Blocks::All => counts.resolve_in_all(loc.span, loc.buffer, self.world_size),
         }
     }

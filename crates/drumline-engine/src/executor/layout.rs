@@ -117,9 +117,7 @@ impl Layout {
                 let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
                 moved(self.shown(buffer, span.first, window), start)
             }
-            (Blocks::All, Buffer::Scratch(_)) => {
-                moved(0..self.shown(buffer, span.first, window).len(), span.first * self.piece)
-            }
+            (Blocks::All, Buffer::Scratch(_)) => 0..self.shown(buffer, span.first, window).len(),
             (Blocks::All, Buffer::Slot) => {
                 let shelf = self.shelves.of(owner, span.first, self.world_size);
                 moved(0..self.shown(buffer, span.first, window).len(), shelf * self.piece)

@@ -257,7 +257,7 @@ impl Sums<'_> {
         steps.extend((round > 1).then(|| {
             let from_host = (host + hosts.len() + 1 - round) % hosts.len();
             let from = hosts[from_host][seat % hosts[from_host].len()];
-            Step::Recv { from, dst: Loc::scratch(from_host, Span::WHOLE) }
+            Step::Recv { from, dst: self.scratch(from_host) }
         }));
         steps
     }
@@ -269,7 +269,7 @@ impl Sums<'_> {
             return vec![Step::Send { to, src: Loc::input(block) }];
         }
         let hosts = self.seat.hosts.len();
-        let sum = Loc::scratch(hosts + 2 * at + round % 2, Span::WHOLE);
+        let sum = Loc::scratch(hosts + 2 * at + round % 2, block);
         vec![self.over_host(block, sum), Step::Send { to, src: sum }]
     }
 
@@ -285,12 +285,18 @@ impl Sums<'_> {
         Step::ReduceTree { dsts: vec![dst], srcs: srcs.collect(), finish: false }
     }
 
+    /// Where the sum of another host for this rank lies.
+    fn scratch(&self, host: usize) -> Loc {
+        let Seat { hosts, host: own, seat, .. } = *self.seat;
+        Loc::scratch(host, self.seat.block(hosts[own][seat]))
+    }
+
     /// Adds the sums of all hosts. That of the own host lies in the data.
     fn over_hosts(&self) -> Step {
         let data = Loc::data(Span::WHOLE);
         let sum_of = |host: usize| match host == self.seat.host {
             true => data,
-            false => Loc::scratch(host, Span::WHOLE),
+            false => self.scratch(host),
         };
         let srcs = (0..self.seat.hosts.len()).map(|host| (Node::leaf(host), sum_of(host)));
         Step::ReduceTree { dsts: vec![data], srcs: srcs.collect(), finish: true }

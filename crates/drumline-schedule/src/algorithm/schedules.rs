@@ -48,7 +48,7 @@ impl Algorithm {
             uneven: self.uneven,
             pipelined: self.pipelined,
             shelves: (self.shelves)(topology, rank),
-            steps: flush::insert((self.generate)(topology, rank, root)),
+            steps: flush::insert(self.collective, (self.generate)(topology, rank, root)),
         })
     }
 

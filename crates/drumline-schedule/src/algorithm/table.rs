@@ -151,6 +151,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
     )
     .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
     .with_partial_sums()
+    .with_uneven_blocks()
     .with_shelves(hierarchical_blocks::reduce_scatter_shelves),
     staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
@@ -196,7 +197,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical_blocks::reduce_scatter_pull_cost,
     )
     .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
-    .with_partial_sums(),
+    .with_partial_sums()
+    .with_uneven_blocks(),
     // A rank without elements may have no registered memory, so blocks must be even.
     in_place(Gather, "shm-pull", registered::gather, registered::gather_cost),
     in_place(AllToAll, "shm-push", registered::all_to_all, registered::all_to_all_cost),
