@@ -84,6 +84,10 @@ fn rank() {
             train(&group);
             group.destroy().unwrap();
         }
+        "send what must be sent" => {
+            send_what_must_be_sent(&group);
+            group.destroy().unwrap();
+        }
         other => panic!("{other}"),
     }
 }
@@ -97,6 +101,45 @@ fn tree(values: &[f32]) -> f32 {
             tree(&values[..half]) + tree(&values[half..])
         }
     }
+}
+
+/// The elements of a block.
+const BLOCK: usize = 256 << 10;
+
+/// Calls with a block for every rank. Says of each how many bytes have left this host meanwhile.
+fn send_what_must_be_sent(group: &ProcessGroup) {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let value = |rank: usize, index: usize| ((rank * 31 + index) as f32).sin() * 1e3;
+    let measured = |name: &str, call: &mut dyn FnMut()| {
+        // Between two barriers nobody sends anything else.
+        let before = sent_from_here();
+        group.barrier().unwrap();
+        call();
+        group.barrier().unwrap();
+        println!("{name}: {}", sent_from_here() - before);
+    };
+    let own: Vec<f32> = (0..BLOCK).map(|index| value(rank, index)).collect();
+    let mut all = vec![0.0; ranks * BLOCK];
+    measured("all_gather", &mut || group.all_gather(&own, &mut all).unwrap());
+    let of_all = (0..ranks).flat_map(|rank| (0..BLOCK).map(move |index| value(rank, index)));
+    assert!(all.iter().copied().eq(of_all));
+
+    let input: Vec<f32> = (0..ranks * BLOCK).map(|index| value(rank, index)).collect();
+    let mut sum = vec![0.0; BLOCK];
+    measured("reduce_scatter", &mut || {
+        group.reduce_scatter(&input, &mut sum, ReduceOp::Sum).unwrap();
+    });
+    for (index, sum) in sum.iter().enumerate() {
+        let column: Vec<f32> = (0..ranks).map(|it| value(it, rank * BLOCK + index)).collect();
+        assert_eq!(sum.to_bits(), tree(&column).to_bits(), "element {index}");
+    }
+}
+
+/// The bytes that have left this host over `eth0`.
+fn sent_from_here() -> u64 {
+    let table = fs::read_to_string("/proc/self/net/dev").unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    line.split_whitespace().nth(8).unwrap().parse().unwrap()
 }
 
 const LAYERS: usize = 16;
@@ -396,6 +439,31 @@ fn hosts_that_share_memory_add_in_the_same_order() {
         for mut rank in ranks {
             let told = rank.line("same bits; ");
             assert_eq!(told, format!("shares memory: {}", ranks_per_host > 1));
+            assert!(rank.child.wait().unwrap().success());
+        }
+    }
+}
+
+/// Counted by the interface of each host: a block crosses the line once, however many ranks a host has.
+#[test]
+fn hosts_send_each_block_once() {
+    let Some(network) = Hosts::new(2) else { return };
+    for ranks_per_host in [2, 4] {
+        let ranks: Vec<Rank> = (0..2 * ranks_per_host)
+            .map(|rank| {
+                let secret = Some(("DRUMLINE_SECRET", SECRET));
+                let task = "send what must be sent";
+                network.start_on(rank / ranks_per_host, rank, 2 * ranks_per_host, task, secret)
+            })
+            .collect();
+        let bound = (ranks_per_host * BLOCK * size_of::<f32>()) as u64;
+        for mut rank in ranks {
+            for name in ["all_gather", "reduce_scatter"] {
+                let sent: u64 = rank.line(&format!("{name}: ")).parse().unwrap();
+                // Headers of packets, and acknowledgements of what comes in.
+                let most = bound + bound / 10;
+                assert!((bound..most).contains(&sent), "{name}: {sent} bytes, of {bound}");
+            }
             assert!(rank.child.wait().unwrap().success());
         }
     }
