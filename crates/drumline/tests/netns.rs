@@ -106,7 +106,7 @@ fn tree(values: &[f32]) -> f32 {
 /// The elements of a block.
 const BLOCK: usize = 256 << 10;
 
-/// Calls with a block for every rank. Says of each how many bytes have left this host meanwhile.
+/// Calls on a block for every rank, or on as much data with a root on the other host. Says of each how many bytes have left this host meanwhile.
 fn send_what_must_be_sent(group: &ProcessGroup) {
     let (rank, ranks) = (group.rank(), group.world_size());
     let value = |rank: usize, index: usize| ((rank * 31 + index) as f32).sin() * 1e3;
@@ -132,6 +132,18 @@ fn send_what_must_be_sent(group: &ProcessGroup) {
     for (index, sum) in sum.iter().enumerate() {
         let column: Vec<f32> = (0..ranks).map(|it| value(it, rank * BLOCK + index)).collect();
         assert_eq!(sum.to_bits(), tree(&column).to_bits(), "element {index}");
+    }
+
+    let mut data = input.clone();
+    measured("broadcast", &mut || group.broadcast(&mut data, ranks - 1).unwrap());
+    assert!(data.iter().enumerate().all(|(index, it)| *it == value(ranks - 1, index)));
+
+    let mut data = input.clone();
+    measured("reduce", &mut || group.reduce(&mut data, ReduceOp::Sum, ranks - 1).unwrap());
+    for (index, sum) in data.iter().enumerate() {
+        let column: Vec<f32> = (0..ranks).map(|rank| value(rank, index)).collect();
+        let expected = if rank == ranks - 1 { tree(&column) } else { column[rank] };
+        assert_eq!(sum.to_bits(), expected.to_bits(), "element {index}");
     }
 }
 
@@ -444,9 +456,9 @@ fn hosts_that_share_memory_add_in_the_same_order() {
     }
 }
 
-/// Counted by the interface of each host: a block crosses the line once, however many ranks a host has.
+/// Counted by the interface of each host: what must cross the line crosses it once, however many ranks a host has.
 #[test]
-fn hosts_send_each_block_once() {
+fn hosts_send_what_they_must_once() {
     let Some(network) = Hosts::new(2) else { return };
     for ranks_per_host in [2, 4] {
         let ranks: Vec<Rank> = (0..2 * ranks_per_host)
@@ -456,12 +468,23 @@ fn hosts_send_each_block_once() {
                 network.start_on(rank / ranks_per_host, rank, 2 * ranks_per_host, task, secret)
             })
             .collect();
-        let bound = (ranks_per_host * BLOCK * size_of::<f32>()) as u64;
-        for mut rank in ranks {
-            for name in ["all_gather", "reduce_scatter"] {
+        let of_host = (ranks_per_host * BLOCK * size_of::<f32>()) as u64;
+        for (number, mut rank) in ranks.into_iter().enumerate() {
+            // The root is the last rank. In a reduce the first host sends, in a broadcast the second.
+            let (first, second) = match number < ranks_per_host {
+                true => (2 * of_host, 0),
+                false => (0, 2 * of_host),
+            };
+            let calls = [
+                ("all_gather", of_host),
+                ("reduce_scatter", of_host),
+                ("broadcast", second),
+                ("reduce", first),
+            ];
+            for (name, bound) in calls {
                 let sent: u64 = rank.line(&format!("{name}: ")).parse().unwrap();
                 // Headers of packets, and acknowledgements of what comes in.
-                let most = bound + bound / 10;
+                let most = bound + of_host / 5;
                 assert!((bound..most).contains(&sent), "{name}: {sent} bytes, of {bound}");
             }
             assert!(rank.child.wait().unwrap().success());

@@ -13,7 +13,7 @@ const DATA: Loc = Loc::data(Span::WHOLE);
 ///
 /// See [`all_reduce_cost`]. It sends few messages in total, but rank 0 handles all data `log2 p` times.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let mut steps = climb(topology.world_size, rank, DATA);
+    let mut steps = climb(topology.world_size, rank, DATA, DATA);
     steps.extend(broadcast(topology, rank, 0));
     steps
 }
@@ -37,16 +37,29 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
-    let p = topology.world_size;
     let sum = if rank == root { DATA } else { Loc::scratch(0, Span::WHOLE) };
-    let mut steps = climb(p, rank, sum);
-    if root != 0 && rank == 0 {
-        steps.push(Step::Send { to: root, src: sum });
+    let steps = climb(topology.world_size, rank, DATA, sum);
+    steps.into_iter().chain(to_root(rank, root, sum)).collect()
+}
+
+/// [`reduce`] of sums that may be overwritten.
+pub(super) fn reduce_sums(p: usize, rank: Rank, root: Rank) -> Vec<Step> {
+    climb(p, rank, DATA, DATA).into_iter().chain(to_root(rank, root, DATA)).collect()
+}
+
+/// The sum of all ranks goes from rank 0 to the root.
+fn to_root(rank: Rank, root: Rank, sum: Loc) -> Option<Step> {
+    match (rank, root) {
+        (_, 0) => None,
+        (0, _) => Some(Step::Send { to: root, src: sum }),
+        _ => (rank == root).then_some(Step::Recv { from: 0, dst: sum }),
     }
-    if root != 0 && rank == root {
-        steps.push(Step::Recv { from: 0, dst: DATA });
-    }
-    steps
+}
+
+/// How many sums a rank receives on the way to rank 0.
+pub(super) fn received(p: usize, rank: Rank) -> usize {
+    let is_receive = |step: &Step| matches!(step, Step::RecvReduce { .. });
+    climb(p, rank, DATA, DATA).iter().filter(|step| is_receive(step)).count()
 }
 
 /// `floor(log2 p)` rounds, and one more unless the root is 0. A rank sends at most one message
@@ -68,9 +81,8 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
 ///   |<--------------'
 /// ```
 ///
-/// This rank keeps its sums in `sum`.
-fn climb(p: usize, rank: Rank, sum: Loc) -> Vec<Step> {
-    let mut own = DATA;
+/// This rank brings `own`, and keeps its sums in `sum`.
+fn climb(p: usize, rank: Rank, mut own: Loc, sum: Loc) -> Vec<Step> {
     let mut steps = vec![];
     let mut distance = 1;
     while distance < p {

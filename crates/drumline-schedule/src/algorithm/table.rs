@@ -2,8 +2,8 @@ use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
-    hierarchical_blocks, leaders, nodes, registered, rooted, scan, shared, shared_blocks,
-    shared_rooted,
+    hierarchical_blocks, hierarchical_rooted, leaders, nodes, registered, rooted, scan, shared,
+    shared_blocks, shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::schedule::MemoryUse;
@@ -18,6 +18,7 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
                          256 of them";
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
+const FULL: &str = "several hosts, each with several ranks";
 const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
                             them, at most 256, one with several ranks";
@@ -127,6 +128,18 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .with_partial_sums(),
     staged(Reduce, "shm", shared_rooted::reduce, shared_rooted::reduce_cost),
     staged(Broadcast, "shm", shared_rooted::broadcast, shared_rooted::broadcast_cost),
+    staged(Broadcast, "hierarchical", hierarchical_rooted::tree, hierarchical_rooted::tree_cost)
+        .only_where(hierarchical_rooted::serves, FULL),
+    staged(
+        Broadcast,
+        "hierarchical-chain",
+        hierarchical_rooted::chain,
+        hierarchical_rooted::chain_cost,
+    )
+    .only_where(hierarchical_rooted::serves, FULL),
+    staged(Reduce, "hierarchical", hierarchical_rooted::reduce, hierarchical_rooted::reduce_cost)
+        .only_where(leaders::serves, FULL_HOSTS)
+        .with_partial_sums(),
     staged(Barrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(MonitoredBarrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(AllGather, "shm", shared_blocks::all_gather, shared_blocks::all_gather_cost)
