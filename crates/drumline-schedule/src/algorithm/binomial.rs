@@ -13,7 +13,7 @@ const DATA: Loc = Loc::data(Span::WHOLE);
 ///
 /// See [`all_reduce_cost`]. It sends few messages in total, but rank 0 handles all data `log2 p` times.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let mut steps = climb(topology.world_size, rank, DATA, DATA);
+    let mut steps = climb(topology.world_size, rank, 0, DATA, DATA);
     steps.extend(broadcast(topology, rank, 0));
     steps
 }
@@ -32,80 +32,92 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     }
 }
 
-/// Ranks sum towards rank 0, which forwards the result to the root. The tree of sums always ends at rank
-/// 0, so any other root costs one more message. Ranks other than the root add in scratch.
+/// Ranks sum towards the root. Ranks other than the root add in scratch.
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     let sum = if rank == root { DATA } else { Loc::scratch(0, Span::WHOLE) };
-    let steps = climb(topology.world_size, rank, DATA, sum);
-    steps.into_iter().chain(to_root(rank, root, sum)).collect()
+    climb(topology.world_size, rank, root, DATA, sum)
 }
 
-/// [`reduce`] of sums that may be overwritten.
-pub(super) fn reduce_sums(p: usize, rank: Rank, root: Rank) -> Vec<Step> {
-    climb(p, rank, DATA, DATA).into_iter().chain(to_root(rank, root, DATA)).collect()
-}
-
-/// The sum of all ranks goes from rank 0 to the root.
-fn to_root(rank: Rank, root: Rank, sum: Loc) -> Option<Step> {
-    match (rank, root) {
-        (_, 0) => None,
-        (0, _) => Some(Step::Send { to: root, src: sum }),
-        _ => (rank == root).then_some(Step::Recv { from: 0, dst: sum }),
-    }
-}
-
-/// How many sums a rank receives on the way to rank 0.
-pub(super) fn received(p: usize, rank: Rank) -> usize {
-    let is_receive = |step: &Step| matches!(step, Step::RecvReduce { .. });
-    climb(p, rank, DATA, DATA).iter().filter(|step| is_receive(step)).count()
-}
-
-/// `floor(log2 p)` rounds, and one more unless the root is 0. A rank sends at most one message
-/// of `n` elements; rank 0 combines `ceil(log2 p)`.
+/// A rank sends at most one message of `n` elements. Where the root is 0 there are `floor(log2 p)` rounds, and it combines
+/// `ceil(log2 p)`; any other root combines as many or fewer.
 pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
     let messages = usize::from(p > 1);
-    let rounds = longest_chain(p) + usize::from(root != 0);
-    Cost { rounds, messages, elements: messages * n, combined: doublings(p) * n, ..Cost::default() }
+    let (mut rounds, mut combined) = (0, 0);
+    // The nodes that the root's sums are combined with, from the leaf upwards.
+    for (level, other) in (1..).zip(others_on_the_way(p, root)) {
+        rounds = rounds.max(longest_chain(other.len) + 1);
+        combined = combined.max(doublings(other.len)).max(level);
+    }
+    Cost { rounds, messages, elements: messages * n, combined: combined * n, ..Cost::default() }
 }
 
-/// In round `k` every second rank that still takes part sends its sum to the rank `2^k` below it. The
-/// receiver adds it on the right. The sums are exactly the nodes of the canonical tree.
+/// [`reduce`] of sums that lie in the data and may be overwritten.
+pub(super) fn reduce_sums(p: usize, rank: Rank, root: Rank) -> Vec<Step> {
+    climb(p, rank, root, DATA, DATA)
+}
+
+/// How many sums a rank receives on the way to the root.
+pub(super) fn received(p: usize, rank: Rank, root: Rank) -> usize {
+    let is_receive = |step: &Step| matches!(step, Step::RecvReduce { .. });
+    climb(p, rank, root, DATA, DATA).iter().filter(|step| is_receive(step)).count()
+}
+
+/// Each sum of the canonical tree is made by one of the two ranks that have its parts: by the root, if it is one of them,
+/// or else by the lower one. The other sends its part and is done.
 ///
 /// ```text
-///   0   1   2   3   4
-///   |<--'   |<--'   |
-///   |<------'       |
-///   |<--------------'
+///   root 0                    root 3
+///   0   1   2   3   4         0   1   2   3   4
+///   |<--'   |<--'   |         |<--'   '-->|   |
+///   |<------'       |         '---------->|   |
+///   |<--------------'                     |<--'
 /// ```
 ///
 /// This rank brings `own`, and keeps its sums in `sum`.
-fn climb(p: usize, rank: Rank, mut own: Loc, sum: Loc) -> Vec<Step> {
+fn climb(p: usize, rank: Rank, root: Rank, mut own: Loc, sum: Loc) -> Vec<Step> {
+    let holder = |node: Node| match (node.lo..node.lo + node.len).contains(&root) {
+        true => root,
+        false => node.lo,
+    };
     let mut steps = vec![];
-    let mut distance = 1;
-    while distance < p {
-        if rank & distance != 0 {
-            steps.push(Step::Send { to: rank - distance, src: own });
+    let mut held = Node::leaf(rank);
+    for other in others_on_the_way(p, rank) {
+        let (left, right) = if held.lo < other.lo { (held, other) } else { (other, held) };
+        let node = Node { lo: left.lo, len: left.len + right.len };
+        let peer = holder(other);
+        if holder(node) != rank {
+            steps.push(Step::Send { to: peer, src: own });
             break;
         }
-        if rank + distance < p {
-            // Only rank 0 is still here when the distance is about to pass the last rank.
-            let finish = 2 * distance >= p;
-            let from = rank + distance;
-            if own == sum {
-                steps.push(Step::RecvReduce { from, dst: sum, side: Side::Right, finish });
-            } else {
-                let srcs = vec![(Node::leaf(rank), own), (Node::leaf(from), sum)];
-                steps.push(Step::Recv { from, dst: sum });
-                steps.push(Step::ReduceTree { dsts: vec![sum], srcs, finish });
-                own = sum;
-            }
+        let finish = node.len == p;
+        let side = if held == left { Side::Right } else { Side::Left };
+        if own == sum {
+            steps.push(Step::RecvReduce { from: peer, dst: sum, side, finish });
+        } else {
+            let loc_of = |part: Node| if part == held { own } else { sum };
+            let srcs = [left, right].map(|part| (part, loc_of(part))).to_vec();
+            steps.push(Step::Recv { from: peer, dst: sum });
+            steps.push(Step::ReduceTree { dsts: vec![sum], srcs, finish });
+            own = sum;
         }
-        distance *= 2;
+        held = node;
     }
     steps
+}
+
+/// The nodes with which the leaf of a rank is combined on the way to the top of the tree over `p` ranks, from below.
+fn others_on_the_way(p: usize, rank: Rank) -> impl Iterator<Item = Node> {
+    let mut node = Node::root(p);
+    let mut others = vec![];
+    while let Some((left, right)) = node.children() {
+        let is_right = rank >= right.lo;
+        others.push(if is_right { left } else { right });
+        node = if is_right { right } else { left };
+    }
+    others.into_iter().rev()
 }
 
 /// The picture of the reduction upside down. A rank's place is its distance above the root, around the

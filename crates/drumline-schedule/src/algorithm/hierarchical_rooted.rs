@@ -2,11 +2,10 @@
 //! host that it talks to.
 
 use super::binomial;
-use super::cost::{Cost, doublings};
+use super::cost::Cost;
 use super::seats::{Seats, slices};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
-use crate::tree::Node;
 
 const DATA: Loc = Loc::data(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
@@ -141,7 +140,8 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     let len = |seat: usize| Span::block(seat, slices).resolve(n).len();
     let longest = n.div_ceil(slices);
     let peers = |host: usize| hosts[host].len() - 1;
-    let combined = (0..hosts.len()).map(|host| peers(host) + binomial::received(hosts.len(), host));
+    let combined =
+        (0..hosts.len()).map(|host| peers(host) + binomial::received(hosts.len(), host, root_host));
     let read = (0..hosts.len()).map(|host| peers(host) * longest).max().unwrap_or(0);
     let root_seat = hosts[root_host].partition_point(|&other| other < root);
     let of_root = match root_seat < slices {
