@@ -10,12 +10,6 @@ use crate::topology::Topology;
 const DATA: Loc = Loc::data(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
 
-/// Several hosts, all of them with several ranks.
-pub(super) fn serves(topology: &Topology) -> bool {
-    let hosts = topology.ranks_by_host();
-    hosts.len() > 1 && slices(hosts) > 1
-}
-
 /// The root lays its data out. The rank on seat `i` of its host takes slice `i`, which goes from host to host, along a
 /// tree, to the ranks on seat `i`. Each of them lays it out for its host.
 ///

@@ -91,7 +91,7 @@ mod tests {
         let error = Algorithm::find(Collective::Broadcast, "ring").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"broadcast has no algorithm "ring": use one of binomial, shm, shm-push"#
+            r#"broadcast has no algorithm "ring": use one of binomial, shm, hierarchical, hierarchical-chain, shm-push"#
         );
     }
 

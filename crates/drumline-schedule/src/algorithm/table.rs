@@ -129,17 +129,19 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(Reduce, "shm", shared_rooted::reduce, shared_rooted::reduce_cost),
     staged(Broadcast, "shm", shared_rooted::broadcast, shared_rooted::broadcast_cost),
     staged(Broadcast, "hierarchical", hierarchical_rooted::tree, hierarchical_rooted::tree_cost)
-        .only_where(hierarchical_rooted::serves, FULL),
+        .only_where(leaders::serves_any, FULL),
     staged(
         Broadcast,
         "hierarchical-chain",
         hierarchical_rooted::chain,
         hierarchical_rooted::chain_cost,
     )
-    .only_where(hierarchical_rooted::serves, FULL),
+    .only_where(leaders::serves_any, FULL),
     staged(Reduce, "hierarchical", hierarchical_rooted::reduce, hierarchical_rooted::reduce_cost)
         .only_where(leaders::serves, FULL_HOSTS)
         .with_partial_sums(),
+    staged(Barrier, "hierarchical", leaders::barrier, leaders::barrier_cost)
+        .only_where(leaders::serves_any, FULL),
     staged(Barrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(MonitoredBarrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(AllGather, "shm", shared_blocks::all_gather, shared_blocks::all_gather_cost)
