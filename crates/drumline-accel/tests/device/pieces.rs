@@ -8,12 +8,14 @@ use drumline_group::{DType, ProcessGroup, ReduceOp};
 use crate::common::{Data, bench, config, finish, small};
 
 type Pieces<'a> = &'a [DeviceSlice];
+type On = fn(&DeviceGroup, &Arc<dyn Stream>, Pieces<'_>, Pieces<'_>, &Counts) -> Result<DeviceWork>;
+type Host = fn(&ProcessGroup, &[f32], &mut [f32], &Counts) -> drumline_group::Result<()>;
 
 /// A call, with what each rank has: a number of elements for each rank, by rank.
 struct Case {
     name: &'static str,
-    on: fn(&DeviceGroup, &Arc<dyn Stream>, Pieces<'_>, Pieces<'_>, &Counts) -> Result<DeviceWork>,
-    host: fn(&ProcessGroup, &[f32], &mut [f32], &Counts) -> drumline_group::Result<()>,
+    on: On,
+    host: Host,
     input: fn(&Counts) -> usize,
     output: fn(&Counts) -> usize,
 }
