@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
+        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -30,6 +30,7 @@ help:
 	@echo 'make fuzz       every decoder under libFuzzer, TIME=$(TIME) seconds each; ONLY=trace,url'
 	@echo 'make faults     every system call of a small job fails once; ONLY=shm for one transport'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
+	@echo 'make vulkan     gradients of burn on a GPU, here a Vulkan that is software: ten minutes to build'
 	@echo 'make systems    what other systems say at the first build, and a build with musl'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
@@ -154,10 +155,22 @@ fuzz:
 PART ?= 1/1
 
 nightly: export DRUMLINE_PART := $(PART)
-nightly:
+nightly: $(if $(filter 1/%,$(PART)),vulkan)
 	cargo test --locked --release -p drumline-conformance -p drumline-sim \
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
 	    --test conformance --test simulator -- everything programs_of
+
+# Taps of burn on Mesa's software Vulkan, with and without the fusion of kernels. Builds wgpu, which `make test` leaves out.
+VULKAN_SOFTWARE ?= $(firstword $(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json))
+vulkan:
+	@if test -z '$(VULKAN_SOFTWARE)'; then \
+	    echo 'skipped burn on a GPU: no software Vulkan is here (apt-get install mesa-vulkan-drivers libvulkan1)'; \
+	else \
+	    for features in wgpu wgpu,burn/fusion; do \
+	        VK_DRIVER_FILES='$(VULKAN_SOFTWARE)' VK_ICD_FILENAMES='$(VULKAN_SOFTWARE)' \
+	            cargo test --locked -p drumline-burn --features $$features --lib --test gpu || exit 1; \
+	    done; \
+	fi
 
 # Every system call of a small job fails once, in every way it may: ONLY=shm, unix or tcp for one
 # transport, EVERY=7 for every seventh.

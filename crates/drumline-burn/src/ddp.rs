@@ -77,9 +77,9 @@ impl DistributedDataParallel {
     /// Returns the handle, and the model to train. Parameters that require no gradient now are
     /// treated as buffers.
     ///
-    /// Some parameters cannot have a tap: those that have a reparameterization of the user, and those that
-    /// are not on the CPU. Their gradients are averaged after backward instead of during it, and a warning
-    /// names them. The factors of a LoRA adapter do get taps.
+    /// Some parameters cannot have a tap: those that have a reparameterization of the user, and those on a device
+    /// whose feature of this crate is off. Their gradients are averaged after backward instead of during it, and a
+    /// warning names them. The factors of a LoRA adapter do get taps.
     ///
     /// # Errors
     ///
@@ -168,7 +168,8 @@ impl DistributedDataParallel {
     /// # Errors
     ///
     /// A parameter got no gradient on some rank: every rank gets the same error, which names the
-    /// parameter (unless [`UnusedParameters::Ignore`] was chosen). Or the communication failed.
+    /// parameter (unless [`UnusedParameters::Ignore`] was chosen). Or the communication failed, or the device of
+    /// some rank.
     pub fn backward<M: Module, const D: usize>(
         &self,
         loss: Tensor<D>,
@@ -183,9 +184,11 @@ impl DistributedDataParallel {
             self.debug.end_step(&self.group, || self.stats());
             return Ok(own);
         }
-        gradients::submit_missing(&self.reducer, &self.slots, &own, model);
+        let submitted = gradients::submit_missing(&self.reducer, &self.slots, &own, model);
         drop(own);
-        let averaged = self.reducer.finish()?;
+        let averaged = self.reducer.finish(); // even after a failure: the other ranks wait for this one
+        submitted?;
+        let averaged = averaged?;
         self.debug.end_step(&self.group, || self.stats());
         Ok(gradients::collect(averaged, &self.slots, model))
     }
@@ -223,12 +226,12 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     ///
-    /// The loss has no gradient. The next `backward` returns all other errors, on every rank.
+    /// The loss has no gradient, or the device failed. The next `backward` returns all other errors, and says on every
+    /// rank that a device has failed.
     #[doc(alias = "no_sync")]
     pub fn accumulate<M: Module, const D: usize>(&self, loss: Tensor<D>, model: &M) -> Result<()> {
         let own = self.run(loss, false)?;
-        gradients::accumulate(&self.reducer, &self.slots, &own, model);
-        Ok(())
+        gradients::accumulate(&self.reducer, &self.slots, &own, model)
     }
 
     /// Takes part in a step of the other ranks without data: for a rank whose share of an epoch ends before

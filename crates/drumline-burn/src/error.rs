@@ -63,6 +63,21 @@ pub enum Error {
     )]
     LossWithoutGradient,
 
+    /// A device failed, so a gradient could not be read. The other ranks get [`Error::Drumline`] in the same step,
+    /// which names this rank.
+    #[error(
+        "the gradient of parameter `{name}` could not be read from {device}: {problem} \
+         [errors.md#models-of-burn]"
+    )]
+    Device {
+        /// The parameter's path.
+        name: String,
+        /// The device, by burn's name.
+        device: String,
+        /// What burn says.
+        problem: String,
+    },
+
     /// The model given to `sync_buffers` is in validation mode.
     #[error(
         "the model is in validation mode (`valid()`), so its buffers were not synchronised and \

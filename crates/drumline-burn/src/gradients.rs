@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::{
-    backend::Dispatch,
+    backend::{Dispatch, flex::FlexTensor},
     module::{Module, Param},
     optim::GradientsParams,
     tensor::{DType, Gradients, Tensor, TensorData},
@@ -13,10 +13,16 @@ use drumline::ddp::{
 };
 
 use crate::{
-    Result,
-    pack::{is_flex, pack_flex},
-    tap::{GradientTap, InMemory},
+    Error, Result,
+    pack::{device_name, is_tappable, pack_flex},
+    tap::{GradientTap, Stored},
     tensors::{VisitFloat, visit_floats},
+};
+
+#[cfg(feature = "gpu")]
+use {
+    crate::read_back::{Arrived, read_back},
+    burn_std::id::StreamId,
 };
 
 /// The index of each trained parameter in the reducer, by path.
@@ -24,26 +30,29 @@ pub(crate) type Slots = HashMap<String, usize>;
 
 /// Submits the gradients that no tap has submitted: the parameter has no tap, one of its uses is in a
 /// graph that is still alive, or the model read it without the tap. These gradients are final now.
+///
+/// If a device fails, every rank will learn it in this step. Returns the first failure.
 pub(crate) fn submit_missing<M: Module>(
     reducer: &GradientReducer,
     slots: &Slots,
     gradients: &Gradients,
     model: &M,
-) {
-    let missing = reducer.missing();
-    if !missing.is_empty() {
-        visit_floats(model, &mut Pass { reducer, slots, gradients, what: What::Submit(missing) });
+) -> Result<()> {
+    match reducer.missing() {
+        missing if missing.is_empty() => Ok(()),
+        missing => Pass { reducer, slots, gradients, what: What::Submit(missing), problem: None }
+            .run(model),
     }
 }
 
-/// Adds all gradients to this rank's share of the step.
+/// Adds all gradients to this rank's share of the step. Failures are as in [`submit_missing`].
 pub(crate) fn accumulate<M: Module>(
     reducer: &GradientReducer,
     slots: &Slots,
     gradients: &Gradients,
     model: &M,
-) {
-    visit_floats(model, &mut Pass { reducer, slots, gradients, what: What::Accumulate });
+) -> Result<()> {
+    Pass { reducer, slots, gradients, what: What::Accumulate, problem: None }.run(model)
 }
 
 /// Burn's own gradients. In a world of one rank they are the averages.
@@ -81,6 +90,15 @@ struct Pass<'a> {
     slots: &'a Slots,
     gradients: &'a Gradients,
     what: What,
+    /// The first failure of a device.
+    problem: Option<Error>,
+}
+
+impl Pass<'_> {
+    fn run<M: Module>(mut self, model: &M) -> Result<()> {
+        visit_floats(model, &mut self);
+        self.problem.map_or(Ok(()), Err)
+    }
 }
 
 enum What {
@@ -93,28 +111,65 @@ enum What {
 impl VisitFloat for Pass<'_> {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
         let Some(&slot) = self.slots.get(name) else { return };
+        if matches!(&self.what, What::Submit(missing) if missing.binary_search(&slot).is_err()) {
+            return;
+        }
         let Some(gradient) = param.base().grad(self.gradients) else { return };
-        match &self.what {
-            What::Accumulate => self.reducer.accumulate(slot, |place| pack(gradient, place)),
-            What::Submit(missing) if missing.binary_search(&slot).is_ok() => {
-                self.reducer.submit_with(slot, |place| pack(gradient, place));
+        let device = gradient.device();
+        let gradient = match read(gradient) {
+            Ok(gradient) => gradient,
+            Err(problem) => {
+                self.reducer.fail(slot, FaultKind::Unread);
+                self.problem.get_or_insert(Error::Device {
+                    name: name.to_owned(),
+                    device: device_name(&device),
+                    problem,
+                });
+                return;
             }
-            What::Submit(_) => {}
+        };
+        match &self.what {
+            What::Accumulate => self.reducer.accumulate(slot, |place| gradient.pack(place)),
+            What::Submit(_) => self.reducer.submit_with(slot, |place| gradient.pack(place)),
         }
     }
 }
 
-/// Writes `gradient`, which may be on any device, to `place`. Returns whether type and length fit.
-fn pack<const D: usize>(gradient: Tensor<D>, place: ValuesMut<'_>) -> bool {
-    if is_flex(&gradient.device()) {
-        let InMemory(gradient) = Dispatch::in_memory(gradient.into_dispatch());
-        return pack_flex(&gradient, place);
+/// A gradient that the CPU can read.
+enum Readable {
+    Flex(FlexTensor),
+    #[cfg(feature = "gpu")]
+    Arrived(Arrived),
+    Data(TensorData),
+}
+
+/// Waits for the device of `gradient`. Returns the problem if the device has failed.
+fn read<const D: usize>(gradient: Tensor<D>) -> Result<Readable, String> {
+    if !is_tappable(&gradient.device()) {
+        return gradient.try_into_data().map(Readable::Data).map_err(|error| error.to_string());
     }
-    let data = gradient.into_data();
-    match data.dtype() {
-        DType::F32 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F32(values))),
-        DType::F64 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F64(values))),
-        _ => false,
+    match Dispatch::stored(gradient.into_dispatch()) {
+        Stored::Here(gradient) => Ok(Readable::Flex(gradient)),
+        #[cfg(feature = "gpu")]
+        Stored::OnDevice(gradient) => {
+            read_back(*gradient, StreamId::current()).wait().map(Readable::Arrived)
+        }
+    }
+}
+
+impl Readable {
+    /// Writes the gradient to `place`. Returns whether type and length fit.
+    fn pack(&self, place: ValuesMut<'_>) -> bool {
+        match self {
+            Readable::Flex(gradient) => pack_flex(gradient, place),
+            #[cfg(feature = "gpu")]
+            Readable::Arrived(gradient) => gradient.pack(place),
+            Readable::Data(data) => match data.dtype() {
+                DType::F32 => data.as_slice().is_ok_and(|it| place.copy_from(Values::F32(it))),
+                DType::F64 => data.as_slice().is_ok_and(|it| place.copy_from(Values::F64(it))),
+                _ => false,
+            },
+        }
     }
 }
 

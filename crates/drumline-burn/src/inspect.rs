@@ -47,7 +47,7 @@ pub(crate) fn inspect<M: Module>(model: &M) -> Result<Inspected> {
         let name = &tensor.spec.name;
         let why = if let Some(carried) = visitor.carried.get(name) {
             Some(format!("it carries the reparameterization `{carried}`"))
-        } else if !pack::is_flex(&tensor.device) {
+        } else if !pack::is_tappable(&tensor.device) {
             Some(format!("it is on {}", pack::device_name(&tensor.device)))
         } else {
             None

@@ -63,8 +63,9 @@
 //!
 //! # Limits
 //!
-//! Parameters are f32 and f64. Only gradients on burn's flex backend (the CPU) travel during backward.
-//! Gradients on other devices travel afterwards.
+//! Parameters are f32 and f64. Gradients on burn's flex backend (the CPU) travel during backward. With the feature
+//! `cuda`, `rocm` or `wgpu` of this crate, so do those on such devices (with `gpu`, those on every device of burn's
+//! cubecl backend). Gradients on other devices travel afterwards. Averages go through the memory of the host.
 //!
 //! [`wrap`]: DistributedDataParallel::wrap
 //! [`backward`]: DistributedDataParallel::backward
@@ -82,6 +83,8 @@ mod error;
 mod gradients;
 mod inspect;
 mod pack;
+#[cfg(feature = "gpu")]
+mod read_back;
 mod sync_batch_norm;
 mod tap;
 mod tensors;

@@ -9,10 +9,21 @@ use burn::{
 };
 use drumline::ddp::ValuesMut;
 
-/// Whether `device` is burn's flex backend, so that the memory of its tensors can be read in place.
+/// Whether `device` is burn's flex backend.
 pub(crate) fn is_flex(device: &Device) -> bool {
     let device = device.clone().without_autodiff();
     matches!(device.as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// Whether gradients on `device` can be handed to the reducer during backward: [`GradientTap`](crate::tap::GradientTap)
+/// is implemented for its backend.
+pub(crate) fn is_tappable(device: &Device) -> bool {
+    match device.clone().without_autodiff().as_dispatch() {
+        DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "gpu")]
+        DispatchDevice::Cube(_) => true,
+        _ => false,
+    }
 }
 
 /// The device without what autodiff adds to it, for messages: `NdArray(Cpu)`.

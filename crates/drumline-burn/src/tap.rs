@@ -23,6 +23,7 @@
 
 use std::{
     fmt,
+    mem::{self, Discriminant},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -31,7 +32,7 @@ use std::{
 
 use burn::{
     backend::{
-        Autodiff, Backend, Dispatch, Flex, GradientCheckpointingStrategy,
+        Autodiff, Backend, Dispatch, DispatchDevice, Flex, GradientCheckpointingStrategy,
         autodiff::{
             checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
             grads::Gradients,
@@ -47,6 +48,13 @@ use burn::{
 use drumline::ddp::GradientReducer;
 
 use crate::pack::pack_flex;
+
+#[cfg(feature = "gpu")]
+use {
+    crate::read_back::{OnDevice, Reader},
+    burn::backend::Cube,
+    burn_cubecl::{CubeBackend, tensor::CubeTensor},
+};
 
 /// Attaches a tap to each parameter that `slot_of` knows by its path.
 pub(crate) fn attach<M: Module>(
@@ -65,21 +73,33 @@ pub(crate) struct Taps {
     anchors: Mutex<Anchors>,
     /// Whether taps submit gradients. If not, backward returns the gradients of this rank alone.
     is_armed: AtomicBool,
+    #[cfg(feature = "gpu")]
+    reader: Reader,
 }
 
 impl Taps {
     pub(crate) fn new(reducer: Arc<GradientReducer>, parameters: usize) -> Self {
         let open_uses = (0..parameters).map(|_| AtomicUsize::new(0)).collect();
-        Self { reducer, open_uses, anchors: Mutex::default(), is_armed: AtomicBool::new(false) }
+        Self {
+            reducer,
+            open_uses,
+            anchors: Mutex::default(),
+            is_armed: AtomicBool::new(false),
+            #[cfg(feature = "gpu")]
+            reader: Reader::new(),
+        }
     }
 
-    /// Runs one backward, with the taps armed or not.
+    /// Runs one backward, with the taps armed or not. At its end the reducer has the gradients that taps have
+    /// submitted.
     pub(crate) fn run<T>(&self, is_armed: bool, backward: impl FnOnce() -> T) -> T {
         /// Disarms even if backward panics.
         struct Armed<'a>(&'a Taps);
         impl Drop for Armed<'_> {
             fn drop(&mut self) {
                 self.0.is_armed.store(false, Ordering::Release);
+                #[cfg(feature = "gpu")]
+                self.0.reader.finish();
                 // The next forward counts its uses from the start.
                 self.0.anchors.lock().unwrap_or_else(PoisonError::into_inner).next = 0;
             }
@@ -87,6 +107,17 @@ impl Taps {
         self.is_armed.store(is_armed, Ordering::Release);
         let _armed = Armed(self);
         backward()
+    }
+
+    /// Passes a final gradient on. Does not wait.
+    fn submit(&self, slot: usize, gradient: Stored) {
+        match gradient {
+            Stored::Here(gradient) => {
+                self.reducer.submit_with(slot, |place| pack_flex(&gradient, place));
+            }
+            #[cfg(feature = "gpu")]
+            Stored::OnDevice(gradient) => self.reader.submit(&self.reducer, slot, *gradient),
+        }
     }
 
     fn next_anchor<const D: usize>(&self, beside: &Tensor<D>) -> Tensor<1> {
@@ -134,19 +165,25 @@ impl Drop for Use {
 }
 
 /// The operations that burn's tensors dispatch to.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "gpu"))]
 pub(crate) trait GradientTap: Backend {
     /// `x`, with a hook in backward.
     fn tap(x: FloatTensor<Self>, anchor: FloatTensor<Self>, tapped: Arc<Use>) -> FloatTensor<Self>;
     /// `x`, one step deeper in the graph.
     fn deepen(x: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// `x` as a tensor of the flex backend, without a copy.
-    fn in_memory(x: FloatTensor<Self>) -> InMemory;
+    /// The memory of `x`, without a copy.
+    fn stored(x: FloatTensor<Self>) -> Stored;
 }
 
-/// A tensor whose memory can be read. It is a type of its own, because the macro would take a tensor type for
-/// an output.
-pub(crate) struct InMemory(pub(crate) FlexTensor);
+/// Where the elements of a tensor are. It is a type of its own, because the macro would take a tensor type for an
+/// output.
+pub(crate) enum Stored {
+    /// In memory that can be read in place.
+    Here(FlexTensor),
+    /// On a GPU.
+    #[cfg(feature = "gpu")]
+    OnDevice(Box<CubeTensor>),
+}
 
 impl GradientTap for Flex {
     fn tap(x: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<Use>) -> FloatTensor<Self> {
@@ -157,12 +194,27 @@ impl GradientTap for Flex {
         x
     }
 
-    fn in_memory(x: FloatTensor<Self>) -> InMemory {
-        InMemory(x)
+    fn stored(x: FloatTensor<Self>) -> Stored {
+        Stored::Here(x)
     }
 }
 
-impl<C: CheckpointStrategy> GradientTap for Autodiff<Flex, C> {
+#[cfg(feature = "gpu")]
+impl GradientTap for Cube {
+    fn tap(x: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<Use>) -> FloatTensor<Self> {
+        x
+    }
+
+    fn deepen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x
+    }
+
+    fn stored(x: FloatTensor<Self>) -> Stored {
+        Stored::OnDevice(Box::new(OnDevice::<CubeBackend>::resolve(x)))
+    }
+}
+
+impl<B: GradientTap, C: CheckpointStrategy> GradientTap for Autodiff<B, C> {
     fn tap(x: FloatTensor<Self>, anchor: FloatTensor<Self>, tapped: Arc<Use>) -> FloatTensor<Self> {
         match TapBackward.prepare::<C>([x.node(), anchor.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(tapped, x.into_primitive()),
@@ -175,8 +227,8 @@ impl<C: CheckpointStrategy> GradientTap for Autodiff<Flex, C> {
         DeepenBackward.prepare::<C>([node]).compute_bound().stateless(x.into_primitive())
     }
 
-    fn in_memory(x: FloatTensor<Self>) -> InMemory {
-        InMemory(x.into_primitive())
+    fn stored(x: FloatTensor<Self>) -> Stored {
+        B::stored(x.into_primitive())
     }
 }
 
@@ -195,8 +247,7 @@ impl<B: GradientTap> Backward<B, 2> for TapBackward {
         let Tap { taps, slot } = &ops.state.tap;
         if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
             // The parameter is a leaf, whose gradient `consume` leaves in place.
-            let InMemory(total) = B::in_memory(grads.consume::<B>(&parameter));
-            taps.reducer.submit_with(*slot, |place| pack_flex(&total, place));
+            taps.submit(*slot, B::stored(grads.consume::<B>(&parameter)));
         }
     }
 }
@@ -223,31 +274,36 @@ const ANCHORS_MAX: usize = 4096;
 /// Untracked scalars of rising depth, made once and kept.
 #[derive(Default)]
 struct Anchors {
-    by_depth: Vec<Tensor<1>>,
     next: usize,
-    /// All tensors of an operation must have the same strategy.
-    strategy: Option<GradientCheckpointingStrategy>,
+    /// All tensors of an operation must have the same backend and strategy.
+    lines: Vec<(AnchorKind, Vec<Tensor<1>>)>,
 }
+
+type AnchorKind = (Discriminant<DispatchDevice>, Option<GradientCheckpointingStrategy>);
 
 impl Anchors {
     fn next<const D: usize>(&mut self, beside: &Tensor<D>) -> Tensor<1> {
-        let strategy = beside.gradient_checkpointing_strategy();
-        if strategy != self.strategy {
-            *self = Self { next: self.next, strategy, ..Self::default() };
-        }
+        let device = beside.device();
+        let backend = mem::discriminant(device.clone().without_autodiff().as_dispatch());
+        let kind = (backend, beside.gradient_checkpointing_strategy());
+        let line = self.lines.iter().position(|(of, _)| *of == kind).unwrap_or_else(|| {
+            self.lines.push((kind, Vec::new()));
+            self.lines.len() - 1
+        });
+        let by_depth = &mut self.lines[line].1;
         let index = self.next.min(ANCHORS_MAX - 1);
         self.next += 1;
-        let mut deepest = match self.by_depth.last() {
+        let mut deepest = match by_depth.last() {
             Some(deepest) => deepest.clone(),
-            None => Tensor::zeros([1], &beside.device()),
+            None => Tensor::zeros([1], &device),
         };
-        while self.by_depth.len() <= index {
+        while by_depth.len() <= index {
             for _ in 0..ANCHOR_GAP {
                 deepest = Tensor::from_dispatch(Dispatch::deepen(deepest.into_dispatch()));
             }
-            self.by_depth.push(deepest.clone());
+            by_depth.push(deepest.clone());
         }
-        self.by_depth[index].clone()
+        by_depth[index].clone()
     }
 }
 

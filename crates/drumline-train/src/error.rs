@@ -52,10 +52,9 @@ pub enum Error {
     /// Gradients are missing or unusable, so a step cannot be averaged. Every rank gets this error (except
     /// for a gradient that was handed in again after all buckets were launched).
     #[error(
-        "step {step}: {}; every parameter that is trained must take part in the loss, once per \
-         step and on every rank: use it, or freeze it before the model is wrapped, or choose \
-         `UnusedParameters::Ignore` [errors.md#missing-gradients]",
-        GradientFault::list(faults)
+        "step {step}: {}; {} [errors.md#missing-gradients]",
+        GradientFault::list(faults),
+        GradientFault::advice(faults)
     )]
     Gradients {
         /// The step, counted from 1.

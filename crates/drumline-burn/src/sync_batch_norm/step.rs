@@ -9,7 +9,7 @@ use std::{cell::RefCell, sync::Arc};
 
 use burn::{
     backend::{
-        Autodiff, Dispatch, Flex, TensorMetadata,
+        Autodiff, Backend, Dispatch, Flex, TensorMetadata,
         autodiff::{
             NodeId,
             checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -17,14 +17,13 @@ use burn::{
             ops::{Backward, Ops, OpsKind},
         },
         backend_extension,
-        ops::ModuleOps,
+        flex::FlexTensor,
+        ops::{FloatTensorOps, ModuleOps},
         tensor::FloatTensor,
     },
     tensor::{Shape, Tensor, TensorData},
 };
 use drumline::{ProcessGroup, ReduceOp};
-
-use crate::tap::{GradientTap, InMemory};
 
 /// The samples behind the statistics.
 #[derive(Clone, Debug)]
@@ -66,7 +65,7 @@ pub(crate) fn take_failure() -> Option<drumline::Error> {
 }
 
 #[backend_extension(Autodiff, Flex)]
-pub(crate) trait Normalize: GradientTap {
+pub(crate) trait Normalize: Backend {
     fn normalize(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -134,8 +133,8 @@ struct Saved<F> {
     over: Arc<Over>,
 }
 
-impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
-    type State = Saved<B::FloatTensorPrimitive>;
+impl Backward<Flex, 3> for NormalizeBackward {
+    type State = Saved<FlexTensor>;
 
     fn backward(
         self,
@@ -144,54 +143,51 @@ impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
         checkpointer: &mut Checkpointer,
     ) {
         let [x_node, gamma_node, beta_node] = ops.parents;
-        let gradient = grads.consume::<B>(&ops.node);
+        let gradient = grads.consume::<Flex>(&ops.node);
         let Saved { x, gamma, mean, variance, over } = ops.state;
-        let x = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(x);
-        let gamma = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(gamma);
+        let x = checkpointer.retrieve_node_output::<FlexTensor>(x);
+        let gamma = checkpointer.retrieve_node_output::<FlexTensor>(gamma);
 
         let shape = x.shape();
         let channels = shape[1];
         let flat = Shape::new([channels, shape.num_elements() / channels]);
         let mut per_channel = vec![1; shape.num_dims()];
         per_channel[1] = channels;
-        let per_channel = |tensor| B::float_reshape(tensor, Shape::from(per_channel.clone()));
+        let per_channel = |tensor| Flex::float_reshape(tensor, Shape::from(per_channel.clone()));
         let sums = |tensor| {
-            let tensor = B::float_reshape(B::float_swap_dims(tensor, 0, 1), flat.clone());
-            B::float_reshape(B::float_sum_dim(tensor, 1), Shape::new([channels]))
+            let tensor = Flex::float_reshape(Flex::float_swap_dims(tensor, 0, 1), flat.clone());
+            Flex::float_reshape(Flex::float_sum_dim(tensor, 1), Shape::new([channels]))
         };
 
-        let variance = B::float_add_scalar(variance, over.epsilon.into());
-        let inverse_std = per_channel(B::float_recip(B::float_sqrt(variance)));
-        let normalized = B::float_mul(B::float_sub(x, per_channel(mean)), inverse_std.clone());
+        let variance = Flex::float_add_scalar(variance, over.epsilon.into());
+        let inverse_std = per_channel(Flex::float_recip(Flex::float_sqrt(variance)));
+        let normalized =
+            Flex::float_mul(Flex::float_sub(x, per_channel(mean)), inverse_std.clone());
         let beta_gradient = sums(gradient.clone());
-        let gamma_gradient = sums(B::float_mul(gradient.clone(), normalized.clone()));
+        let gamma_gradient = sums(Flex::float_mul(gradient.clone(), normalized.clone()));
 
         // Even if nothing needs the gradient of `x`, because all ranks must make the same calls.
-        let means = means_over_all_ranks::<B>(&over, &beta_gradient, &gamma_gradient);
+        let means = means_over_all_ranks(&over, &beta_gradient, &gamma_gradient);
         if let Some(node) = x_node {
             let [mean_gradient, mean_projection] = means.map(per_channel);
-            let projected = B::float_mul(normalized, mean_projection);
-            let centred = B::float_sub(B::float_sub(gradient, mean_gradient), projected);
-            let scale = B::float_mul(per_channel(gamma), inverse_std);
-            grads.register::<B>(node.id, B::float_mul(scale, centred));
+            let projected = Flex::float_mul(normalized, mean_projection);
+            let centred = Flex::float_sub(Flex::float_sub(gradient, mean_gradient), projected);
+            let scale = Flex::float_mul(per_channel(gamma), inverse_std);
+            grads.register::<Flex>(node.id, Flex::float_mul(scale, centred));
         }
         // These are parameters, so DDP averages them like all others.
         if let Some(node) = gamma_node {
-            grads.register::<B>(node.id, gamma_gradient);
+            grads.register::<Flex>(node.id, gamma_gradient);
         }
         if let Some(node) = beta_node {
-            grads.register::<B>(node.id, beta_gradient);
+            grads.register::<Flex>(node.id, beta_gradient);
         }
     }
 }
 
 /// The means over the samples of all ranks, given each rank's sums.
-fn means_over_all_ranks<B: GradientTap>(
-    over: &Over,
-    first: &FloatTensor<B>,
-    second: &FloatTensor<B>,
-) -> [FloatTensor<B>; 2] {
-    let mut sums = [elements::<B>(first), elements::<B>(second)].concat();
+fn means_over_all_ranks(over: &Over, first: &FlexTensor, second: &FlexTensor) -> [FlexTensor; 2] {
+    let mut sums = [elements(first), elements(second)].concat();
     if let Err(error) = over.group.all_reduce(&mut sums, ReduceOp::Sum) {
         FAILURE.set(Some(error));
         sums.fill(f64::NAN);
@@ -201,12 +197,11 @@ fn means_over_all_ranks<B: GradientTap>(
     [&sums[..channels], &sums[channels..]].map(|sums| {
         let means = sums.iter().map(|sum| sum / over.count).collect();
         let means = TensorData::new(means, [channels]).convert_dtype(dtype);
-        B::float_from_data(means, &device)
+        Flex::float_from_data(means, &device)
     })
 }
 
 /// The elements of a vector, in double precision.
-fn elements<B: GradientTap>(tensor: &FloatTensor<B>) -> Vec<f64> {
-    let InMemory(tensor) = B::in_memory(tensor.clone());
-    tensor.into_data().iter::<f64>().collect()
+fn elements(tensor: &FlexTensor) -> Vec<f64> {
+    tensor.clone().into_data().iter::<f64>().collect()
 }

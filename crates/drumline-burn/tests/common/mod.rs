@@ -2,12 +2,14 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test program uses its share of this file")]
 
+pub(crate) mod probe;
+
 use std::thread;
 
 use burn::{
     module::{Module, Param},
     nn::{Linear, LinearConfig},
-    optim::{AdamConfig, ModuleOptimizer, SgdConfig},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{Device, Shape, Tensor, TensorData, activation::tanh},
 };
 use drumline::ProcessGroup;
@@ -66,4 +68,15 @@ pub(crate) fn single_weight(weight: f32, device: &Device) -> Linear {
 /// By name, for messages.
 pub(crate) fn optimizers() -> [(&'static str, ModuleOptimizer, f64); 2] {
     [("SGD", SgdConfig::new().init(), 0.05), ("Adam", AdamConfig::new().init(), 0.01)]
+}
+
+/// The gradients as raw numbers, by parameter.
+pub(crate) fn gradients_of(model: &Mlp, gradients: &GradientsParams) -> Vec<Vec<f32>> {
+    let linear = |linear: &Linear| {
+        let bias = linear.bias.as_ref().unwrap();
+        let weight = gradients.get::<2>(linear.weight.id).unwrap().into_data();
+        let bias = gradients.get::<1>(bias.id).unwrap().into_data();
+        [weight.try_into_vec().unwrap(), bias.try_into_vec().unwrap()]
+    };
+    model.layers.iter().chain([&model.head]).flat_map(linear).collect()
 }

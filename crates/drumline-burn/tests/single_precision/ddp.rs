@@ -1,6 +1,6 @@
 //! Data-parallel training of burn models, with ranks as threads.
 
-use crate::common::{Mlp, on_ranks, single_weight, tensor};
+use crate::common::{Mlp, gradients_of, on_ranks, single_weight, tensor};
 use burn::{
     module::{Module, Param},
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
@@ -15,17 +15,6 @@ use drumline_burn::{
 
 fn device() -> Device {
     Device::flex().autodiff()
-}
-
-/// The gradients as raw numbers, by parameter.
-fn gradients_of(model: &Mlp, gradients: &GradientsParams) -> Vec<Vec<f32>> {
-    let linear = |linear: &Linear| {
-        let bias = linear.bias.as_ref().unwrap();
-        let weight = gradients.get::<2>(linear.weight.id).unwrap().into_data();
-        let bias = gradients.get::<1>(bias.id).unwrap().into_data();
-        [weight.try_into_vec().unwrap(), bias.try_into_vec().unwrap()]
-    };
-    model.layers.iter().chain([&model.head]).flat_map(linear).collect()
 }
 
 #[test]

@@ -2,64 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Mlp, on_ranks, tensor};
-use burn::{
-    backend::{
-        Autodiff, Backend, Dispatch, Flex,
-        autodiff::{
-            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-            grads::Gradients,
-            ops::{Backward, Ops, OpsKind, unary},
-        },
-        backend_extension,
-        tensor::FloatTensor,
-    },
-    tensor::{Device, Tensor, activation::tanh},
-};
+use crate::common::{Mlp, on_ranks, probe::probe, tensor};
+use burn::tensor::{Device, Tensor, activation::tanh};
 use drumline_burn::{DdpOptions, DistributedDataParallel};
 
 const LAYERS: usize = 6;
-
-/// Notes, when backward comes by, how many buckets have left.
-#[derive(Clone, Debug)]
-struct Probe {
-    place: usize,
-    ddp: Arc<DistributedDataParallel>,
-    seen: Arc<Mutex<Vec<(usize, u64)>>>,
-}
-
-#[backend_extension(Autodiff, Flex)]
-trait Probed: Backend {
-    fn probe(x: FloatTensor<Self>, probe: Probe) -> FloatTensor<Self>;
-}
-
-impl Probed for Flex {
-    fn probe(x: FloatTensor<Self>, _: Probe) -> FloatTensor<Self> {
-        x
-    }
-}
-
-impl<C: CheckpointStrategy> Probed for Autodiff<Flex, C> {
-    fn probe(x: FloatTensor<Self>, probe: Probe) -> FloatTensor<Self> {
-        match ProbeBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(probe, x.into_primitive()),
-            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct ProbeBackward;
-
-impl<B: Backend> Backward<B, 1> for ProbeBackward {
-    type State = Probe;
-
-    fn backward(self, ops: Ops<Probe, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let Probe { place, ddp, seen } = ops.state;
-        seen.lock().unwrap().push((place, ddp.stats().buckets_launched));
-        unary::<B, _>(ops.parents, ops.node, grads, |gradient| gradient);
-    }
-}
 
 #[test]
 fn each_layers_gradients_leave_before_backward_reaches_the_layer_below() {
@@ -74,9 +21,11 @@ fn each_layers_gradients_leave_before_backward_reaches_the_layer_below() {
             let seen = Arc::new(Mutex::new(Vec::new()));
             let mut x: Tensor<2> = tensor([4, 8], 1, &device);
             for (place, layer) in model.layers.iter().enumerate() {
-                x = tanh(layer.forward(x));
-                let probe = Probe { place, ddp: ddp.clone(), seen: seen.clone() };
-                x = Tensor::from_dispatch(Dispatch::probe(x.into_dispatch(), probe));
+                let (ddp, seen) = (ddp.clone(), seen.clone());
+                // Notes, when backward comes by, how many buckets have left.
+                x = probe(tanh(layer.forward(x)), move || {
+                    seen.lock().unwrap().push((place, ddp.stats().buckets_launched));
+                });
             }
             let loss = model.head.forward(x).square().mean();
             ddp.backward(loss, &model).unwrap();

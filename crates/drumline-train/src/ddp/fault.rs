@@ -49,6 +49,8 @@ pub enum FaultKind {
     Twice = 2,
     /// The gradient has another dtype or number of elements than the parameter.
     WrongType = 3,
+    /// The gradient could not be read from its device.
+    Unread = 4,
 }
 
 impl FaultKind {
@@ -58,7 +60,8 @@ impl FaultKind {
             0 => None,
             1 => Some(FaultKind::Unused),
             2 => Some(FaultKind::Twice),
-            _ => Some(FaultKind::WrongType),
+            3 => Some(FaultKind::WrongType),
+            _ => Some(FaultKind::Unread),
         }
     }
 }
@@ -76,6 +79,15 @@ impl GradientFault {
         let sentences: Vec<String> = faults.chunk_by(alike).map(sentence).collect();
         sentences.join("; ")
     }
+
+    /// What to do about `faults`. A device that has failed comes first, because it may be the cause of the others.
+    pub(crate) fn advice(faults: &[GradientFault]) -> &'static str {
+        if faults.iter().any(|fault| fault.kind == FaultKind::Unread) {
+            return "the device failed there: that rank's own error says how";
+        }
+        "every parameter that is trained must take part in the loss, once per step and on every rank: \
+         use it, or freeze it before the model is wrapped, or choose `UnusedParameters::Ignore`"
+    }
 }
 
 impl fmt::Display for GradientFault {
@@ -92,6 +104,10 @@ fn sentence(faults: &[GradientFault]) -> String {
         FaultKind::Unused => "got no gradient",
         FaultKind::Twice => "got two gradients in one step",
         FaultKind::WrongType => "got a gradient of another dtype or length",
+        FaultKind::Unread => match names.len() {
+            1 => "has a gradient that could not be read from its device",
+            _ => "have gradients that could not be read from their device",
+        },
     };
     let ranks = &faults[0].ranks;
     format!(

@@ -169,6 +169,35 @@ impl GradientReducer {
         }
     }
 
+    /// Tells all ranks that this rank has no right gradient for a parameter, because of `kind`: the step ends with
+    /// [`Error::Gradients`] on every rank.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, FaultKind, GradientReducer, ParameterSpec}};
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+    ///             let reducer = GradientReducer::new(vec![bias], &DdpOptions::default(), &group).unwrap();
+    ///             match group.rank() {
+    ///                 0 => reducer.submit(0, [1.0_f32][..].into()),
+    ///                 _ => reducer.fail(0, FaultKind::Unread), // its device does not answer
+    ///             }
+    ///             let error = reducer.finish().unwrap_err().to_string();
+    ///             assert!(error.contains("parameter `bias` has a gradient that could not be read"), "{error}");
+    ///             assert!(error.contains("on rank 1"), "{error}");
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn fail(&self, parameter: usize, kind: FaultKind) {
+        if let Some(mut step) = self.open(parameter) {
+            step.faults.push((parameter, kind));
+        }
+    }
+
     /// Whether gradients of this step were submitted or accumulated.
     pub fn has_gradients(&self) -> bool {
         self.lock().has_gradients()

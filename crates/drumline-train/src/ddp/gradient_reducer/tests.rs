@@ -98,6 +98,7 @@ fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -
             match fault.map(|fault| fault.2) {
                 None => reducer.submit(parameter, good[..].into()),
                 Some(FaultKind::Unused) => {}
+                Some(FaultKind::Unread) => reducer.fail(parameter, FaultKind::Unread),
                 Some(FaultKind::WrongType) => reducer.submit(parameter, [1.0_f64; 2][..].into()),
                 Some(FaultKind::Twice) => {
                     reducer.submit(parameter, good[..].into());
@@ -120,6 +121,7 @@ fn a_fault_on_one_rank_is_named_on_every_rank_and_the_next_step_works() {
         (FaultKind::Unused, "got no gradient"),
         (FaultKind::WrongType, "got a gradient of another dtype or length"),
         (FaultKind::Twice, "got two gradients in one step"),
+        (FaultKind::Unread, "has a gradient that could not be read from its device"),
     ] {
         for error in finish_with_faults(3, &[(1, 1, kind)]) {
             let text = error.to_string();
