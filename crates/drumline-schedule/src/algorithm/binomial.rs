@@ -32,31 +32,40 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     }
 }
 
-/// Ranks sum towards the root. Ranks other than the root add in scratch.
+/// Ranks sum towards rank 0, which forwards the result to the root. So ranks that name different roots hear it from each
+/// other's messages; [`reduce_sums`] takes one message less. Ranks other than the root add in scratch.
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     let sum = if rank == root { DATA } else { Loc::scratch(0, Span::WHOLE) };
-    climb(topology.world_size, rank, root, DATA, sum)
+    let mut steps = climb(topology.world_size, rank, 0, DATA, sum);
+    if root != 0 && rank == 0 {
+        steps.push(Step::Send { to: root, src: sum });
+    }
+    if root != 0 && rank == root {
+        steps.push(Step::Recv { from: 0, dst: DATA });
+    }
+    steps
 }
 
-/// A rank sends at most one message of `n` elements. Where the root is 0 there are `floor(log2 p)` rounds, and it combines
-/// `ceil(log2 p)`; any other root combines as many or fewer.
+/// `floor(log2 p)` rounds, and one more unless the root is 0. A rank sends at most one message
+/// of `n` elements; rank 0 combines `ceil(log2 p)`.
 pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
     let messages = usize::from(p > 1);
-    let (mut rounds, mut combined) = (0, 0);
-    // The nodes that the root's sums are combined with, from the leaf upwards.
-    for (level, other) in (1..).zip(others_on_the_way(p, root)) {
-        rounds = rounds.max(longest_chain(other.len) + 1);
-        combined = combined.max(doublings(other.len)).max(level);
-    }
-    Cost { rounds, messages, elements: messages * n, combined: combined * n, ..Cost::default() }
+    let rounds = longest_chain(p) + usize::from(root != 0);
+    Cost { rounds, messages, elements: messages * n, combined: doublings(p) * n, ..Cost::default() }
 }
 
-/// [`reduce`] of sums that lie in the data and may be overwritten.
+/// Ranks sum towards the root. The data is theirs to overwrite.
 pub(super) fn reduce_sums(p: usize, rank: Rank, root: Rank) -> Vec<Step> {
     climb(p, rank, root, DATA, DATA)
+}
+
+/// The rounds of [`reduce_sums`].
+pub(super) fn reduce_sums_rounds(p: usize, root: Rank) -> usize {
+    let others = others_on_the_way(p, root);
+    others.map(|other| longest_chain(other.len) + 1).max().unwrap_or(0)
 }
 
 /// How many sums a rank receives on the way to the root.

@@ -95,7 +95,7 @@ fn broadcast(
 }
 
 /// The rank on seat `i` of a host sums slice `i` over its host. Then the ranks on that seat of all hosts sum it as in a
-/// [binomial tree](binomial::reduce), and those of the root's host lay the sums out for the root.
+/// [tree](binomial::reduce_sums), and those of the root's host lay the sums out for the root.
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -126,7 +126,7 @@ pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     steps
 }
 
-/// Rounds are those of a [binomial tree](binomial::reduce_cost) over hosts, and one on the host before and after it. A
+/// Rounds are those of the [tree](binomial::reduce_sums_rounds) over hosts, and one on the host before and after it. A
 /// rank sends its slice once. It reads and combines its slice of all ranks of its host. The root reads the other slices.
 pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     let hosts = topology.ranks_by_host();
@@ -142,12 +142,12 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
         true => peers(root_host) * len(root_seat) + n - len(root_seat),
         false => n,
     };
-    let among = binomial::reduce_cost(&Topology::flat(hosts.len()), root_host, longest);
     Cost {
-        rounds: among.rounds + 2,
+        rounds: binomial::reduce_sums_rounds(hosts.len(), root_host) + 2,
+        messages: 1,
+        elements: longest,
         combined: combined.max().unwrap_or(0) * longest,
         shared_elements: read.max(of_root),
-        ..among
     }
 }
 
