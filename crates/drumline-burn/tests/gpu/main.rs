@@ -6,6 +6,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod sync_batch_norm;
+mod unused_parameters;
+
 use std::{
     sync::Arc,
     thread,
