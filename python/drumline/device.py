@@ -96,8 +96,8 @@ class DeviceGroup:
 
     def reduce(self, array: Any, root: int, op: Op = "sum", stream: Any = None) -> DeviceWork:
         """`all_reduce` for rank ``root``; other ranks' elements stay as they are."""
-        at, (name, factor) = _stream(array, stream), operator(op)
-        return DeviceWork(self._core.reduce(at, memory(array), name, root, factor), at)
+        at = _stream(array, stream)
+        return DeviceWork(self._core.reduce(at, memory(array), *operator(op), root), at)
 
     def broadcast(self, array: Any, root: int, stream: Any = None) -> DeviceWork:
         """Replaces the elements of all ranks by those of rank ``root``."""
@@ -107,32 +107,32 @@ class DeviceGroup:
     def all_gather(self, output: Any, array: Any, stream: Any = None) -> DeviceWork:
         """Fills ``output`` with the arrays of all ranks, by rank."""
         at = _stream(array, stream)
-        return DeviceWork(self._core.all_gather(at, memory(array), memory(output)), at)
+        return DeviceWork(self._core.all_gather(at, memory(array), [memory(output)]), at)
 
     def reduce_scatter(
         self, output: Any, array: Any, op: Op = "sum", stream: Any = None
     ) -> DeviceWork:
         """Fills ``output`` with the block of the sum that has this rank's number."""
         at = _stream(array, stream)
-        call = self._core.reduce_scatter(at, memory(array), memory(output), *operator(op))
+        call = self._core.reduce_scatter(at, [memory(array)], memory(output), *operator(op))
         return DeviceWork(call, at)
 
     def gather(self, array: Any, output: Any, root: int, stream: Any = None) -> DeviceWork:
         """Fills rank ``root``'s ``output`` with the arrays of all ranks; it is None elsewhere."""
-        at, own = _stream(array, stream), memory(array)
-        to = _nothing(own) if output is None else memory(output)
-        return DeviceWork(self._core.gather(at, own, to, root), at)
+        at = _stream(array, stream)
+        outputs = [] if output is None else [memory(output)]
+        return DeviceWork(self._core.gather(at, memory(array), outputs, root), at)
 
     def scatter(self, output: Any, array: Any, root: int, stream: Any = None) -> DeviceWork:
         """Fills ``output`` with this rank's block of rank ``root``'s ``array``, which is None elsewhere."""
-        at, own = _stream(output, stream), memory(output)
-        source = _nothing(own) if array is None else memory(array)
-        return DeviceWork(self._core.scatter(at, source, own, root), at)
+        at = _stream(output, stream)
+        inputs = [] if array is None else [memory(array)]
+        return DeviceWork(self._core.scatter(at, inputs, memory(output), root), at)
 
     def all_to_all(self, output: Any, array: Any, stream: Any = None) -> DeviceWork:
         """Sends block ``k`` of ``array`` to rank ``k``, and fills ``output`` with a block of each."""
         at = _stream(array, stream)
-        return DeviceWork(self._core.all_to_all(at, memory(array), memory(output)), at)
+        return DeviceWork(self._core.all_to_all_single(at, memory(array), memory(output)), at)
 
     def barrier(self, stream: Any = None) -> DeviceWork:
         """Ends when the streams of all ranks have come to their barrier."""
@@ -210,10 +210,6 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...] | None, width: in
             return False
         expected *= size
     return True
-
-
-def _nothing(like: Memory) -> Memory:
-    return 0, 0, like[2], None
 
 
 def _stream(array: Any, stream: Any) -> int:

@@ -1,86 +1,14 @@
-"""Collectives on arrays of a GPU.
-
-There is no GPU here: a shared library with the functions of CUDA's driver stands in for one. Its memory cannot be
-touched by the CPU, and what was not waited for is not there yet.
-"""
+"""Collectives on arrays of a GPU, on a stand-in for its driver."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
+from gpus import Array, Driver, standin
 from ranks import run
-from torch_versions import needs_backends
 
 import drumline
 from drumline.device import DeviceGroup, memory
-
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).parents[2] / "target")
-
-
-def standin():
-    names = [TARGET / "debug" / where / "libdrumline_standin.so" for where in ("", "deps")]
-    found = next((str(name) for name in names if name.exists()), None)
-    assert found, f"{names[0]} is not there: cargo build -p drumline-standin"
-    return found
-
-
-class Driver:
-    """As CuPy uses the driver: in the primary context."""
-
-    def __init__(self):
-        self.library = ctypes.CDLL(standin())
-        self.call("cuInit", 0)
-        context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.call("cuCtxSetCurrent", context)
-
-    def call(self, name, *arguments):
-        code = getattr(self.library, name)(*arguments)
-        assert code == 0, f"{name}: {code}"
-
-    def array(self, values):
-        return Array(self, np.asarray(values))
-
-
-class Array:
-    """Numbers in the memory of the device."""
-
-    def __init__(self, driver, values):
-        self.driver, self.values = driver, values
-        address = ctypes.c_uint64()
-        driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(values.nbytes, 1)))
-        self.address = address.value
-        source = np.ascontiguousarray(values)
-        driver.call(
-            "cuMemcpyHtoD_v2",
-            ctypes.c_uint64(self.address),
-            ctypes.c_void_p(source.ctypes.data),
-            ctypes.c_size_t(values.nbytes),
-        )
-
-    @property
-    def __cuda_array_interface__(self):
-        return {
-            "shape": self.values.shape,
-            "typestr": self.values.dtype.str,
-            "data": (self.address, False),
-            "version": 3,
-            "strides": None,
-        }
-
-    def get(self):
-        found = np.empty(self.values.shape, self.values.dtype)
-        self.driver.call(
-            "cuMemcpyDtoH_v2",
-            ctypes.c_void_p(found.ctypes.data),
-            ctypes.c_uint64(self.address),
-            ctypes.c_size_t(found.nbytes),
-        )
-        return found
 
 
 def connect(rank, world_size, directory):
@@ -176,73 +104,3 @@ def test_elements_must_lie_side_by_side():
 
     with pytest.raises(ValueError, match="side by side"):
         memory(Strided())
-
-
-class Gpus:
-    """Tensors of torch's device ``meta``, which have no memory, stand for a GPU's. Their elements are the driver's."""
-
-    def __init__(self):
-        self.driver, self.library, self.arrays = Driver(), standin(), {}
-
-    def tensor(self, values):
-        torch = pytest.importorskip("torch")
-        values = np.asarray(values, np.float32)
-        tensor = torch.empty(values.shape, dtype=torch.float32, device="meta")
-        self.arrays[id(tensor)] = (tensor, self.driver.array(values))
-        return tensor
-
-    def get(self, tensor):
-        return self.arrays[id(tensor)][1].get()
-
-    def memory(self, tensor):
-        known = self.arrays.get(id(tensor))
-        return None if known is None else memory(known[1])
-
-    def stream(self, _):
-        return 0
-
-
-def with_torch(rank, world_size, directory):
-    import torch
-    import torch._C._distributed_c10d as c10d
-    import torch.distributed as dist
-
-    from drumline.torch import on_device
-
-    gpus = on_device.GPUS = Gpus()
-    store = dist.FileStore(f"{directory}/store", world_size)
-    dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    seen = []
-    with pytest.warns(UserWarning, match="not been verified"):
-        data = gpus.tensor(np.full(3000, rank + 1))
-        backend.allreduce([data], c10d.AllreduceOptions()).wait()
-    seen.append(gpus.get(data)[0])
-    options = c10d.AllreduceOptions()
-    options.reduceOp, options.asyncOp = dist.ReduceOp.AVG, True
-    work = backend.allreduce([data], options)
-    work.wait()
-    assert work.exception() is None
-    seen.append(gpus.get(data)[0])
-    options = c10d.BroadcastOptions()
-    options.rootRank = world_size - 1
-    own = gpus.tensor([rank, rank])
-    backend.broadcast([own], options).wait()
-    seen.append(gpus.get(own)[0])
-    every = gpus.tensor(np.zeros(2 * world_size))
-    own = gpus.tensor([rank, rank])
-    backend.all_gather_single(every, own, c10d.AllgatherOptions()).wait()
-    seen.append(gpus.get(every)[::2].tolist())
-    backend.reduce_scatter_single(own, every, c10d.ReduceScatterOptions()).wait()
-    seen.append(gpus.get(own)[0])
-    dist.destroy_process_group()
-    return seen
-
-
-@needs_backends
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_tensors_of_torch_are_taken_from_where_they_are(world_size):
-    for rank, seen in enumerate(run(world_size, with_torch)):
-        total = sum(range(1, world_size + 1))
-        every = list(range(world_size))
-        assert seen == [total, total, world_size - 1, every, rank * world_size]

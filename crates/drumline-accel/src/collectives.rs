@@ -11,8 +11,6 @@ use crate::ring::Window;
 use crate::staged::{Request, Staged};
 use crate::{DeviceGroup, DeviceOp, DeviceSlice, DeviceWork, Error, Result};
 
-const NOWHERE: Place = Place { address: 0, bytes: 0 };
-
 /// All of them return when they are queued. Of the arguments: a [`DeviceSlice`] must be memory of the group's device,
 /// and its elements must be aligned. Ranks that make different calls all get an error.
 impl DeviceGroup {
@@ -276,10 +274,10 @@ impl DeviceGroup {
         let request = Request {
             operation,
             dtype: data.dtype,
-            out: if is_read { data.place } else { NOWHERE },
+            out: is_read.then_some(data.place).into_iter().collect(),
             in_place: true,
             data_bytes: data.place.bytes,
-            into: if is_written { data.place } else { NOWHERE },
+            into: is_written.then_some(data.place).into_iter().collect(),
         };
         self.submit(name, stream, Body::Staged(Box::new(Staged::new(request))))
     }
@@ -292,16 +290,39 @@ impl DeviceGroup {
         input: DeviceSlice,
         output: DeviceSlice,
     ) -> Result<DeviceWork> {
+        self.in_pieces(stream, operation, &[input], &[output])
+    }
+
+    /// The same with an input and an output in pieces, of which there is one at least.
+    pub(crate) fn in_pieces(
+        &self,
+        stream: &Arc<dyn Stream>,
+        operation: Operation,
+        input: &[DeviceSlice],
+        output: &[DeviceSlice],
+    ) -> Result<DeviceWork> {
         let name = operation.name();
-        self.check(name, input)?;
-        self.check(name, output)?;
+        let all = || input.iter().chain(output);
+        all().try_for_each(|piece| self.check(name, *piece))?;
+        let Some(DeviceSlice { dtype, .. }) = all().next().copied() else {
+            let problem = "there is neither an input nor an output".to_owned();
+            return Err(Error::Argument { operation: name, problem });
+        };
+        if let Some(other) = all().find(|piece| piece.dtype != dtype) {
+            let problem = format!(
+                "there are elements of {dtype} and of {}: they must be of one type",
+                other.dtype
+            );
+            return Err(Error::Argument { operation: name, problem });
+        }
+        let places = |pieces: &[DeviceSlice]| pieces.iter().map(|piece| piece.place).collect();
         let request = Request {
             operation,
-            dtype: input.dtype,
-            out: input.place,
+            dtype,
+            out: places(input),
             in_place: false,
-            data_bytes: output.place.bytes,
-            into: output.place,
+            data_bytes: output.iter().map(|piece| piece.place.bytes).sum(),
+            into: places(output),
         };
         self.submit(name, stream, Body::Staged(Box::new(Staged::new(request))))
     }
@@ -312,7 +333,7 @@ impl DeviceGroup {
     }
 
     /// Whether this rank is the one that the call names.
-    fn is_root(&self, operation: &'static str, rank: Rank) -> Result<bool> {
+    pub(crate) fn is_root(&self, operation: &'static str, rank: Rank) -> Result<bool> {
         if rank < self.world_size() {
             return Ok(rank == self.rank());
         }

@@ -76,6 +76,13 @@ pub(crate) enum Operation {
     Gather(Rank),
     Scatter(Rank),
     AllToAll,
+    /// The counts of all ranks' blocks.
+    AllGatherV(Vec<usize>),
+    ReduceScatterV(DeviceOp, Vec<usize>),
+    GatherV(Vec<usize>, Rank),
+    ScatterV(Vec<usize>, Rank),
+    /// What each rank gets, and what each brings.
+    AllToAllV(Vec<usize>, Vec<usize>),
     Scan(DeviceOp),
     ExclusiveScan(DeviceOp),
     Barrier,
@@ -94,6 +101,11 @@ impl Operation {
             Operation::Gather(_) => "gather",
             Operation::Scatter(_) => "scatter",
             Operation::AllToAll => "all_to_all",
+            Operation::AllGatherV(_) => "all_gather_v",
+            Operation::ReduceScatterV(..) => "reduce_scatter_v",
+            Operation::GatherV(..) => "gather_v",
+            Operation::ScatterV(..) => "scatter_v",
+            Operation::AllToAllV(..) => "all_to_all_v",
             Operation::Scan(_) => "scan",
             Operation::ExclusiveScan(_) => "exclusive_scan",
             Operation::Barrier => "barrier",
@@ -223,6 +235,13 @@ fn begin_as<T: Element>(
         Operation::Gather(root) => group.gather_async(input, data, *root)?,
         Operation::Scatter(root) => group.scatter_async(input, data, *root)?,
         Operation::AllToAll => group.all_to_all_async(input, data)?,
+        Operation::AllGatherV(counts) => group.all_gather_v_async(input, data, counts)?,
+        Operation::ReduceScatterV(by, counts) => {
+            group.reduce_scatter_v_async(input, counts, data, op(by)?)?
+        }
+        Operation::GatherV(counts, root) => group.gather_v_async(input, data, counts, *root)?,
+        Operation::ScatterV(counts, root) => group.scatter_v_async(input, counts, data, *root)?,
+        Operation::AllToAllV(send, recv) => group.all_to_all_v_async(input, send, data, recv)?,
         Operation::Scan(by) => group.scan_async(data, op(by)?),
         Operation::ExclusiveScan(by) => group.exclusive_scan_async(data, op(by)?),
         Operation::Send(to, tag) => group.send_async(data, *to, *tag)?,

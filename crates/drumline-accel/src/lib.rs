@@ -32,7 +32,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `group.rs`, `collectives.rs` | the handle: what is checked before any rank hears of a call |
+//! | `group.rs`, `collectives.rs`, `pieces.rs` | the handle: what is checked before any rank hears of a call |
 //! | `agreement.rs` | what ranks tell each other when they make the group, and the way of an all-reduce |
 //! | `inbox.rs`, `watcher.rs` | what handles and the watching thread share, and what that thread does |
 //! | `ring.rs`, `staged.rs` | the windows of an all-reduce, and every other call |
@@ -49,6 +49,7 @@ mod host_call;
 mod inbox;
 mod operator;
 mod options;
+mod pieces;
 mod pool;
 mod ring;
 mod slice;

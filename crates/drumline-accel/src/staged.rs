@@ -15,14 +15,14 @@ use crate::{Error, Result};
 pub(crate) struct Request {
     pub(crate) operation: Operation,
     pub(crate) dtype: DType,
-    /// What is copied out.
-    pub(crate) out: Place,
+    /// What is copied out, one piece behind the other.
+    pub(crate) out: Vec<Place>,
     /// Whether it is copied into the memory that the host changes, or else into one of its own.
     pub(crate) in_place: bool,
     /// What the host changes.
     pub(crate) data_bytes: usize,
-    /// Where that is copied in. It may be nowhere.
-    pub(crate) into: Place,
+    /// Where that is copied in, piece by piece. It may be nowhere.
+    pub(crate) into: Vec<Place>,
 }
 
 /// How far such a call has come.
@@ -80,21 +80,21 @@ impl Staged {
         pool: &Arc<Pool>,
         event: Option<&dyn Event>,
     ) -> Result<()> {
-        let Request { out, in_place, data_bytes, .. } = self.request;
+        let Request { ref out, in_place, data_bytes, .. } = self.request;
+        let parts = parts_of(out);
         let failed = Error::of(self.request.operation.name());
         let data = match in_place {
             true => Lent::nothing(pool),
             false => pool.lend(data_bytes).map_err(&failed)?,
         };
-        let held = if in_place { data_bytes } else { out.bytes };
+        let held = if in_place { data_bytes } else { bytes_of(out) };
         let memory = pool.lend(held).map_err(&failed)?.take();
         let (flight, result) = match memory {
-            Some(memory) if out.bytes > 0 => {
+            Some(memory) if !parts.is_empty() => {
                 if let Some(event) = event {
                     stream.wait(event).map_err(&failed)?;
                 }
-                let part = Part { place: out, at: 0, window: None };
-                match stream.copy_out(&[part], memory.into()) {
+                match stream.copy_out(&parts, memory.into()) {
                     Ok(flight) => (Some(flight), Ok(())),
                     Err(refused) => (Some(refused.1), Err(failed(refused.0))),
                 }
@@ -123,7 +123,7 @@ impl Staged {
         let landed = landed.map_or_else(|| Lent::nothing(pool), |it| Lent::again(pool, it));
         let brought = match in_place {
             true => Brought { data: (landed, *data_bytes), input: (data, 0) },
-            false => Brought { data: (data, *data_bytes), input: (landed, out.bytes) },
+            false => Brought { data: (data, *data_bytes), input: (landed, bytes_of(out)) },
         };
         self.stage = Stage::Host(host_call::begin(group, operation, *dtype, brought)?);
         Ok(true)
@@ -142,7 +142,7 @@ impl Staged {
                 self.stage = Stage::Back(call.end()?);
                 Ok(true)
             }
-            Stage::Back(memory) if self.request.into.bytes == 0 => {
+            Stage::Back(memory) if bytes_of(&self.request.into) == 0 => {
                 drop(memory);
                 Ok(true)
             }
@@ -154,8 +154,8 @@ impl Staged {
                     return Ok(false);
                 }
                 let Some(memory) = memory.take() else { return Ok(true) };
-                let part = Part { place: self.request.into, at: 0, window: None };
-                let (flight, result) = match stream.copy_in(&[part], memory.into()) {
+                let parts = parts_of(&self.request.into);
+                let (flight, result) = match stream.copy_in(&parts, memory.into()) {
                     Ok(flight) => (flight, Ok(true)),
                     Err(refused) => (refused.1, Err(failed(refused.0))),
                 };
@@ -203,6 +203,21 @@ impl Staged {
         }
         is_settled
     }
+}
+
+fn bytes_of(pieces: &[Place]) -> usize {
+    pieces.iter().map(|place| place.bytes).sum()
+}
+
+/// Where pieces lie in memory of the host.
+fn parts_of(pieces: &[Place]) -> Vec<Part> {
+    let mut at = 0;
+    let part = |place: &Place| {
+        let part = Part { place: *place, at, window: None };
+        at += place.bytes;
+        part
+    };
+    pieces.iter().filter(|place| place.bytes > 0).map(part).collect()
 }
 
 impl std::fmt::Debug for Stage {

@@ -3,8 +3,6 @@
 mod statistics;
 mod step;
 
-use std::fmt::Display;
-
 use burn::{
     module::{Flag, Module, Param, RunningState},
     nn::{BatchNorm, BatchNormConfig},
@@ -238,10 +236,4 @@ impl SyncBatchNorm {
             step::Over { group: self.group.clone(), count: all.count, epsilon: self.epsilon },
         ))
     }
-}
-
-/// The error if a device has failed.
-fn unread(problem: &impl Display) -> Error {
-    let problem = format!("its statistics could not be read from the device: {problem}");
-    Error::CannotNormalize { problem }
 }

@@ -112,15 +112,14 @@ impl DeviceGroup {
         self.queue(py, stream, vec![data], |on, stream| on.all_reduce_on(stream, slice, op))
     }
 
-    #[pyo3(signature = (stream, data, op, root, factor=None))]
     fn reduce(
         &self,
         py: Python<'_>,
         stream: u64,
         data: OnDevice,
         op: &str,
-        root: usize,
         factor: Option<Bound<'_, PyAny>>,
+        root: usize,
     ) -> PyResult<DeviceWork> {
         let op = device_op(op, factor, data.slice.dtype)?;
         let slice = data.slice;
@@ -138,67 +137,102 @@ impl DeviceGroup {
         self.queue(py, stream, vec![data], |on, stream| on.broadcast_on(stream, slice, root))
     }
 
+    /// `outputs` is one memory with a block for every rank, or one for each rank.
     fn all_gather(
         &self,
         py: Python<'_>,
         stream: u64,
         input: OnDevice,
-        output: OnDevice,
+        outputs: Vec<OnDevice>,
     ) -> PyResult<DeviceWork> {
-        let slices = (input.slice, output.slice);
-        self.queue(py, stream, vec![input, output], |on, stream| {
-            on.all_gather_on(stream, slices.0, slices.1)
+        if let [output] = &outputs[..] {
+            let slices = (input.slice, output.slice);
+            return self.queue(py, stream, both(vec![input], outputs), |on, stream| {
+                on.all_gather_on(stream, slices.0, slices.1)
+            });
+        }
+        let (counts, input) = (counts_of(&outputs), vec![input]);
+        self.queue_pieces(py, stream, input, outputs, |on, stream, input, outputs| {
+            on.all_gather_v_on(stream, input, outputs, &counts)
         })
     }
 
-    #[pyo3(signature = (stream, input, output, op, factor=None))]
+    /// `inputs` is one memory with a block for every rank, or one for each rank.
+    #[pyo3(signature = (stream, inputs, output, op, factor=None))]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
         stream: u64,
-        input: OnDevice,
+        inputs: Vec<OnDevice>,
         output: OnDevice,
         op: &str,
         factor: Option<Bound<'_, PyAny>>,
     ) -> PyResult<DeviceWork> {
-        let op = device_op(op, factor, input.slice.dtype)?;
-        let slices = (input.slice, output.slice);
-        self.queue(py, stream, vec![input, output], |on, stream| {
-            on.reduce_scatter_on(stream, slices.0, slices.1, op)
+        let op = device_op(op, factor, output.slice.dtype)?;
+        if let [input] = &inputs[..] {
+            let slices = (input.slice, output.slice);
+            return self.queue(py, stream, both(inputs, vec![output]), |on, stream| {
+                on.reduce_scatter_on(stream, slices.0, slices.1, op)
+            });
+        }
+        let (counts, output) = (counts_of(&inputs), vec![output]);
+        self.queue_pieces(py, stream, inputs, output, |on, stream, inputs, output| {
+            on.reduce_scatter_v_on(stream, inputs, &counts, output, op)
         })
     }
 
-    /// `output` is empty where this rank is not the root.
+    /// `outputs` is empty except at the root. `counts` are the elements that each rank brings.
+    #[pyo3(signature = (stream, input, outputs, root, counts=None))]
     fn gather(
         &self,
         py: Python<'_>,
         stream: u64,
         input: OnDevice,
-        output: OnDevice,
+        outputs: Vec<OnDevice>,
         root: usize,
+        counts: Option<Vec<usize>>,
     ) -> PyResult<DeviceWork> {
-        let slices = (input.slice, output.slice);
-        self.queue(py, stream, vec![input, output], |on, stream| {
-            on.gather_on(stream, slices.0, slices.1, root)
+        let counts = counts.map_or_else(|| self.even(input.slice.len()), Ok)?;
+        self.queue_pieces(py, stream, vec![input], outputs, |on, stream, input, outputs| {
+            on.gather_v_on(stream, input, outputs, &counts, root)
         })
     }
 
-    /// `input` is empty where this rank is not the root.
+    /// `inputs` is empty except at the root. `counts` are the elements that each rank gets.
+    #[pyo3(signature = (stream, inputs, output, root, counts=None))]
     fn scatter(
         &self,
         py: Python<'_>,
         stream: u64,
-        input: OnDevice,
+        inputs: Vec<OnDevice>,
         output: OnDevice,
         root: usize,
+        counts: Option<Vec<usize>>,
     ) -> PyResult<DeviceWork> {
-        let slices = (input.slice, output.slice);
-        self.queue(py, stream, vec![input, output], |on, stream| {
-            on.scatter_on(stream, slices.0, slices.1, root)
+        let counts = counts.map_or_else(|| self.even(output.slice.len()), Ok)?;
+        self.queue_pieces(py, stream, inputs, vec![output], |on, stream, inputs, output| {
+            on.scatter_v_on(stream, inputs, &counts, output, root)
         })
     }
 
+    /// Sends `send_counts[i]` elements to rank `i` and gets `recv_counts[i]` from it. Inputs and outputs are one memory
+    /// each, or one for each rank.
     fn all_to_all(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        inputs: Vec<OnDevice>,
+        send_counts: Vec<usize>,
+        outputs: Vec<OnDevice>,
+        recv_counts: Vec<usize>,
+    ) -> PyResult<DeviceWork> {
+        self.queue_pieces(py, stream, inputs, outputs, |on, stream, inputs, outputs| {
+            on.all_to_all_v_on(stream, inputs, &send_counts, outputs, &recv_counts)
+        })
+    }
+
+    /// Every rank sends block `k` of its input to rank `k`.
+    fn all_to_all_single(
         &self,
         py: Python<'_>,
         stream: u64,
@@ -208,6 +242,45 @@ impl DeviceGroup {
         let slices = (input.slice, output.slice);
         self.queue(py, stream, vec![input, output], |on, stream| {
             on.all_to_all_on(stream, slices.0, slices.1)
+        })
+    }
+
+    /// `outputs[i]` gets the inputs `i` of all ranks, by rank.
+    fn all_gather_coalesced(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        inputs: Vec<OnDevice>,
+        outputs: Vec<OnDevice>,
+    ) -> PyResult<DeviceWork> {
+        let lens = counts_of(&inputs);
+        let places = self.by_rank(&outputs, &lens)?;
+        let counts = self.even(lens.iter().sum())?;
+        let read = slices_of(&inputs);
+        self.queue(py, stream, both(inputs, outputs), |on, stream| {
+            on.all_gather_v_on(stream, &read, &places, &counts)
+        })
+    }
+
+    /// `outputs[i]` gets this rank's block of the sum of the inputs `i`.
+    #[pyo3(signature = (stream, inputs, outputs, op, factor=None))]
+    fn reduce_scatter_coalesced(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        inputs: Vec<OnDevice>,
+        outputs: Vec<OnDevice>,
+        op: &str,
+        factor: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceWork> {
+        let Some(first) = inputs.first() else { return self.barrier(py, stream) };
+        let op = device_op(op, factor, first.slice.dtype)?;
+        let lens = counts_of(&outputs);
+        let places = self.by_rank(&inputs, &lens)?;
+        let counts = self.even(lens.iter().sum())?;
+        let filled = slices_of(&outputs);
+        self.queue(py, stream, both(inputs, outputs), |on, stream| {
+            on.reduce_scatter_v_on(stream, &places, &counts, &filled, op)
         })
     }
 
@@ -262,6 +335,54 @@ impl DeviceGroup {
         core.ok_or_else(|| PyValueError::new_err("the group of this device was left"))
     }
 
+    /// The same number of elements for every rank.
+    fn even(&self, count: usize) -> PyResult<Vec<usize>> {
+        Ok(vec![count; self.get()?.world_size()])
+    }
+
+    /// The blocks of several memories, each of which has a block of `lens` elements for every rank: first all those for
+    /// rank 0.
+    fn by_rank(&self, memories: &[OnDevice], lens: &[usize]) -> PyResult<Vec<DeviceSlice>> {
+        let ranks = self.get()?.world_size();
+        if memories.len() != lens.len() {
+            let problem = format!("{} memories for {} blocks", memories.len(), lens.len());
+            return Err(PyValueError::new_err(problem));
+        }
+        let block = |rank: usize, of: &OnDevice, len: usize| {
+            let DeviceSlice { place, dtype } = of.slice;
+            let bytes = len * dtype.size();
+            let fits = bytes.checked_mul(ranks) == Some(place.bytes);
+            let place = place.part(rank * bytes..(rank + 1) * bytes).filter(|_| fits);
+            let place = place.ok_or_else(|| {
+                let held = of.slice.len();
+                let problem =
+                    format!("{held} elements are no block of {len} for each of {ranks} ranks");
+                PyValueError::new_err(problem)
+            })?;
+            Ok(DeviceSlice::new(place, dtype))
+        };
+        let of_rank = |rank| memories.iter().zip(lens).map(move |(of, len)| block(rank, of, *len));
+        (0..ranks).flat_map(of_rank).collect()
+    }
+
+    fn queue_pieces(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        inputs: Vec<OnDevice>,
+        outputs: Vec<OnDevice>,
+        call: impl FnOnce(
+            &Core,
+            &Arc<dyn Stream>,
+            &[DeviceSlice],
+            &[DeviceSlice],
+        ) -> device::Result<device::DeviceWork>
+        + Send,
+    ) -> PyResult<DeviceWork> {
+        let (read, filled) = (slices_of(&inputs), slices_of(&outputs));
+        self.queue(py, stream, both(inputs, outputs), |on, stream| call(on, stream, &read, &filled))
+    }
+
     fn queue(
         &self,
         py: Python<'_>,
@@ -276,6 +397,19 @@ impl DeviceGroup {
         let owners = owners.into_iter().map(|it| it.owner).collect();
         Ok(DeviceWork { work, device: self.device.clone(), owners: Mutex::new(owners) })
     }
+}
+
+fn slices_of(memories: &[OnDevice]) -> Vec<DeviceSlice> {
+    memories.iter().map(|it| it.slice).collect()
+}
+
+fn counts_of(memories: &[OnDevice]) -> Vec<usize> {
+    memories.iter().map(|it| it.slice.len()).collect()
+}
+
+fn both(mut inputs: Vec<OnDevice>, outputs: Vec<OnDevice>) -> Vec<OnDevice> {
+    inputs.extend(outputs);
+    inputs
 }
 
 /// A stream of the package's caller.

@@ -10,8 +10,9 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from drumline import _core
-from drumline.torch import on_device, profile
-from drumline.torch.tensors import Memory, Staging
+from drumline.torch import profile
+from drumline.torch.on_device import OnDevice, Placing
+from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
 
 PER_GROUP = timedelta(milliseconds=-1)
@@ -21,7 +22,7 @@ LONGEST = timedelta(days=10_000)
 """torch passes this if the program gives no time limit."""
 
 Call = tuple[Any, ...]
-"""A method of the core's group, and its arguments without the last, ``background``."""
+"""A method of the core's groups by its name, and its arguments: those between ``stream`` and ``background``."""
 
 
 class Calls(Backend):
@@ -32,41 +33,11 @@ class Calls(Backend):
         self._group = group
         self._timeout = timeout
         self._sequence = 0
-        self._on_device = on_device.OnDevice(group)
+        self._on_device = OnDevice(group)
 
-    def _queue(
-        self,
-        title: str,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        call: Callable[..., _core.DeviceWork],
-        *arguments: Any,
-    ) -> DrumlineWork | None:
-        """Queues a call on tensors of one GPU: ``call(end, stream, *tensors, *arguments)``. None: they must be
-        staged."""
-        device = inputs[0].device
-        if device.type == "cpu":
-            return None
-        tensors = inputs + [tensor for tensor in outputs if tensor is not inputs[0]]
-        places: list[Memory] = []
-        for tensor in tensors:
-            place = on_device.GPUS.memory(tensor) if tensor.device == device else None
-            if place is None:
-                return None
-            places.append(place)
-        end = self._on_device.of(device)
-        if end is None:
-            return None
-        self._sequence += 1
-        event = profile.begin(f"drumline:{title}", inputs)
-        try:
-            work = call(end, on_device.GPUS.stream(device), *places, *arguments)
-        except _core.DrumlineError as error:
-            raise as_dist_error(error) from None
-        finally:
-            profile.end(event, [])
-        handle = on_device.Queued(work)
-        return DrumlineWork(title, [handle], on_device.Joining(work, device), outputs)
+    def _staging(self, *tensors: torch.Tensor) -> Staging:
+        """How the tensors of a call reach the core, where they are."""
+        return self._on_device.staging_of(tensors)
 
     def _run(
         self,
@@ -77,15 +48,19 @@ class Calls(Backend):
         staging: Staging,
         *calls: Call,
     ) -> DrumlineWork:
-        """Runs calls: on this thread if torch waits for them, or else in the background.
+        """Runs calls: on this thread if torch waits for them, or else in the background. Those on a GPU are queued.
 
         The profiler gets ``inputs``; ``outputs`` become the value of the future.
         """
         self._sequence += 1
         group = self._within(opts.timeout)
 
-        def start() -> list[_core.Work | None]:
-            return [method(group, *arguments, opts.asyncOp) for method, *arguments in calls]
+        def start() -> list[Any]:
+            if isinstance(staging, Placing):
+                return [staging.queue(*call) for call in calls]
+            return [
+                getattr(group, method)(*arguments, opts.asyncOp) for method, *arguments in calls
+            ]
 
         return self._begin(title, inputs, outputs, staging, start)
 
@@ -104,10 +79,10 @@ class Calls(Backend):
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
         staging: Staging,
-        start: Callable[[], list[_core.Work | None]],
+        start: Callable[[], list[Any]],
     ) -> DrumlineWork:
         event = profile.begin(f"drumline:{title}", inputs)
-        handles: list[_core.Work] = []
+        handles: list[Any] = []
         try:
             handles = [handle for handle in start() if handle is not None]
         except _core.DrumlineError as error:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from drumline import _core
-from drumline._core import DeviceGroup, Group
 from drumline.torch import profile
 from drumline.torch.arguments import by_type, check_list, list_at_root, only, operator, split_counts
 from drumline.torch.calls import Calls
+from drumline.torch.on_device import Placing
 from drumline.torch.sparse import all_reduce_sparse
 from drumline.torch.tensors import Memory, Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
@@ -25,13 +25,9 @@ class Collectives(Calls):
 
     def broadcast(self, tensors: Tensors, opts: Any) -> DrumlineWork:
         tensor = only(tensors, "broadcast")
-        if queued := self._queue(
-            "broadcast", [tensor], [tensor], DeviceGroup.broadcast, opts.rootRank
-        ):
-            return queued
-        staging = Staging()
+        staging = self._staging(tensor)
         data = staging.write(tensor)
-        call = (Group.broadcast, data, opts.rootRank)
+        call = ("broadcast", data, opts.rootRank)
         return self._run("broadcast", opts, tensors, tensors, staging, call)
 
     def allreduce(self, tensors: Tensors, opts: Any) -> DrumlineWork:
@@ -40,12 +36,8 @@ class Collectives(Calls):
         tensor = only(tensors, "all_reduce")
         if tensor.layout is not torch.strided:
             return self.allreduce_sparse(tensors, opts)
-        if queued := self._queue(
-            "all_reduce", [tensor], [tensor], DeviceGroup.all_reduce, *operator(opts)
-        ):
-            return queued
-        staging = Staging()
-        call = (Group.all_reduce, staging.write(tensor, reduce=True), *operator(opts))
+        staging = self._staging(tensor)
+        call = ("all_reduce", staging.write(tensor, reduce=True), *operator(opts))
         return self._run("all_reduce", opts, tensors, tensors, staging, call)
 
     def allreduce_sparse(self, tensors: Tensors, opts: Any) -> DrumlineWork:
@@ -62,10 +54,14 @@ class Collectives(Calls):
         return DrumlineWork("all_reduce", [], Staging(), tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> DrumlineWork:
-        staging = Staging()
+        staging = self._staging(*tensors)
+        if isinstance(staging, Placing):
+            each = [staging.write(tensor, reduce=True) for tensor in tensors]
+            calls = [("all_reduce", data, *operator(opts)) for data in each]
+            return self._run("all_reduce", opts, tensors, tensors, staging, *calls)
         calls = [
             (
-                Group.all_reduce_coalesced,
+                "all_reduce_coalesced",
                 [staging.write(tensor, reduce=True) for tensor in kind],
                 *operator(opts),
             )
@@ -74,21 +70,21 @@ class Collectives(Calls):
         return self._run("all_reduce", opts, tensors, tensors, staging, *calls)
 
     def reduce(self, tensors: Tensors, opts: Any) -> DrumlineWork:
-        staging, root = Staging(), opts.rootRank
+        tensor, root = only(tensors, "reduce"), opts.rootRank
+        staging = self._staging(tensor)
         # Other ranks' tensors stay as they are.
         take = staging.write if self.rank() == root else staging.read
-        data = take(only(tensors, "reduce"), reduce=True)
-        call = (Group.reduce, data, *operator(opts), root)
+        data = take(tensor, reduce=True)
+        call = ("reduce", data, *operator(opts), root)
         return self._run("reduce", opts, tensors, tensors, staging, call)
 
     # A list with a tensor for every rank.
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> DrumlineWork:
-        staging, filled = Staging(), only(outputs, "all_gather")
+        filled, own = only(outputs, "all_gather"), only(inputs, "all_gather")
         check_list(filled, self.size(), "output")
-        call = (
-            Group.all_gather, staging.read(only(inputs, "all_gather")), staging.fill_all(filled)
-        )  # fmt: skip
+        staging = self._staging(own)
+        call = ("all_gather", staging.read(own), staging.fill_all(filled))
         return self._run("all_gather", opts, inputs, filled, staging, call)
 
     def allgather_coalesced(
@@ -99,41 +95,44 @@ class Collectives(Calls):
         for row in outputs:
             if [(t.shape, t.dtype) for t in row] != [(t.shape, t.dtype) for t in inputs]:
                 raise ValueError("all_gather_coalesced: outputs must be like the inputs")
-        staging = Staging()
+        staging = self._staging(*inputs)
         calls = [
-            (Group.all_gather, staging.read(own), staging.fill_all([row[i] for row in outputs]))
+            ("all_gather", staging.read(own), staging.fill_all([row[i] for row in outputs]))
             for i, own in enumerate(inputs)
         ]
         filled = [tensor for row in outputs for tensor in row]
         return self._run("all_gather", opts, inputs, filled, staging, *calls)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> DrumlineWork:
-        staging, root = Staging(), opts.rootRank
+        own, root = only(inputs, "gather"), opts.rootRank
         filled = list_at_root(outputs, self.rank() == root, self.size(), "output")
-        data = staging.read(only(inputs, "gather"))
-        call = (Group.gather, data, staging.fill_all(filled), root, None)
+        staging = self._staging(own)
+        data = staging.read(own)
+        call = ("gather", data, staging.fill_all(filled), root, None)
         return self._run("gather", opts, inputs, filled, staging, call)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> DrumlineWork:
-        staging, root = Staging(), opts.rootRank
+        own, root = only(outputs, "scatter"), opts.rootRank
         dealt = list_at_root(inputs, self.rank() == root, self.size(), "input")
-        data = staging.fill(only(outputs, "scatter"))
-        call = (Group.scatter, staging.read_all(dealt), data, root, None)
+        staging = self._staging(own)
+        data = staging.fill(own)
+        call = ("scatter", staging.read_all(dealt), data, root, None)
         return self._run("scatter", opts, dealt or outputs, outputs, staging, call)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> DrumlineWork:
-        staging, dealt = Staging(), only(inputs, "reduce_scatter")
+        dealt, own = only(inputs, "reduce_scatter"), only(outputs, "reduce_scatter")
         check_list(dealt, self.size(), "input")
-        data = staging.fill(only(outputs, "reduce_scatter"), reduce=True)
-        call = (Group.reduce_scatter, staging.read_all(dealt, True), data, *operator(opts))
+        staging = self._staging(own)
+        data = staging.fill(own, reduce=True)
+        call = ("reduce_scatter", staging.read_all(dealt, True), data, *operator(opts))
         return self._run("reduce_scatter", opts, dealt, outputs, staging, call)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DrumlineWork:
         check_list(outputs, self.size(), "output")
         check_list(inputs, self.size(), "input")
-        staging = Staging()
+        staging = self._staging(*inputs)
         read, filled = staging.read_all(inputs), staging.fill_all(outputs)
-        call = (Group.all_to_all, read, _counts(read), filled, _counts(filled))
+        call = ("all_to_all", read, _counts(read), filled, _counts(filled))
         return self._run("all_to_all", opts, inputs, outputs, staging, call)
 
     # One tensor with a block for every rank.
@@ -141,18 +140,16 @@ class Collectives(Calls):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any
     ) -> DrumlineWork:
-        if queued := self._queue("_all_gather_base", [input], [output], DeviceGroup.all_gather):
-            return queued
-        staging = Staging()
-        call = (Group.all_gather, staging.read(input), [staging.fill(output)])
+        staging = self._staging(input)
+        call = ("all_gather", staging.read(input), [staging.fill(output)])
         return self._run("_all_gather_base", opts, [input], [output], staging, call)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> DrumlineWork:
-        staging = Staging()
+        staging = self._staging(*inputs)
         calls = [
-            (Group.all_gather_coalesced, staging.read_all(read), staging.fill_all(filled))
+            ("all_gather_coalesced", staging.read_all(read), staging.fill_all(filled))
             for read, filled in _pairs_by_type(inputs, outputs)
         ]
         return self._run("all_gather", opts, inputs, outputs, staging, *calls)
@@ -160,22 +157,18 @@ class Collectives(Calls):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any
     ) -> DrumlineWork:
-        if queued := self._queue(
-            "_reduce_scatter_base", [input], [output], DeviceGroup.reduce_scatter, *operator(opts)
-        ):
-            return queued
-        staging = Staging()
+        staging = self._staging(input)
         data, read = staging.fill(output, reduce=True), staging.read(input, reduce=True)
-        call = (Group.reduce_scatter, [read], data, *operator(opts))
+        call = ("reduce_scatter", [read], data, *operator(opts))
         return self._run("_reduce_scatter_base", opts, [input], [output], staging, call)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> DrumlineWork:
-        staging = Staging()
+        staging = self._staging(*inputs)
         calls = [
             (
-                Group.reduce_scatter_coalesced,
+                "reduce_scatter_coalesced",
                 staging.read_all(read, True),
                 staging.fill_all(filled, True),
                 *operator(opts),
@@ -192,14 +185,14 @@ class Collectives(Calls):
         input_split_sizes: list[int],
         opts: Any,
     ) -> DrumlineWork:
-        staging = Staging()
+        staging = self._staging(input)
         send = split_counts(input, input_split_sizes, self.size())
         receive = split_counts(output, output_split_sizes, self.size())
-        call = (Group.all_to_all, [staging.read(input)], send, [staging.fill(output)], receive)
+        call = ("all_to_all", [staging.read(input)], send, [staging.fill(output)], receive)
         return self._run("all_to_all", opts, [input], [output], staging, call)
 
     def barrier(self, opts: Any) -> DrumlineWork:
-        return self._run("barrier", opts, [], [], Staging(), (Group.barrier,))
+        return self._run("barrier", opts, [], [], Staging(), ("barrier",))
 
 
 def _dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -1,8 +1,8 @@
 """Tensors of GPUs: the core takes them from where they are, in the order of the caller's stream.
 
 The host waits for nothing. A call is queued behind what the stream does, and ``wait()`` has the stream wait for it,
-as with NCCL. Tensors whose elements do not lie side by side, lists of them and messages are staged instead
-(`drumline.torch.device`), and so is everything where a rank has no driver that the core can use.
+as with NCCL. Where a rank has no driver that the core can use, all ranks stage tensors instead
+(`drumline.torch.device`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 
 from drumline import _core
-from drumline.torch.tensors import CODE, Memory, Staging
+from drumline.torch.tensors import CODE, Memory, Staging, check_layout, is_plain, memory_of
 
 
 class Gpus(Protocol):
@@ -24,12 +25,31 @@ class Gpus(Protocol):
     library: str | None
     """The file of the driver."""
 
-    def memory(self, tensor: torch.Tensor) -> Memory | None:
-        """The elements of a tensor on a GPU, if they lie side by side and ranks can reduce them."""
+    kind: str
+    """What torch calls these devices."""
+
+    def memory(self, tensor: torch.Tensor, reduce: bool) -> Memory:
+        """The elements of a tensor, which lie side by side."""
         ...
 
     def stream(self, device: torch.device) -> int:
         """The caller's stream."""
+        ...
+
+    def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new tensor on the same GPU, with room for the elements, side by side."""
+        ...
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Queues a copy in the caller's stream."""
+        ...
+
+    def mark(self, device: torch.device) -> Any:
+        """What the caller's stream does now, for `follow`."""
+        ...
+
+    def follow(self, device: torch.device, mark: Any) -> None:
+        """Has the caller's stream wait for what was marked."""
         ...
 
 
@@ -37,16 +57,30 @@ class OfTorch:
     """The GPUs of this torch."""
 
     library = os.environ.get("DRUMLINE_CUDA_LIBRARY") or None
+    kind = "cuda"
 
-    def memory(self, tensor: torch.Tensor) -> Memory | None:
-        is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-        code = CODE.get(tensor.dtype)
-        if tensor.device.type != "cuda" or not is_plain or code is None:
-            return None
-        return tensor.data_ptr(), tensor.numel(), code, tensor
+    def memory(self, tensor: torch.Tensor, reduce: bool) -> Memory:
+        return memory_of(tensor, reduce)
 
     def stream(self, device: torch.device) -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)
+
+    def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.no_grad():
+            to.copy_(source, non_blocking=True)
+        # The stream may be another one than that of the call, for which torch keeps them.
+        stream = torch.cuda.current_stream(to.device)
+        for tensor in (to, source):
+            tensor.record_stream(stream)
+
+    def mark(self, device: torch.device) -> Any:
+        return torch.cuda.current_stream(device).record_event()
+
+    def follow(self, device: torch.device, mark: Any) -> None:
+        torch.cuda.current_stream(device).wait_event(mark)
 
 
 GPUS: Gpus = OfTorch()
@@ -59,8 +93,16 @@ class OnDevice:
         self._group = group
         self._made: dict[torch.device, _core.DeviceGroup | None] = {}
 
-    def of(self, device: torch.device) -> _core.DeviceGroup | None:
+    def staging_of(self, tensors: Iterable[torch.Tensor]) -> Staging:
+        """How the tensors of a call reach the core."""
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+        end = None if device is None else self._of(device)
+        return Staging() if device is None or end is None else Placing(end, device)
+
+    def _of(self, device: torch.device) -> _core.DeviceGroup | None:
         """The end on a GPU. None: some rank cannot have one."""
+        if device.type != GPUS.kind:
+            return None
         if device not in self._made:
             self._made[device] = self._make(device)
         return self._made[device]
@@ -102,6 +144,73 @@ def _can_be_used(ordinal: int) -> bool:
     return True
 
 
+class Placing(Staging):
+    """The tensors of a call as memory of their GPU. Those whose elements do not lie side by side are copied there.
+
+    ``finish`` has the caller's stream wait for the call, and copies back.
+    """
+
+    __slots__ = ("_device", "_end", "_mark", "_works")
+
+    def __init__(self, end: _core.DeviceGroup, device: torch.device) -> None:
+        super().__init__()
+        self._end, self._device = end, device
+        self._works: list[_core.DeviceWork] = []
+        self._mark: Any = None
+
+    def queue(self, method: str, *arguments: Any) -> Queued:
+        """Queues a call of the core's, behind what the caller's stream does."""
+        work = getattr(self._end, method)(GPUS.stream(self._device), *arguments)
+        self._works.append(work)
+        return Queued(work)
+
+    @property
+    def devices(self) -> list[torch.device]:
+        return [self._device]
+
+    def read(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
+        return GPUS.memory(tensor if self._takes(tensor) else self._copied(tensor), reduce)
+
+    def write(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
+        return self._back_to(tensor, self._copied, reduce)
+
+    def fill(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
+        return self._back_to(tensor, GPUS.room_for, reduce)
+
+    def finish(self) -> None:
+        for work in self._works:
+            work.join(GPUS.stream(self._device))
+        back, self._back = self._back, []
+        for tensor, copy in back:
+            GPUS.copy(tensor, copy)
+        if back:
+            self._mark = GPUS.mark(self._device)
+        elif self._mark is not None:
+            # Another stream has copied back.
+            GPUS.follow(self._device, self._mark)
+
+    def _back_to(self, tensor: torch.Tensor, make: Any, reduce: bool) -> Memory:
+        if self._takes(tensor):
+            return GPUS.memory(tensor, reduce)
+        place = make(tensor)
+        self._back.append((tensor, place))
+        return GPUS.memory(place, reduce)
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = GPUS.room_for(tensor)
+        GPUS.copy(copy, tensor)
+        return copy
+
+    def _takes(self, tensor: torch.Tensor) -> bool:
+        """Whether the core can have the tensor itself."""
+        if tensor.device != self._device:
+            raise ValueError(
+                f"the tensors of a call must be on one device, and these are on {self._device} and {tensor.device}"
+            )
+        check_layout(tensor)
+        return is_plain(tensor)
+
+
 class Queued:
     """A call on a GPU, as a handle of a Work. To wait for it is the stream's business."""
 
@@ -124,18 +233,3 @@ class Queued:
     def then(self, tell: Any) -> None:
         """At once: what uses the value of a future has a stream, which waits."""
         tell(None)
-
-
-class Joining(Staging):
-    """Has the caller's stream wait for a call when its results are wanted."""
-
-    def __init__(self, work: _core.DeviceWork, device: torch.device) -> None:
-        super().__init__()
-        self._work, self._device = work, device
-
-    @property
-    def devices(self) -> list[torch.device]:
-        return [self._device]
-
-    def finish(self) -> None:
-        self._work.join(GPUS.stream(self._device))

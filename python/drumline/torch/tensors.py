@@ -49,7 +49,7 @@ class Staging:
 
     def read(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The elements of a tensor that the call only reads."""
-        return _memory(tensor if _is_plain(tensor) else self._copied(tensor), reduce)
+        return memory_of(tensor if _is_on_host(tensor) else self._copied(tensor), reduce)
 
     def read_all(self, tensors: Sequence[torch.Tensor], reduce: bool = False) -> list[Memory]:
         """`read` for each."""
@@ -57,19 +57,19 @@ class Staging:
 
     def write(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The elements of a tensor that the call changes."""
-        if _is_plain(tensor):
-            return _memory(tensor, reduce)
+        if _is_on_host(tensor):
+            return memory_of(tensor, reduce)
         copy = self._copied(tensor)
         self._back.append((tensor, copy))
-        return _memory(copy, reduce)
+        return memory_of(copy, reduce)
 
     def fill(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The place of a tensor all of whose elements the operation sets."""
-        if _is_plain(tensor):
-            return _memory(tensor, reduce)
+        if _is_on_host(tensor):
+            return memory_of(tensor, reduce)
         copy = self._room_for(tensor)
         self._back.append((tensor, copy))
-        return _memory(copy, reduce)
+        return memory_of(copy, reduce)
 
     def fill_all(self, tensors: Sequence[torch.Tensor], reduce: bool = False) -> list[Memory]:
         """`fill` for each."""
@@ -88,14 +88,14 @@ class Staging:
             side.join()
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        _check_layout(tensor)
+        check_layout(tensor)
         if tensor.device.type != "cpu":
             return self._side(tensor).fetch(tensor)
         with torch.no_grad():
             return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
     def _room_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        _check_layout(tensor)
+        check_layout(tensor)
         if tensor.device.type != "cpu":
             return self._side(tensor).room_for(tensor)
         return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -107,17 +107,22 @@ class Staging:
         return self._sides[device]
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and is_plain(tensor)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie side by side, as they are, and aligned."""
     return (
         tensor.is_contiguous()
-        and tensor.device.type == "cpu"
         and not tensor.is_conj()
         and not tensor.is_neg()
         and tensor.data_ptr() % max(tensor.element_size(), 1) == 0
     )
 
 
-def _check_layout(tensor: torch.Tensor) -> None:
+def check_layout(tensor: torch.Tensor) -> None:
+    """Refuses sparse tensors."""
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"drumline takes tensors of layout {tensor.layout} in all_reduce only: "
@@ -125,7 +130,8 @@ def _check_layout(tensor: torch.Tensor) -> None:
         )
 
 
-def _memory(tensor: torch.Tensor, reduce: bool) -> Memory:
+def memory_of(tensor: torch.Tensor, reduce: bool) -> Memory:
+    """The elements of a tensor that lie side by side. Of a type that ranks cannot reduce: its bytes."""
     code = CODE.get(tensor.dtype)
     if code is not None:
         return tensor.data_ptr(), tensor.numel(), code, tensor

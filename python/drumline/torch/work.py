@@ -103,7 +103,10 @@ class DrumlineWork(dist.Work):
 
     def _finish(self) -> None:
         with _STAGING:
-            self._staging.finish()
+            try:
+                self._staging.finish()
+            except _core.DrumlineError as error:
+                raise as_dist_error(error) from None
 
     def is_completed(self) -> bool:
         if not all(handle.is_completed() for handle in self._handles):

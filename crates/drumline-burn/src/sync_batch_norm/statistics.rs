@@ -1,10 +1,11 @@
 //! Mean and variance per channel, of one rank and of all ranks.
 
+use std::fmt::Display;
+
 use burn::tensor::Tensor;
 use drumline::ProcessGroup;
 
-use super::unread;
-use crate::Result;
+use crate::{Error, Result};
 
 /// Mean and variance per channel. They travel and are merged in double precision.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,6 +84,12 @@ impl Statistics {
 fn values(tensor: Tensor<2>) -> Result<Vec<f64>> {
     let values = tensor.try_into_data().map_err(|error| unread(&error))?;
     Ok(values.iter::<f64>().collect())
+}
+
+/// The error if a device has failed.
+pub(super) fn unread(problem: &impl Display) -> Error {
+    let problem = format!("its statistics could not be read from the device: {problem}");
+    Error::CannotNormalize { problem }
 }
 
 #[cfg(test)]

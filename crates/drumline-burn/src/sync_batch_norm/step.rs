@@ -25,7 +25,7 @@ use burn::{
 };
 use drumline::{ProcessGroup, ReduceOp};
 
-use super::unread;
+use super::statistics::unread;
 use crate::{Error, Result};
 
 /// The samples behind the statistics.

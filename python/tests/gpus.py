@@ -1,0 +1,149 @@
+"""A GPU without hardware: a shared library with the functions of CUDA's driver stands in for one.
+
+Its memory cannot be touched by the CPU, and what was not waited for is not there yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import numpy as np
+
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).parents[2] / "target")
+
+
+def standin():
+    names = [TARGET / "debug" / where / "libdrumline_standin.so" for where in ("", "deps")]
+    found = next((str(name) for name in names if name.exists()), None)
+    assert found, f"{names[0]} is not there: cargo build -p drumline-standin"
+    return found
+
+
+class Driver:
+    """As CuPy uses the driver: in the primary context."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(standin())
+        self.call("cuInit", 0)
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name, *arguments):
+        code = getattr(self.library, name)(*arguments)
+        assert code == 0, f"{name}: {code}"
+
+    def array(self, values):
+        return Array(self, np.asarray(values))
+
+
+class Array:
+    """Numbers in the memory of the device."""
+
+    def __init__(self, driver, values):
+        self.driver, self.values = driver, values
+        address = ctypes.c_uint64()
+        driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(values.nbytes, 1)))
+        self.address = address.value
+        self.put(values)
+
+    def put(self, values):
+        source = np.ascontiguousarray(values)
+        self.driver.call(
+            "cuMemcpyHtoD_v2",
+            ctypes.c_uint64(self.address),
+            ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_size_t(source.nbytes),
+        )
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.values.shape,
+            "typestr": self.values.dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+    def get(self):
+        found = np.empty(self.values.shape, self.values.dtype)
+        self.driver.call(
+            "cuMemcpyDtoH_v2",
+            ctypes.c_void_p(found.ctypes.data),
+            ctypes.c_uint64(self.address),
+            ctypes.c_size_t(found.nbytes),
+        )
+        return found
+
+
+class Gpus:
+    """Tensors of torch's device ``meta``, which have no memory, stand for a GPU's. Their elements are the driver's.
+
+    What torch would do in the caller's stream, the CPU does at once: the driver runs its default stream so.
+    """
+
+    kind = "meta"
+
+    def __init__(self):
+        self.driver, self.library, self.arrays = Driver(), standin(), {}
+        self.copies = 0
+
+    def tensor(self, values, dtype=None):
+        import torch
+
+        values = np.asarray(values, np.float32 if dtype is None else dtype)
+        of_torch = torch.from_numpy(values.copy()).dtype
+        tensor = torch.empty(values.shape, dtype=of_torch, device="meta")
+        self.arrays[id(tensor)] = (tensor, self.driver.array(values))
+        return tensor
+
+    def get(self, tensor):
+        """The elements, also those of a view."""
+        whole, _, index = self._find(tensor)
+        return whole.get().reshape(-1)[index]
+
+    def set(self, tensor, values):
+        whole, _, index = self._find(tensor)
+        elements = whole.get().reshape(-1)
+        elements[index] = values
+        whole.put(elements)
+
+    def _find(self, tensor):
+        """The array of a tensor, the tensor that owns it, and where in the array the elements are."""
+        owner = tensor if id(tensor) in self.arrays else tensor._base
+        whole = self.arrays[id(owner)][1]
+        index = np.arange(owner.numel())
+        index = np.lib.stride_tricks.as_strided(
+            index[tensor.storage_offset() :],
+            tuple(tensor.shape),
+            tuple(stride * index.itemsize for stride in tensor.stride()),
+        )
+        return whole, owner, index
+
+    def memory(self, tensor, reduce):
+        from drumline.torch.tensors import memory_of
+
+        whole, _, _ = self._find(tensor)
+        _, count, code, _ = memory_of(tensor, reduce)
+        address = whole.address + tensor.storage_offset() * tensor.element_size()
+        return address, count, code, whole
+
+    def stream(self, _):
+        return 0
+
+    def room_for(self, tensor):
+        return self.tensor(np.full(tuple(tensor.shape), 99), self._find(tensor)[0].values.dtype)
+
+    def copy(self, to, source):
+        self.copies += 1
+        self.driver.call("cuStreamSynchronize", None)
+        self.set(to, self.get(source))
+
+    def mark(self, _):
+        return None
+
+    def follow(self, *_):
+        pass

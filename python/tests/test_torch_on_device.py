@@ -1,0 +1,181 @@
+"""torch's calls on CUDA tensors, on a stand-in for the driver.
+
+No hardware: tensors of torch's device ``meta`` stand for CUDA's (`gpus.Gpus`). So torch's own part is not tested here:
+its streams, its allocator, and which of its tensors are on which GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpus import Gpus
+from ranks import run
+from torch_versions import needs_backends
+
+pytestmark = needs_backends
+
+
+def start(rank, world_size, directory):
+    """The GPUs, and the backend of all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    from drumline.torch import on_device
+
+    gpus = on_device.GPUS = Gpus()
+    store = dist.FileStore(f"{directory}/store", world_size)
+    dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
+    return gpus, dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+class Call:
+    """What torch's functions do with a backend: options, and ``wait()``."""
+
+    def __init__(self, rank, backend):
+        self.rank, self.backend = rank, backend
+
+    def __call__(self, method, options, *tensors, **settings):
+        import torch._C._distributed_c10d as c10d
+
+        opts = getattr(c10d, options)()
+        for name, value in settings.items():
+            setattr(opts, name, value)
+        work = getattr(self.backend, method)(*tensors, opts)
+        work.wait()
+        assert work.exception() is None
+        return work
+
+
+def singles(rank, world_size, directory):
+    import torch.distributed as dist
+
+    gpus, backend = start(rank, world_size, directory)
+    call, seen = Call(rank, backend), []
+    with pytest.warns(UserWarning, match="not been verified"):
+        data = gpus.tensor(np.full(3000, rank + 1))
+        call("allreduce", "AllreduceOptions", [data])
+    seen.append(gpus.get(data)[0])
+    call("allreduce", "AllreduceOptions", [data], reduceOp=dist.ReduceOp.AVG, asyncOp=True)
+    seen.append(gpus.get(data)[0])
+    own = gpus.tensor([rank, rank])
+    call("broadcast", "BroadcastOptions", [own], rootRank=world_size - 1)
+    seen.append(gpus.get(own)[0])
+    every = gpus.tensor(np.zeros(2 * world_size))
+    own = gpus.tensor([rank, rank])
+    call("all_gather_single", "AllgatherOptions", every, own)
+    seen.append(gpus.get(every)[::2].tolist())
+    call("reduce_scatter_single", "ReduceScatterOptions", own, every)
+    seen.append(gpus.get(own)[0])
+    own = gpus.tensor([rank + 1, rank + 1])
+    call("reduce", "ReduceOptions", [own], rootRank=0)
+    seen.append(gpus.get(own)[0])
+    swapped = gpus.tensor(np.zeros(2 * world_size))
+    own = gpus.tensor([100 * rank + to for to in range(world_size) for _ in range(2)])
+    call("all_to_all_single", "AllToAllOptions", swapped, own, [], [])
+    seen.append(gpus.get(swapped)[::2].tolist())
+    assert gpus.copies == 0
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_tensors_are_taken_from_where_they_are(world_size):
+    for rank, seen in enumerate(run(world_size, singles)):
+        total = sum(range(1, world_size + 1))
+        every = list(range(world_size))
+        assert seen == [
+            total, total, world_size - 1, every, rank * world_size, total if rank == 0 else rank + 1,
+            [100 * source + rank for source in range(world_size)],
+        ]  # fmt: skip
+
+
+def lists(rank, world_size, directory):
+    import torch.distributed as dist
+
+    gpus, backend = start(rank, world_size, directory)
+    call, ranks = Call(rank, backend), range(world_size)
+    length = lambda of: 5 * of + 1  # noqa: E731
+
+    def room(lengths):
+        return [gpus.tensor(np.full(n, 99)) for n in lengths]
+
+    def check(tensors, expected):
+        for tensor, values in zip(tensors, expected, strict=True):
+            np.testing.assert_array_equal(gpus.get(tensor), np.asarray(values, np.float32))
+
+    # Uneven, where the host takes that.
+    got = room(map(length, ranks))
+    call("allgather", "AllgatherOptions", [got], [gpus.tensor(np.full(length(rank), rank))])
+    check(got, [np.full(length(of), of) for of in ranks])
+    own = room([length(rank)])
+    dealt = [gpus.tensor(np.full(length(to), to + rank)) for to in ranks]
+    call("reduce_scatter", "ReduceScatterOptions", own, [dealt])
+    check(own, [np.full(length(rank), world_size * rank + sum(ranks))])
+    pair = lambda source, to: (source + 2 * to) % 3  # noqa: E731
+    got = room(pair(source, rank) for source in ranks)
+    sent = [gpus.tensor(np.full(pair(rank, to), 10 * rank + to)) for to in ranks]
+    call("alltoall", "AllToAllOptions", got, sent)
+    check(got, [np.full(pair(source, rank), 10 * source + rank) for source in ranks])
+    send, receive = [pair(rank, to) for to in ranks], [pair(source, rank) for source in ranks]
+    rows = gpus.tensor(np.concatenate([np.full((n, 2), to) for to, n in enumerate(send)]))
+    back = gpus.tensor(np.full((sum(receive), 2), 99))
+    call("all_to_all_single", "AllToAllOptions", back, rows, receive, send)
+    check([back], [np.full((sum(receive), 2), rank)])
+    # Only the root has a list.
+    root, own = world_size - 1, gpus.tensor(np.full(3, rank))
+    got = room([3] * world_size) if rank == root else []
+    call("gather", "GatherOptions", [got] if got else [], [own], rootRank=root)
+    check(got, [np.full(3, of) for of in ranks] if got else [])
+    dealt = [gpus.tensor(np.full(3, 7 + to)) for to in ranks] if rank == root else []
+    call("scatter", "ScatterOptions", [own], [dealt] if dealt else [], rootRank=root)
+    check([own], [np.full(3, 7 + rank)])
+    # Several calls in one.
+    both = [gpus.tensor(np.full(4, rank)), gpus.tensor([rank, rank], np.int32)]
+    call("allreduce_coalesced", "AllreduceCoalescedOptions", both)
+    check(both, [np.full(4, sum(ranks)), np.full(2, sum(ranks))])
+    own = [gpus.tensor(np.full(2, rank)), gpus.tensor(np.full(3, 10 + rank))]
+    got = room([2 * world_size, 3 * world_size])
+    call("all_gather_single_coalesced", "AllgatherOptions", got, own)
+    check(got, [np.repeat(ranks, 2), np.repeat(ranks, 3) + 10])
+    call("reduce_scatter_single_coalesced", "ReduceScatterOptions", own, got)
+    check(own, [np.full(2, world_size * rank), np.full(3, world_size * (10 + rank))])
+    got = [room([4, 1]) for _ in ranks]
+    own = [gpus.tensor(np.full(4, rank)), gpus.tensor([-rank])]
+    call("allgather_coalesced", "AllgatherOptions", got, own)
+    check(sum(got, []), [values for of in ranks for values in (np.full(4, of), [-of])])
+    assert gpus.copies == 0
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_lists_and_uneven_blocks_need_no_copy_on_the_gpu(world_size):
+    run(world_size, lists)
+
+
+def odd_tensors(rank, world_size, directory):
+    import torch
+    import torch.distributed as dist
+
+    gpus, backend = start(rank, world_size, directory)
+    call = Call(rank, backend)
+    # Elements that do not lie side by side, on one rank only.
+    matrix = gpus.tensor(np.arange(6).reshape(2, 3))
+    data = matrix.t() if rank == 0 else gpus.tensor(np.arange(6).reshape(2, 3).T)
+    call("allreduce", "AllreduceOptions", [data])
+    np.testing.assert_array_equal(gpus.get(data), 2 * np.arange(6).reshape(2, 3).T)
+    assert gpus.copies == (2 if rank == 0 else 0)
+    # The second column of three, gathered.
+    got = gpus.tensor(np.zeros((2, 2, 2)))
+    own = gpus.tensor(np.arange(6).reshape(2, 3) + 10 * rank)[:, 1]
+    call("allgather", "AllgatherOptions", [[got[:, :, of] for of in range(2)]], [own.unsqueeze(1).expand(2, 2)])
+    found = gpus.get(got)
+    for of in range(2):
+        np.testing.assert_array_equal(found[:, :, of], np.array([[1, 1], [4, 4]]) + 10 * of)
+    # One call, tensors on two devices.
+    with pytest.raises(ValueError, match="on meta and cpu"):
+        call("alltoall", "AllToAllOptions", [torch.zeros(1)] * 2, [gpus.tensor([0])] * 2)
+    dist.destroy_process_group()
+
+
+def test_elements_that_do_not_lie_side_by_side_are_copied_on_the_gpu():
+    run(2, odd_tensors)
