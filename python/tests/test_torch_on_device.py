@@ -152,6 +152,53 @@ def test_lists_and_uneven_blocks_need_no_copy_on_the_gpu(world_size):
     run(world_size, lists)
 
 
+def messages(rank, world_size, directory):
+    import torch
+    import torch._C._distributed_c10d as c10d
+    import torch.distributed as dist
+
+    gpus, backend = start(rank, world_size, directory)
+    if rank == 0:
+        # From any rank, into memory of the GPU. The sender has used memory of the CPU.
+        got = gpus.tensor(np.zeros(3))
+        work = backend.recv_anysource([got], 5)
+        assert work.source_rank() == 1
+        work.wait()
+        assert gpus.get(got).tolist() == [7, 7, 7]
+        # Only one of three columns, and the other way round.
+        wide = gpus.tensor(np.zeros((4, 3)))
+        work = backend.recv([wide[:, 1]], 1, 6)
+        work.wait()
+        assert gpus.get(wide).tolist() == [[0, at, 0] for at in range(4)]
+        with pytest.raises(ValueError, match="nonnegative"):
+            backend.send([got], 1, -1)
+        for at in range(10):
+            backend.send([gpus.tensor([at])], 1, 7)
+    elif rank == 1:
+        backend.send([torch.full((3,), 7.0)], 0, 5).wait()
+        sent = backend.send([gpus.tensor(np.arange(4))], 0, 6)
+        assert sent.get_future().wait() is not None
+        columns = [gpus.tensor([99]) for _ in range(10)]
+        for column in columns:
+            backend.recv([column], 0, 7).wait()
+        assert [gpus.get(column)[0] for column in columns] == list(range(10))
+    options = c10d.BarrierOptions()
+    options.device = torch.device("meta")
+    backend.barrier(options).wait()
+    # A send that nobody has waited for arrives before its rank leaves.
+    if rank == 2:
+        backend.send([gpus.tensor([3])], 0, 8)
+    last = torch.zeros(1)
+    if rank == 0:
+        assert backend.recv([last], 2, 8).wait()
+        assert last.item() == 3
+    dist.destroy_process_group()
+
+
+def test_messages_are_queued_and_may_end_on_a_cpu():
+    run(3, messages)
+
+
 def odd_tensors(rank, world_size, directory):
     import torch
     import torch.distributed as dist

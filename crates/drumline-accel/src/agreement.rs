@@ -77,6 +77,12 @@ impl fmt::Display for Way {
 }
 
 impl Agreed {
+    /// For a rank that sums nothing.
+    pub(crate) fn no_slots() -> Agreed {
+        let refusal = Refusal { rank: 0, why: Some("there are no slots".to_owned()) };
+        Agreed { slots: Err(refusal.clone()), windows: Err(refusal) }
+    }
+
     pub(crate) fn holders(&self, group: &ProcessGroup, dtype: DType) -> Option<Arc<[Rank]>> {
         let can = self.slots.is_ok() && self.windows.is_ok();
         Some(can.then(|| driving::slice_holders(group, dtype)).flatten()?.into())

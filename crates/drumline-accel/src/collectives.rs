@@ -239,7 +239,7 @@ impl DeviceGroup {
         tag: u64,
     ) -> Result<DeviceWork> {
         self.is_root("recv", from)?;
-        self.in_place(stream, Operation::Receive(from, tag), data, false, true)
+        self.in_place(stream, Operation::Receive(Some(from), tag), data, false, true)
     }
 
     /// The windows of an all-reduce.
@@ -261,7 +261,7 @@ impl DeviceGroup {
     }
 
     /// A call that changes its data.
-    fn in_place(
+    pub(crate) fn in_place(
         &self,
         stream: &Arc<dyn Stream>,
         operation: Operation,

@@ -69,9 +69,18 @@ impl DeviceGroup {
         let streams = [stream()?, stream()?];
         let (agreed, parts) = agreement::agree(&shared.group, &shared.device, &shared.options)?;
         let ring = Ring::new(parts.pipeline, parts.slots, parts.neighbours, streams.clone());
+        Ok(DeviceGroup::of_parts(shared.clone(), agreed, ring, streams))
+    }
+
+    pub(crate) fn of_parts(
+        shared: Arc<Shared>,
+        agreed: Agreed,
+        ring: Ring,
+        streams: [Arc<dyn Stream>; 2],
+    ) -> DeviceGroup {
         let watcher = Watcher::new(shared.clone(), ring, streams);
         let watcher = Mutex::new(Running::Idle(Box::new(watcher)));
-        Ok(DeviceGroup(Arc::new(Handle { shared: shared.clone(), agreed, watcher })))
+        DeviceGroup(Arc::new(Handle { shared, agreed, watcher }))
     }
 
     /// This process's number in the group.

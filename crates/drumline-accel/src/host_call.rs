@@ -87,7 +87,8 @@ pub(crate) enum Operation {
     ExclusiveScan(DeviceOp),
     Barrier,
     Send(Rank, u64),
-    Receive(Rank, u64),
+    /// From a rank, or from any.
+    Receive(Option<Rank>, u64),
 }
 
 impl Operation {
@@ -167,8 +168,8 @@ impl<M: Memory> Sum<'_, M> {
 pub(crate) trait UnderWay: Send {
     fn has_ended(&self) -> bool;
 
-    /// The memory of the results comes back.
-    fn end(self: Box<Self>) -> Result<Lent>;
+    /// The memory of the results comes back. A message that any rank could send tells which has.
+    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)>;
 }
 
 impl<T: Element> UnderWay for Work<Elements<T, Lent>> {
@@ -176,9 +177,22 @@ impl<T: Element> UnderWay for Work<Elements<T, Lent>> {
         self.is_completed()
     }
 
-    fn end(self: Box<Self>) -> Result<Lent> {
+    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)> {
         match self.wait() {
-            Ok(elements) => Ok(elements.memory),
+            Ok(elements) => Ok((elements.memory, None)),
+            Err(failed) => Err(failed.error),
+        }
+    }
+}
+
+impl<T: Element> UnderWay for Work<(Elements<T, Lent>, Rank)> {
+    fn has_ended(&self) -> bool {
+        self.is_completed()
+    }
+
+    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)> {
+        match self.wait() {
+            Ok((elements, from)) => Ok((elements.memory, Some(from))),
             Err(failed) => Err(failed.error),
         }
     }
@@ -191,10 +205,10 @@ impl UnderWay for Barrier {
         self.0.is_completed()
     }
 
-    fn end(self: Box<Self>) -> Result<Lent> {
+    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)> {
         let Barrier(work, memory) = *self;
         work.wait()?;
-        Ok(memory)
+        Ok((memory, None))
     }
 }
 
@@ -245,7 +259,8 @@ fn begin_as<T: Element>(
         Operation::Scan(by) => group.scan_async(data, op(by)?),
         Operation::ExclusiveScan(by) => group.exclusive_scan_async(data, op(by)?),
         Operation::Send(to, tag) => group.send_async(data, *to, *tag)?,
-        Operation::Receive(from, tag) => group.recv_async(data, *from, *tag)?,
+        Operation::Receive(Some(from), tag) => group.recv_async(data, *from, *tag)?,
+        Operation::Receive(None, tag) => return Ok(Box::new(group.recv_any_async(data, *tag)?)),
         Operation::Barrier => return Ok(Box::new(Barrier(group.barrier_async(), data.memory))),
     }))
 }

@@ -33,6 +33,7 @@
 //! | file | what |
 //! |---|---|
 //! | `group.rs`, `collectives.rs`, `pieces.rs` | the handle: what is checked before any rank hears of a call |
+//! | `messages.rs` | messages between devices and hosts |
 //! | `agreement.rs` | what ranks tell each other when they make the group, and the way of an all-reduce |
 //! | `inbox.rs`, `watcher.rs` | what handles and the watching thread share, and what that thread does |
 //! | `ring.rs`, `staged.rs` | the windows of an all-reduce, and every other call |
@@ -47,6 +48,7 @@ mod error;
 mod group;
 mod host_call;
 mod inbox;
+mod messages;
 mod operator;
 mod options;
 mod pieces;
@@ -62,6 +64,7 @@ pub use drumline_device::{Device, Event, Gate, Identity, Place, Stream};
 pub use drumline_group::DType;
 pub use error::{Error, Result};
 pub use group::DeviceGroup;
+pub use messages::DeviceMessages;
 pub use operator::DeviceOp;
 pub use options::DeviceOptions;
 #[doc(hidden)]

@@ -164,8 +164,8 @@ impl Ring {
     /// The next window of an action, if that may begin, and its slot, which is taken out.
     fn begin(&mut self, action: Action) -> Option<(u64, usize, Pinned)> {
         let slot = self.pipeline.slot(self.pipeline.begun(action));
-        // By the rules of the pipeline the slot is here.
-        if !matches!(self.slots[slot], Slot::Here(_, next) if next == action) {
+        // By the rules of the pipeline the slot is here. There is none where nothing is summed.
+        if !matches!(self.slots.get(slot), Some(Slot::Here(_, next)) if *next == action) {
             return None;
         }
         let window = self.pipeline.begin(action)?;

@@ -4,7 +4,7 @@ use std::mem::replace;
 use std::sync::Arc;
 
 use drumline_device::{Event, Flight, Part, Pinned, Place, Stream};
-use drumline_group::{DType, ProcessGroup};
+use drumline_group::{DType, ProcessGroup, Rank};
 
 use crate::host_call::{self, Brought, Operation, UnderWay};
 use crate::pool::{Lent, Pool};
@@ -30,6 +30,8 @@ pub(crate) struct Request {
 pub(crate) struct Staged {
     request: Request,
     stage: Stage,
+    /// Who has sent what any rank could send.
+    source: Option<Rank>,
 }
 
 enum Stage {
@@ -45,11 +47,15 @@ enum Stage {
 
 impl Staged {
     pub(crate) fn new(request: Request) -> Staged {
-        Staged { request, stage: Stage::Asked }
+        Staged { request, stage: Stage::Asked, source: None }
     }
 
     pub(crate) fn operation(&self) -> &Operation {
         &self.request.operation
+    }
+
+    pub(crate) fn source(&self) -> Option<Rank> {
+        self.source
     }
 
     pub(crate) fn is_asked(&self) -> bool {
@@ -139,7 +145,8 @@ impl Staged {
         let failed = Error::of(self.request.operation.name());
         match replace(&mut self.stage, Stage::Done) {
             Stage::Host(call) if call.has_ended() => {
-                self.stage = Stage::Back(call.end()?);
+                let (memory, source) = call.end()?;
+                (self.stage, self.source) = (Stage::Back(memory), source);
                 Ok(true)
             }
             Stage::Back(memory) if bytes_of(&self.request.into) == 0 => {

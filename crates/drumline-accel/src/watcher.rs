@@ -358,6 +358,9 @@ impl Watcher {
         self.messages.retain(|message| {
             let has_ended = message.has_ended();
             if has_ended {
+                if let Part::Staged(staged) = &message.part {
+                    message.promise.came_from(staged.source());
+                }
                 message.promise.complete(Ok(()));
             }
             !has_ended

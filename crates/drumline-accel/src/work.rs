@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drumline_device::{self as device, Device, Gate, Stream};
+use drumline_group::Rank;
 
 use crate::{Error, Result};
 
@@ -29,6 +30,7 @@ struct Ending {
 #[derive(Default)]
 struct State {
     result: Option<Result<()>>,
+    source: Option<Rank>,
     /// Where streams wait for the end. One is enough for all of them.
     gate: Option<Arc<dyn Gate>>,
 }
@@ -48,6 +50,11 @@ impl Promise {
 
     pub(crate) fn operation(&self) -> &'static str {
         self.operation
+    }
+
+    /// Says who has sent a message, before it completes.
+    pub(crate) fn came_from(&self, source: Option<Rank>) {
+        self.ending.lock().source = source;
     }
 
     /// Tells all who wait, hosts and streams. Only the first result counts.
@@ -138,6 +145,11 @@ impl DeviceWork {
             let waited = self.ending.ended.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// The rank that has sent the message of a [`recv_any_on`](crate::DeviceMessages::recv_any_on) which has ended.
+    pub fn source(&self) -> Option<Rank> {
+        self.ending.lock().source
     }
 
     /// Whether the call has ended, successfully or not.

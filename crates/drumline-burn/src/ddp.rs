@@ -382,7 +382,7 @@ impl DistributedDataParallel {
         };
         match sync_batch_norm::take_failure() {
             None => Ok(gradients),
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error),
         }
     }
 }

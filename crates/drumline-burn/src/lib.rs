@@ -65,7 +65,7 @@
 //!
 //! Parameters are f32 and f64. Gradients on burn's flex backend (the CPU) travel during backward. With the feature
 //! `cuda`, `rocm` or `wgpu` of this crate, so do those on such devices (with `gpu`, those on every device of burn's
-//! cubecl backend). Gradients on other devices travel afterwards. Averages go through the memory of the host.
+//! cubecl backend). There [`SyncBatchNorm`] works too. Gradients on other devices travel afterwards. Averages go through the memory of the host.
 //!
 //! [`wrap`]: DistributedDataParallel::wrap
 //! [`backward`]: DistributedDataParallel::backward

@@ -11,8 +11,7 @@ use drumline::ddp::ValuesMut;
 
 /// Whether `device` is burn's flex backend.
 pub(crate) fn is_flex(device: &Device) -> bool {
-    let device = device.clone().without_autodiff();
-    matches!(device.as_dispatch(), DispatchDevice::Flex(_))
+    matches!(device.clone().without_autodiff().as_dispatch(), DispatchDevice::Flex(_))
 }
 
 /// Whether gradients on `device` can be handed to the reducer during backward: [`GradientTap`](crate::tap::GradientTap)

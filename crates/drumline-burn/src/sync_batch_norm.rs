@@ -21,8 +21,9 @@ use crate::{Error, Result, pack};
 /// layer, the running variance is unbiased.
 ///
 /// Forward gathers a few numbers per channel from all ranks, and backward sums as many. So all ranks must
-/// call both, in the same order. Each rank may have any number of samples, or none. In validation
-/// (`model.valid()`, or a frozen layer) nothing is sent.
+/// call both, in the same order. Each rank may have any number of samples, or none. (On a GPU it needs at least
+/// one, because burn cannot compute with empty tensors there.) In validation (`model.valid()`, or a frozen
+/// layer) nothing is sent.
 ///
 /// # A group of its own
 ///
@@ -173,8 +174,8 @@ impl SyncBatchNorm {
     /// # Errors
     ///
     /// The shape does not fit, all ranks together have only one value per channel, the input is not on burn's
-    /// flex backend, or the communication failed. If the communication fails in backward,
-    /// [`DistributedDataParallel::backward`](crate::DistributedDataParallel::backward) returns the error.
+    /// flex backend or a GPU whose feature of this crate is on, the device failed, or the communication failed. If
+    /// the device or the communication fails in backward, [`DistributedDataParallel::backward`](crate::DistributedDataParallel::backward) returns the error.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
         let shape = input.dims();
         let channels = self.gamma.shape()[0];
@@ -197,12 +198,19 @@ impl SyncBatchNorm {
 
     fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
         let device = input.device();
-        if !pack::is_flex(&device) {
+        if !pack::is_tappable(&device) {
             let device = pack::device_name(&device);
-            let problem = format!("it is on {device}; only burn's flex backend is supported");
+            let problem = format!(
+                "it is on {device}; use burn's flex backend, or a GPU and the feature `gpu` of drumline-burn"
+            );
             return Err(Error::CannotNormalize { problem });
         }
-        let own = Statistics::of(input.clone().without_autodiff());
+        if !pack::is_flex(&device) && input.shape().num_elements() == 0 {
+            let problem = "it has no samples, and burn cannot compute with empty tensors on a GPU; \
+                           give this rank at least one row";
+            return Err(Error::CannotNormalize { problem: problem.to_owned() });
+        }
+        let own = Statistics::of(input.clone().without_autodiff())?;
         let all = own.over_all_ranks(&self.group)?;
         if all.count < 2.0 {
             let problem = "all ranks together have less than two values per channel".to_owned();

@@ -73,11 +73,7 @@ impl DeviceGroup {
         let group = group.get()?;
         let mut options = DeviceOptions::default();
         options.window_bytes = window_bytes.unwrap_or(options.window_bytes);
-        let open = || -> Result<CudaDevice, device::DriverError> {
-            let driver = Driver::load(library.as_deref())?;
-            driver.device(ordinal.or_else(|| driver.current_device()).unwrap_or(0))
-        };
-        let device = open().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        let device = open(ordinal, library)?;
         let of_core = device.clone();
         let made = move || Core::new(&group, Arc::new(of_core), &options);
         let core = signals::run_beside(py, made)?;
@@ -391,12 +387,86 @@ impl DeviceGroup {
         call: impl FnOnce(&Core, &Arc<dyn Stream>) -> device::Result<device::DeviceWork> + Send,
     ) -> PyResult<DeviceWork> {
         let core = self.get()?;
-        let stream = stream_of(&self.device, stream);
-        let work = py.detach(|| call(&core, &stream)).map_err(raise)?;
-        forget_ended(py);
-        let owners = owners.into_iter().map(|it| it.owner).collect();
-        Ok(DeviceWork { work, device: self.device.clone(), owners: Mutex::new(owners) })
+        queue(py, &self.device, stream, owners, |stream| call(&core, stream))
     }
+}
+
+/// Messages of a group from and to the memory of a GPU of this rank. No other rank takes part when it is made.
+#[pyclass(frozen, module = "drumline._core")]
+pub(crate) struct DeviceMessages {
+    core: device::DeviceMessages,
+    device: CudaDevice,
+}
+
+#[pymethods]
+impl DeviceMessages {
+    #[new]
+    #[pyo3(signature = (group, ordinal=None, library=None))]
+    fn new(
+        py: Python<'_>,
+        group: &Group,
+        ordinal: Option<usize>,
+        library: Option<PathBuf>,
+    ) -> PyResult<DeviceMessages> {
+        let (group, device) = (group.get()?, open(ordinal, library)?);
+        let of_core = Arc::new(device.clone());
+        let core = py.detach(|| device::DeviceMessages::new(&group, of_core)).map_err(raise)?;
+        Ok(DeviceMessages { core, device })
+    }
+
+    fn send(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: OnDevice,
+        to: usize,
+        tag: u64,
+    ) -> PyResult<DeviceWork> {
+        let (slice, messages) = (data.slice, &self.core);
+        queue(py, &self.device, stream, vec![data], |stream| {
+            messages.send_on(stream, slice, to, tag)
+        })
+    }
+
+    /// Receives from any rank without `from_rank`.
+    #[pyo3(signature = (stream, data, from_rank, tag))]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: OnDevice,
+        from_rank: Option<usize>,
+        tag: u64,
+    ) -> PyResult<DeviceWork> {
+        let (slice, messages) = (data.slice, &self.core);
+        queue(py, &self.device, stream, vec![data], |stream| match from_rank {
+            Some(from) => messages.recv_on(stream, slice, from, tag),
+            None => messages.recv_any_on(stream, slice, tag),
+        })
+    }
+}
+
+fn open(ordinal: Option<usize>, library: Option<PathBuf>) -> PyResult<CudaDevice> {
+    let open = || -> Result<CudaDevice, device::DriverError> {
+        let driver = Driver::load(library.as_deref())?;
+        driver.device(ordinal.or_else(|| driver.current_device()).unwrap_or(0))
+    };
+    open().map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// Queues a call on memory that `owners` keep.
+fn queue(
+    py: Python<'_>,
+    device: &CudaDevice,
+    stream: u64,
+    owners: Vec<OnDevice>,
+    call: impl FnOnce(&Arc<dyn Stream>) -> device::Result<device::DeviceWork> + Send,
+) -> PyResult<DeviceWork> {
+    let stream = stream_of(device, stream);
+    let work = py.detach(|| call(&stream)).map_err(raise)?;
+    forget_ended(py);
+    let owners = owners.into_iter().map(|it| it.owner).collect();
+    Ok(DeviceWork { work, device: device.clone(), owners: Mutex::new(owners) })
 }
 
 fn slices_of(memories: &[OnDevice]) -> Vec<DeviceSlice> {
@@ -466,6 +536,11 @@ impl DeviceWork {
     /// Whether the end has come, with or without an error.
     fn is_completed(&self) -> bool {
         self.work.is_done()
+    }
+
+    /// The rank that has sent what any could send, once that has ended.
+    fn source(&self) -> Option<usize> {
+        self.work.source()
     }
 
     /// The error, if the call has ended with one.

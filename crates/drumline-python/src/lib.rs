@@ -40,7 +40,7 @@ mod _core {
         backend::{BackendCall, register_backend},
         callbacks::wait_for_callbacks,
         ddp::{broadcast, verify_model},
-        device::{DeviceGroup, DeviceWork},
+        device::{DeviceGroup, DeviceMessages, DeviceWork},
         error::{
             CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
             DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,

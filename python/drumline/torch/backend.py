@@ -20,7 +20,6 @@ from drumline.torch.barrier import MonitoredBarrier
 from drumline.torch.collectives import Collectives
 from drumline.torch.calls import LONGEST, PER_GROUP
 from drumline.torch.store import backend_of, master_of
-from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error, patch_holder
 
 _log = logging.getLogger(__name__)
@@ -119,9 +118,10 @@ class DrumlineBackend(Collectives):
     # Messages, and the barrier whose error names missing ranks.
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> DrumlineWork:
-        staging, tensor = Staging(), only(tensors, "send")
+        tensor = only(tensors, "send")
+        staging = self._on_device.staging_of_message(tensor)
         data = staging.read(tensor)
-        return self._post("send", tensor, staging, Group.send, data, to, checked_tag(tag))
+        return self._post("send", tensor, staging, "send", data, to, checked_tag(tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> DrumlineWork:
         return self._receive("recv", tensors, source, tag)
@@ -132,9 +132,10 @@ class DrumlineBackend(Collectives):
     def _receive(
         self, title: str, tensors: list[torch.Tensor], source: int | None, tag: int
     ) -> DrumlineWork:
-        staging, tensor = Staging(), only(tensors, "recv")
+        tensor = only(tensors, "recv")
+        staging = self._on_device.staging_of_message(tensor)
         data = staging.write(tensor)
-        return self._post(title, tensor, staging, Group.recv, data, source, checked_tag(tag))
+        return self._post(title, tensor, staging, "recv", data, source, checked_tag(tag))
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         timeout = opts.timeout if opts.timeout != PER_GROUP else self._timeout

@@ -69,9 +69,16 @@ class Calls(Backend):
     ) -> DrumlineWork:
         """Sends or receives a message, always in the background."""
         method, *arguments = call
-        return self._begin(
-            title, [tensor], [tensor], staging, lambda: [method(self._group, *arguments)]
-        )
+
+        def start() -> list[Any]:
+            if not isinstance(staging, Placing):
+                return [getattr(self._group, method)(*arguments)]
+            queued = staging.queue(method, *arguments)
+            if method == "send":
+                self._on_device.has_sent(queued)
+            return [queued]
+
+        return self._begin(title, [tensor], [tensor], staging, start)
 
     def _begin(
         self,

@@ -192,7 +192,8 @@ class Collectives(Calls):
         return self._run("all_to_all", opts, [input], [output], staging, call)
 
     def barrier(self, opts: Any) -> DrumlineWork:
-        return self._run("barrier", opts, [], [], Staging(), ("barrier",))
+        staging = self._on_device.staging_on(opts.device)
+        return self._run("barrier", opts, [], [], staging, ("barrier",))
 
 
 def _dtype(tensor: torch.Tensor) -> torch.dtype:

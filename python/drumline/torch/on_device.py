@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +36,10 @@ class Gpus(Protocol):
 
     def stream(self, device: torch.device) -> int:
         """The caller's stream."""
+        ...
+
+    def of_futures(self, device: torch.device) -> list[torch.device]:
+        """The devices of a future whose value is on this one: its callbacks get streams there."""
         ...
 
     def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -65,6 +71,9 @@ class OfTorch:
     def stream(self, device: torch.device) -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)
 
+    def of_futures(self, device: torch.device) -> list[torch.device]:
+        return [device]
+
     def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
@@ -92,12 +101,36 @@ class OnDevice:
     def __init__(self, group: _core.Group) -> None:
         self._group = group
         self._made: dict[torch.device, _core.DeviceGroup | None] = {}
+        self._messages: dict[torch.device, _core.DeviceMessages | None] = {}
+        self._sent: list[Queued] = []
 
     def staging_of(self, tensors: Iterable[torch.Tensor]) -> Staging:
         """How the tensors of a call reach the core."""
-        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+        devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
+        return self.staging_on(next(devices, None))
+
+    def staging_on(self, device: torch.device | None) -> Staging:
+        """How a call on this device reaches the core."""
         end = None if device is None else self._of(device)
         return Staging() if device is None or end is None else Placing(end, device)
+
+    def staging_of_message(self, tensor: torch.Tensor) -> Staging:
+        """How a message reaches the core. Only two ranks know of it, and one of them may have no GPU."""
+        device = tensor.device
+        if device.type != GPUS.kind:
+            return Staging()
+        if device not in self._messages:
+            able = _can_be_used(device.index or 0)
+            self._messages[device] = (
+                _core.DeviceMessages(self._group, device.index or 0, GPUS.library) if able else None
+            )
+        end = self._messages[device]
+        return Staging() if end is None else Placing(end, device)
+
+    def has_sent(self, message: Queued) -> None:
+        """Remembers a message: it must be on its way before this rank leaves."""
+        self._sent = [it for it in self._sent if not it.is_completed()]
+        self._sent.append(message)
 
     def _of(self, device: torch.device) -> _core.DeviceGroup | None:
         """The end on a GPU. None: some rank cannot have one."""
@@ -116,6 +149,11 @@ class OnDevice:
 
     def leave(self, patience: float) -> None:
         """Leaves the other ranks."""
+        until = time.monotonic() + patience
+        for message in self._sent:
+            with suppress(_core.DrumlineError):
+                message.wait(max(until - time.monotonic(), 0.001))
+        self._sent.clear()
         made, self._made = self._made, {}
         for end in made.values():
             if end is not None:
@@ -152,7 +190,9 @@ class Placing(Staging):
 
     __slots__ = ("_device", "_end", "_mark", "_works")
 
-    def __init__(self, end: _core.DeviceGroup, device: torch.device) -> None:
+    def __init__(
+        self, end: _core.DeviceGroup | _core.DeviceMessages, device: torch.device
+    ) -> None:
         super().__init__()
         self._end, self._device = end, device
         self._works: list[_core.DeviceWork] = []
@@ -162,11 +202,11 @@ class Placing(Staging):
         """Queues a call of the core's, behind what the caller's stream does."""
         work = getattr(self._end, method)(GPUS.stream(self._device), *arguments)
         self._works.append(work)
-        return Queued(work)
+        return Queued(work, is_barrier=method == "barrier")
 
     @property
     def devices(self) -> list[torch.device]:
-        return [self._device]
+        return GPUS.of_futures(self._device)
 
     def read(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         return GPUS.memory(tensor if self._takes(tensor) else self._copied(tensor), reduce)
@@ -214,12 +254,12 @@ class Placing(Staging):
 class Queued:
     """A call on a GPU, as a handle of a Work. To wait for it is the stream's business."""
 
-    def __init__(self, work: _core.DeviceWork) -> None:
-        self._work = work
+    def __init__(self, work: _core.DeviceWork, is_barrier: bool = False) -> None:
+        self._work, self._is_barrier = work, is_barrier
 
     def wait(self, timeout: float | None = None) -> bool:
-        """The host waits only if there is a limit, as with NCCL."""
-        return True if timeout is None else self._work.wait(timeout)
+        """The host waits for a barrier, and if there is a limit, as with NCCL."""
+        return True if timeout is None and not self._is_barrier else self._work.wait(timeout)
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
@@ -228,7 +268,8 @@ class Queued:
         return self._work.error()
 
     def source(self) -> int | None:
-        return None
+        self._work.wait()
+        return self._work.source()
 
     def then(self, tell: Any) -> None:
         """At once: what uses the value of a future has a stream, which waits."""

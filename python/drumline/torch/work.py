@@ -127,7 +127,10 @@ class DrumlineWork(dist.Work):
         return self._result
 
     def source_rank(self) -> int:
-        source = self._handles[0].source() if self._handles else None
+        try:
+            source = self._handles[0].source() if self._handles else None
+        except _core.DrumlineError as error:
+            raise as_dist_error(error) from None
         if source is None:
             raise RuntimeError(f"{self._title} has no source: it receives from no open rank")
         return source

@@ -7,6 +7,7 @@ mod collectives;
 mod common;
 mod drops;
 mod failures;
+mod messages;
 mod pieces;
 mod rounds;
 mod seeds;

@@ -1,9 +1,11 @@
 //! Mean and variance per channel, of one rank and of all ranks.
 
+use std::fmt::Display;
+
 use burn::tensor::Tensor;
 use drumline::ProcessGroup;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// Mean and variance per channel. They travel and are merged in double precision.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,18 +18,23 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
+    /// The statistics of no samples.
+    fn none(channels: usize) -> Self {
+        Self { count: 0.0, mean: vec![0.0; channels], squares: vec![0.0; channels] }
+    }
+
     /// The statistics of `input`, of shape `[samples, channels, ...]`.
-    pub(super) fn of<const D: usize>(input: Tensor<D>) -> Self {
+    pub(super) fn of<const D: usize>(input: Tensor<D>) -> Result<Self> {
         let shape = input.dims();
         let channels = shape[1];
         let count = shape.iter().product::<usize>() / channels.max(1);
         if count == 0 {
-            return Self { count: 0.0, mean: vec![0.0; channels], squares: vec![0.0; channels] };
+            return Ok(Self::none(channels));
         }
         let flat = input.swap_dims(0, 1).reshape([channels, count]);
         let mean = flat.clone().mean_dim(1);
         let squares = (flat - mean.clone()).square().sum_dim(1);
-        Self { count: count as f64, mean: values(mean), squares: values(squares) }
+        Ok(Self { count: count as f64, mean: values(mean)?, squares: values(squares)? })
     }
 
     /// The statistics of the samples of all ranks. All ranks get the same bits.
@@ -40,8 +47,7 @@ impl Statistics {
             let (mean, squares) = rank[1..].split_at(channels);
             Self { count: rank[0], mean: mean.to_vec(), squares: squares.to_vec() }
         });
-        let none = Self { count: 0.0, mean: vec![0.0; channels], squares: vec![0.0; channels] };
-        Ok(ranks.fold(none, Self::and))
+        Ok(ranks.fold(Self::none(channels), Self::and))
     }
 
     /// The statistics of the samples of both, by the pairwise update of Chan, Golub and LeVeque, in which
@@ -75,8 +81,15 @@ impl Statistics {
     }
 }
 
-fn values(tensor: Tensor<2>) -> Vec<f64> {
-    tensor.into_data().iter::<f64>().collect()
+fn values(tensor: Tensor<2>) -> Result<Vec<f64>> {
+    let values = tensor.try_into_data().map_err(|error| unread(&error))?;
+    Ok(values.iter::<f64>().collect())
+}
+
+/// The error if a device has failed.
+pub(super) fn unread(problem: &impl Display) -> Error {
+    let problem = format!("its statistics could not be read from the device: {problem}");
+    Error::CannotNormalize { problem }
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 
 use std::{cell::RefCell, sync::Arc};
 
+#[cfg(feature = "gpu")]
+use burn::backend::Cube;
 use burn::{
     backend::{
         Autodiff, Backend, Dispatch, Flex, TensorMetadata,
@@ -16,14 +18,15 @@ use burn::{
             grads::Gradients,
             ops::{Backward, Ops, OpsKind},
         },
-        backend_extension,
-        flex::FlexTensor,
-        ops::{FloatTensorOps, ModuleOps},
+        backend_extension, read_sync,
         tensor::FloatTensor,
     },
     tensor::{Shape, Tensor, TensorData},
 };
 use drumline::{ProcessGroup, ReduceOp};
+
+use super::statistics::unread;
+use crate::{Error, Result};
 
 /// The samples behind the statistics.
 #[derive(Clone, Debug)]
@@ -56,15 +59,15 @@ pub(super) fn normalize<const D: usize>(
 thread_local! {
     /// A backward step cannot return an error. It puts the error here, where the caller of backward takes it
     /// on the same thread. It also makes the gradient NaN, so that no training uses it.
-    static FAILURE: RefCell<Option<drumline::Error>> = const { RefCell::new(None) };
+    static FAILURE: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// Why the communication of the last backward on this thread failed, if it did.
-pub(crate) fn take_failure() -> Option<drumline::Error> {
+/// Why a layer failed in the last backward on this thread, if one did.
+pub(crate) fn take_failure() -> Option<Error> {
     FAILURE.take()
 }
 
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "gpu"))]
 pub(crate) trait Normalize: Backend {
     fn normalize(
         x: FloatTensor<Self>,
@@ -73,23 +76,17 @@ pub(crate) trait Normalize: Backend {
         mean: FloatTensor<Self>,
         variance: FloatTensor<Self>,
         over: Arc<Over>,
-    ) -> FloatTensor<Self>;
-}
-
-impl Normalize for Flex {
-    fn normalize(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        over: Arc<Over>,
     ) -> FloatTensor<Self> {
-        Flex::batch_norm(x, gamma, beta, mean, variance, over.epsilon)
+        Self::batch_norm(x, gamma, beta, mean, variance, over.epsilon)
     }
 }
 
-impl<C: CheckpointStrategy> Normalize for Autodiff<Flex, C> {
+impl Normalize for Flex {}
+
+#[cfg(feature = "gpu")]
+impl Normalize for Cube {}
+
+impl<B: Backend, C: CheckpointStrategy> Normalize for Autodiff<B, C> {
     fn normalize(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -110,11 +107,11 @@ impl<C: CheckpointStrategy> Normalize for Autodiff<Flex, C> {
                     over: over.clone(),
                 };
                 let [x, gamma, beta] = [x, gamma, beta].map(|tensor| tensor.into_primitive());
-                prep.finish(state, Flex::normalize(x, gamma, beta, mean, variance, over))
+                prep.finish(state, B::batch_norm(x, gamma, beta, mean, variance, over.epsilon))
             }
             OpsKind::UnTracked(prep) => {
                 let [x, gamma, beta] = [x, gamma, beta].map(|tensor| tensor.into_primitive());
-                prep.finish(Flex::normalize(x, gamma, beta, mean, variance, over))
+                prep.finish(B::batch_norm(x, gamma, beta, mean, variance, over.epsilon))
             }
         }
     }
@@ -133,8 +130,8 @@ struct Saved<F> {
     over: Arc<Over>,
 }
 
-impl Backward<Flex, 3> for NormalizeBackward {
-    type State = Saved<FlexTensor>;
+impl<B: Backend> Backward<B, 3> for NormalizeBackward {
+    type State = Saved<B::FloatTensorPrimitive>;
 
     fn backward(
         self,
@@ -143,65 +140,73 @@ impl Backward<Flex, 3> for NormalizeBackward {
         checkpointer: &mut Checkpointer,
     ) {
         let [x_node, gamma_node, beta_node] = ops.parents;
-        let gradient = grads.consume::<Flex>(&ops.node);
+        let gradient = grads.consume::<B>(&ops.node);
         let Saved { x, gamma, mean, variance, over } = ops.state;
-        let x = checkpointer.retrieve_node_output::<FlexTensor>(x);
-        let gamma = checkpointer.retrieve_node_output::<FlexTensor>(gamma);
+        let x = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(x);
+        let gamma = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(gamma);
 
         let shape = x.shape();
         let channels = shape[1];
         let flat = Shape::new([channels, shape.num_elements() / channels]);
         let mut per_channel = vec![1; shape.num_dims()];
         per_channel[1] = channels;
-        let per_channel = |tensor| Flex::float_reshape(tensor, Shape::from(per_channel.clone()));
+        let per_channel = |tensor| B::float_reshape(tensor, Shape::from(per_channel.clone()));
         let sums = |tensor| {
-            let tensor = Flex::float_reshape(Flex::float_swap_dims(tensor, 0, 1), flat.clone());
-            Flex::float_reshape(Flex::float_sum_dim(tensor, 1), Shape::new([channels]))
+            let tensor = B::float_reshape(B::float_swap_dims(tensor, 0, 1), flat.clone());
+            B::float_reshape(B::float_sum_dim(tensor, 1), Shape::new([channels]))
         };
 
-        let variance = Flex::float_add_scalar(variance, over.epsilon.into());
-        let inverse_std = per_channel(Flex::float_recip(Flex::float_sqrt(variance)));
-        let normalized =
-            Flex::float_mul(Flex::float_sub(x, per_channel(mean)), inverse_std.clone());
+        let variance = B::float_add_scalar(variance, over.epsilon.into());
+        let inverse_std = per_channel(B::float_recip(B::float_sqrt(variance)));
+        let normalized = B::float_mul(B::float_sub(x, per_channel(mean)), inverse_std.clone());
         let beta_gradient = sums(gradient.clone());
-        let gamma_gradient = sums(Flex::float_mul(gradient.clone(), normalized.clone()));
+        let gamma_gradient = sums(B::float_mul(gradient.clone(), normalized.clone()));
 
         // Even if nothing needs the gradient of `x`, because all ranks must make the same calls.
-        let means = means_over_all_ranks(&over, &beta_gradient, &gamma_gradient);
+        let means = means_over_all_ranks::<B>(&over, &beta_gradient, &gamma_gradient);
         if let Some(node) = x_node {
             let [mean_gradient, mean_projection] = means.map(per_channel);
-            let projected = Flex::float_mul(normalized, mean_projection);
-            let centred = Flex::float_sub(Flex::float_sub(gradient, mean_gradient), projected);
-            let scale = Flex::float_mul(per_channel(gamma), inverse_std);
-            grads.register::<Flex>(node.id, Flex::float_mul(scale, centred));
+            let projected = B::float_mul(normalized, mean_projection);
+            let centred = B::float_sub(B::float_sub(gradient, mean_gradient), projected);
+            let scale = B::float_mul(per_channel(gamma), inverse_std);
+            grads.register::<B>(node.id, B::float_mul(scale, centred));
         }
         // These are parameters, so DDP averages them like all others.
         if let Some(node) = gamma_node {
-            grads.register::<Flex>(node.id, gamma_gradient);
+            grads.register::<B>(node.id, gamma_gradient);
         }
         if let Some(node) = beta_node {
-            grads.register::<Flex>(node.id, beta_gradient);
+            grads.register::<B>(node.id, beta_gradient);
         }
     }
 }
 
 /// The means over the samples of all ranks, given each rank's sums.
-fn means_over_all_ranks(over: &Over, first: &FlexTensor, second: &FlexTensor) -> [FlexTensor; 2] {
-    let mut sums = [elements(first), elements(second)].concat();
-    if let Err(error) = over.group.all_reduce(&mut sums, ReduceOp::Sum) {
+fn means_over_all_ranks<B: Backend>(
+    over: &Over,
+    first: &FloatTensor<B>,
+    second: &FloatTensor<B>,
+) -> [FloatTensor<B>; 2] {
+    let (dtype, device, channels) = (first.dtype(), first.device(), first.shape()[0]);
+    let sums = sums_over_all_ranks::<B>(over, [first, second]).unwrap_or_else(|error| {
         FAILURE.set(Some(error));
-        sums.fill(f64::NAN);
-    }
-    let (device, dtype) = (first.device(), first.dtype());
-    let channels = sums.len() / 2;
+        vec![f64::NAN; 2 * channels]
+    });
     [&sums[..channels], &sums[channels..]].map(|sums| {
         let means = sums.iter().map(|sum| sum / over.count).collect();
         let means = TensorData::new(means, [channels]).convert_dtype(dtype);
-        Flex::float_from_data(means, &device)
+        B::float_from_data(means, &device)
     })
 }
 
-/// The elements of a vector, in double precision.
-fn elements(tensor: &FlexTensor) -> Vec<f64> {
-    tensor.clone().into_data().iter::<f64>().collect()
+/// The elements of both vectors, in double precision, summed over all ranks.
+fn sums_over_all_ranks<B: Backend>(over: &Over, own: [&FloatTensor<B>; 2]) -> Result<Vec<f64>> {
+    let mut sums = Vec::new();
+    for own in own {
+        let own = read_sync(B::float_into_data(own.clone()));
+        let own = own.map_err(|error| unread(&error))?;
+        sums.extend(own.iter::<f64>());
+    }
+    over.group.all_reduce(&mut sums, ReduceOp::Sum)?;
+    Ok(sums)
 }
