@@ -7,7 +7,7 @@ use drumline_group::{DType, Rank};
 
 use crate::host_call::Operation;
 use crate::inbox::Body;
-use crate::ring::Window;
+use crate::ring::Piece;
 use crate::staged::{Request, Staged};
 use crate::{DeviceGroup, DeviceOp, DeviceSlice, DeviceWork, Error, Result};
 
@@ -33,7 +33,8 @@ impl DeviceGroup {
         match data.is_empty() {
             true => self.in_place(stream, Operation::AllReduce(op), data, true, true),
             false => {
-                let windows = self.windows(data, &op);
+                let whole = Piece { from: data.place, to: data.place };
+                let windows = self.windows(&[whole], data.dtype, &op);
                 self.submit("all_reduce", stream, Body::Windows(windows))
             }
         }
@@ -242,24 +243,6 @@ impl DeviceGroup {
         self.in_place(stream, Operation::Receive(Some(from), tag), data, false, true)
     }
 
-    /// The windows of an all-reduce.
-    fn windows(&self, data: DeviceSlice, op: &DeviceOp) -> Vec<Window> {
-        let holders = self.holders(data.dtype);
-        let DeviceSlice { place, dtype } = data;
-        let starts = (0..place.bytes).step_by(self.options().window_bytes);
-        let parts = starts.filter_map(|start| {
-            place.part(start..place.bytes.min(start + self.options().window_bytes))
-        });
-        let window = |place| Window {
-            call: 0,
-            data: DeviceSlice::new(place, dtype),
-            op: op.clone(),
-            holders: holders.clone(),
-            after: None,
-        };
-        parts.map(window).collect()
-    }
-
     /// A call that changes its data.
     pub(crate) fn in_place(
         &self,
@@ -327,7 +310,7 @@ impl DeviceGroup {
         self.submit(name, stream, Body::Staged(Box::new(Staged::new(request))))
     }
 
-    fn check(&self, operation: &'static str, data: DeviceSlice) -> Result<()> {
+    pub(crate) fn check(&self, operation: &'static str, data: DeviceSlice) -> Result<()> {
         let checked = data.check(operation, self.device().as_ref());
         checked.map_err(|error| self.heed(error))
     }

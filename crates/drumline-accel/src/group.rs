@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use drumline_device::{self as device, Device, Identity, Stream};
+use drumline_device::{self as device, Device, Event, Identity, Stream};
 use drumline_group::{DType, GroupOptions, ProcessGroup, Rank};
 
 use crate::agreement::{self, Agreed};
@@ -161,13 +161,23 @@ impl DeviceGroup {
         stream: &Arc<dyn Stream>,
         body: Body,
     ) -> Result<DeviceWork> {
-        let shared = &self.0.shared;
         let failed = |error| self.heed(Error::Device { operation, error });
         if stream.is_capturing().map_err(failed)? {
             return Err(Error::Device { operation, error: device::Error::Capture });
         }
-        self.0.start(operation)?;
         let after = stream.record().map_err(failed)?;
+        self.submit_after(operation, after, body)
+    }
+
+    /// Queues a call behind an event.
+    pub(crate) fn submit_after(
+        &self,
+        operation: &'static str,
+        after: Arc<dyn Event>,
+        body: Body,
+    ) -> Result<DeviceWork> {
+        let shared = &self.0.shared;
+        self.0.start(operation)?;
         let (promise, work) = Promise::new(operation, &shared.device);
         let call = Call { promise, after, body };
         shared.tell(|inbox| match &inbox.failed {

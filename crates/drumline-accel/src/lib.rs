@@ -32,7 +32,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `group.rs`, `collectives.rs`, `pieces.rs` | the handle: what is checked before any rank hears of a call |
+//! | `group.rs`, `collectives.rs`, `pieces.rs`, `coalesced.rs` | the handle: what is checked before any rank hears of a call |
 //! | `messages.rs` | messages between devices and hosts |
 //! | `agreement.rs` | what ranks tell each other when they make the group, and the way of an all-reduce |
 //! | `inbox.rs`, `watcher.rs` | what handles and the watching thread share, and what that thread does |
@@ -43,6 +43,7 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod coalesced;
 mod collectives;
 mod error;
 mod group;

@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 use std::mem::{forget, replace};
+use std::ops::Range;
 use std::sync::Arc;
 
 use drumline_device::{
-    Action, Event, Flight, Part, Pinned, PinnedWindow, Pipeline, Refused, Stream,
+    Action, Event, Flight, Part, Pinned, PinnedWindow, Pipeline, Place, Refused, Stream,
 };
-use drumline_group::{ProcessGroup, Rank, Result as HostResult};
+use drumline_group::{DType, ProcessGroup, Rank, Result as HostResult};
 
 use crate::host_call::Sum;
-use crate::{DeviceOp, DeviceSlice, Error, Result};
+use crate::{DeviceOp, Error, Result};
 
 const OPERATION: &str = "all_reduce";
 
@@ -38,12 +39,47 @@ pub(crate) struct Ring {
 pub(crate) struct Window {
     /// The number of the call.
     pub(crate) call: u64,
-    pub(crate) data: DeviceSlice,
+    /// In the slot they lie one behind the other. There is one at least.
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) dtype: DType,
     pub(crate) op: DeviceOp,
     /// Who holds slices of the sum. `None`: everybody has all of it.
     pub(crate) holders: Option<Arc<[Rank]>>,
-    /// What the caller's stream must have done before.
-    pub(crate) after: Option<Arc<dyn Event>>,
+    /// What the caller's streams must have done before.
+    pub(crate) after: Vec<Arc<dyn Event>>,
+}
+
+/// Where a piece of the data lies, and where its sum goes: as many bytes, on the same device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) from: Place,
+    pub(crate) to: Place,
+}
+
+impl Piece {
+    pub(crate) fn bytes(&self) -> usize {
+        self.from.bytes
+    }
+
+    pub(crate) fn part(&self, range: Range<usize>) -> Option<Piece> {
+        Some(Piece { from: self.from.part(range.clone())?, to: self.to.part(range)? })
+    }
+}
+
+impl Window {
+    pub(crate) fn bytes(&self) -> usize {
+        self.pieces.iter().map(Piece::bytes).sum()
+    }
+
+    /// The pieces, and where each begins in the slot.
+    fn laid_out(&self) -> impl Iterator<Item = (usize, &Piece)> {
+        let mut end = 0;
+        self.pieces.iter().map(move |piece| {
+            let at = end;
+            end += piece.bytes();
+            (at, piece)
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -84,15 +120,14 @@ impl Ring {
     /// Queues the next copy out, if it may begin.
     pub(crate) fn copy_out(&mut self) -> Result<bool> {
         let Some((window, slot, pinned)) = self.begin(Action::CopyOut) else { return Ok(false) };
-        let Window { data, after, .. } = self.window(window);
-        if let Some(event) = after
-            && let Err(error) = self.out.wait(&**event)
-        {
+        let window = self.window(window);
+        if let Err(error) = window.after.iter().try_for_each(|event| self.out.wait(&**event)) {
             self.slots[slot] = Slot::Here(pinned, Action::CopyOut);
             return Err(Error::of(OPERATION)(error));
         }
-        let part = Part { place: data.place, at: 0, window: None };
-        let copied = self.out.copy_out(&[part], pinned.into());
+        let parts =
+            window.laid_out().map(|(at, piece)| Part { place: piece.from, at, window: None });
+        let copied = self.out.copy_out(&parts.collect::<Vec<_>>(), pinned.into());
         self.take_off(slot, copied)?;
         Ok(true)
     }
@@ -104,9 +139,10 @@ impl Ring {
         end: impl FnOnce(HostResult<()>, Pinned) + Send + 'static,
     ) -> bool {
         let Some((window, _, slot)) = self.begin(Action::Reduce) else { return false };
-        let Window { data, op, holders, .. } = self.window(window);
-        let (bytes, in_slices) = (data.place.bytes, holders.is_some());
-        Sum { group, slot, bytes, op, in_slices, end: Box::new(end) }.begin(data.dtype);
+        let window = self.window(window);
+        let Window { dtype, op, holders, .. } = window;
+        let (bytes, in_slices) = (window.bytes(), holders.is_some());
+        Sum { group, slot, bytes, op, in_slices, end: Box::new(end) }.begin(*dtype);
         true
     }
 
@@ -215,19 +251,25 @@ impl Ring {
 
     /// Where the sum of a window lies.
     fn parts(&self, own: Rank, window: &Window, slot: usize) -> Vec<Part> {
-        let place = window.data.place;
         let Some(holders) = &window.holders else {
-            return vec![Part { place, at: 0, window: None }];
+            let whole = window.laid_out();
+            return whole.map(|(at, piece)| Part { place: piece.to, at, window: None }).collect();
         };
-        let (len, width) = (window.data.len(), window.data.dtype.size());
+        let width = window.dtype.size();
+        let len = window.bytes() / width;
         let border =
             |slice: usize| (len as u128 * slice as u128 / holders.len() as u128) as usize * width;
-        let slices = holders.iter().enumerate().filter_map(|(slice, holder)| {
-            let at = border(slice);
-            let place = place.part(at..border(slice + 1)).filter(|it| it.bytes > 0)?;
+        let slices = holders.iter().enumerate().flat_map(|(slice, holder)| {
+            let slice_at = border(slice)..border(slice + 1);
             let of_neighbour = || self.neighbours.iter().find(|(rank, _)| rank == holder);
-            let window = (*holder != own).then(of_neighbour).flatten();
-            Some(Part { place, at, window: window.map(|(_, slots)| slots[slot].clone()) })
+            let neighbour = (*holder != own).then(of_neighbour).flatten();
+            window.laid_out().filter_map(move |(piece_at, piece)| {
+                let at = slice_at.start.max(piece_at);
+                let end = slice_at.end.min(piece_at + piece.bytes());
+                let range = (at < end).then(|| at - piece_at..end - piece_at)?;
+                let place = piece.to.part(range)?;
+                Some(Part { place, at, window: neighbour.map(|(_, slots)| slots[slot].clone()) })
+            })
         });
         slices.collect()
     }

@@ -171,7 +171,7 @@ impl Watcher {
             Body::Windows(mut waiting) => {
                 let number = self.first + self.calls.len() as u64;
                 waiting.iter_mut().for_each(|window| window.call = number);
-                let elements = waiting.iter().map(|window| window.data.len() as u64).sum();
+                let elements = waiting.iter().map(|it| (it.bytes() / it.dtype.size()) as u64).sum();
                 let total = waiting.len() as u64;
                 let windows = Windows {
                     total,
@@ -244,7 +244,10 @@ impl Watcher {
                 }
                 Part::Windows(windows) => {
                     for (at, mut window) in windows.waiting.drain(..).enumerate() {
-                        window.after = after.filter(|_| at == 0).cloned();
+                        match is_early {
+                            true => window.after.clear(),
+                            false => window.after.extend(after.filter(|_| at == 0).cloned()),
+                        }
                         self.ring.add(window);
                     }
                     while windows.copied_out < windows.total && self.ring.copy_out()? {

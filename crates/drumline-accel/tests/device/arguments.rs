@@ -49,6 +49,16 @@ fn wrong_arguments_are_refused_before_any_rank_hears() {
                 on.all_reduce_on(&stream, f32s(0..8), by_f64),
                 "is one of f64, but the data is f32",
             );
+            let coalesced =
+                |from: &[_], to: &[_]| on.all_reduce_coalesced_on(&stream, from, to, ReduceOp::Sum);
+            let [one, two] = [f32s(0..8), f32s(8..16)];
+            refused(coalesced(&[], &[]), "there is no data");
+            refused(coalesced(&[one, two], &[one]), "there are 2 inputs and 1 outputs");
+            refused(coalesced(&[one], &[f32s(0..16)]), "an input of 2 elements and an output of 4");
+            refused(coalesced(&[one, two], &[two, one]), "an output overlaps another piece");
+            refused(coalesced(&[one, one], &[one, one]), "an output overlaps another piece");
+            let f64s = DeviceSlice::new(two.place, DType::F64);
+            refused(coalesced(&[one, f64s], &[one, f64s]), "they must be of one type");
             refused(on.broadcast_on(&stream, f32s(0..8), 2), "there is no rank 2");
             refused(on.send_on(&stream, f32s(0..8), 9, 0), "there is no rank 9");
             refused(

@@ -1,9 +1,10 @@
 //! Rounds of calls that a seed chooses: types, lengths, streams, and who waits for whom.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
-use drumline_accel::{DeviceGroup, DeviceWork, Result, Stream};
+use drumline_accel::{DeviceGroup, DeviceSlice, DeviceWork, Result, Stream};
 use drumline_group::{Element, F8E4M3, ProcessGroup, ReduceOp, bf16, f16};
 use fastrand::Rng;
 
@@ -50,6 +51,8 @@ values!(
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Sum,
+    /// In pieces that each rank cuts for itself, to other memory.
+    SumInPieces,
     Broadcast,
     AllGather,
     Message,
@@ -82,7 +85,7 @@ fn round_of<T: Value>(member: &Member, on: &DeviceGroup, seed: u64) -> Result<Ve
             .choice([
                 Kind::Sum,
                 Kind::Sum,
-                Kind::Sum,
+                Kind::SumInPieces,
                 Kind::Broadcast,
                 Kind::AllGather,
                 Kind::Message,
@@ -103,7 +106,7 @@ fn round_of<T: Value>(member: &Member, on: &DeviceGroup, seed: u64) -> Result<Ve
         let brought = values(len, 0);
         let (before, input) = match kind {
             Kind::AllGather => (values(len * ranks, 1), true),
-            Kind::Message => (values(len, 1), true),
+            Kind::Message | Kind::SumInPieces => (values(len, 1), true),
             Kind::Sum | Kind::Broadcast => (brought.clone(), false),
         };
         let input = input.then(|| Data::new(&member.device, &brought));
@@ -112,7 +115,8 @@ fn round_of<T: Value>(member: &Member, on: &DeviceGroup, seed: u64) -> Result<Ve
         let stream = &streams[at];
         input.iter().chain([&data]).for_each(|data| data.put(&**stream));
         (0..own.u8(..4)).for_each(|_| thread::yield_now());
-        let works = begin(on, stream, kind, input.as_ref(), &data, root)?;
+        let cuts = cuts(&mut own, len);
+        let works = begin(on, stream, kind, input.as_ref(), &data, root, &cuts)?;
         // Waits the stream, the other one, or the host?
         let fetching = match own.u8(..3) {
             0 => 1 - at,
@@ -153,6 +157,14 @@ fn round_of<T: Value>(member: &Member, on: &DeviceGroup, seed: u64) -> Result<Ve
     Ok(wrong)
 }
 
+/// Ranges that make up `len` elements, some of them empty.
+fn cuts(random: &mut Rng, len: usize) -> Vec<Range<usize>> {
+    let mut borders: Vec<usize> = (0..random.usize(..6)).map(|_| random.usize(0..=len)).collect();
+    borders.extend([0, len]);
+    borders.sort_unstable();
+    borders.array_windows().map(|[start, end]| *start..*end).collect()
+}
+
 fn begin<T: Value>(
     on: &DeviceGroup,
     stream: &Arc<dyn Stream>,
@@ -160,11 +172,21 @@ fn begin<T: Value>(
     input: Option<&Data<T>>,
     data: &Data<T>,
     root: usize,
+    cuts: &[Range<usize>],
 ) -> Result<Vec<DeviceWork>> {
     let (rank, ranks) = (on.rank(), on.world_size());
     let of = |input: Option<&Data<T>>| input.unwrap().slice();
     let works = match kind {
         Kind::Sum => vec![on.all_reduce_on(stream, data.slice(), ReduceOp::Sum)],
+        Kind::SumInPieces => {
+            let piece = |of: DeviceSlice, range: &Range<usize>| {
+                let bytes = range.start * size_of::<T>()..range.end * size_of::<T>();
+                DeviceSlice::new(of.place.part(bytes).unwrap(), T::DTYPE)
+            };
+            let all = |of| cuts.iter().map(move |range| piece(of, range)).collect::<Vec<_>>();
+            let (from, to) = (all(of(input)), all(data.slice()));
+            vec![on.all_reduce_coalesced_on(stream, &from, &to, ReduceOp::Sum)]
+        }
         Kind::Broadcast => vec![on.broadcast_on(stream, data.slice(), root)],
         Kind::AllGather => vec![on.all_gather_on(stream, of(input), data.slice())],
         Kind::Message => vec![
@@ -182,6 +204,10 @@ impl<T: Value> Call<T> {
         let brought = &self.brought[..];
         match self.kind {
             Kind::Sum => group.all_reduce(&mut data, ReduceOp::Sum).unwrap(),
+            Kind::SumInPieces => {
+                data.copy_from_slice(brought);
+                group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            }
             Kind::Broadcast => group.broadcast(&mut data, self.root).unwrap(),
             Kind::AllGather => group.all_gather(brought, &mut data).unwrap(),
             Kind::Message => {
