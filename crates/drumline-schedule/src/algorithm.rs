@@ -16,6 +16,8 @@ mod doubling;
 mod gather;
 mod halving;
 mod hierarchical;
+mod hierarchical_blocks;
+mod hierarchical_rooted;
 mod leaders;
 mod nodes;
 mod registered;

@@ -1,11 +1,12 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::algorithm::{ALGORITHMS, Algorithm, Lengths};
+use crate::algorithm::{ALGORITHMS, Algorithm, Cost, Lengths};
 use crate::collective::Collective;
 use crate::price::{Choices, ElementKind, Prices, price};
 use crate::schedule::MemoryUse;
 use crate::situation::{Situation, eligible};
+use crate::step::Step;
 
 /// Chooses the algorithms of one group by prices that all its ranks have agreed on.
 ///
@@ -43,6 +44,9 @@ const ONE_SHOT_BYTES: usize = 32 * 1024;
 /// The same for narrow elements: widening them takes longer than reading them.
 const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
 
+/// What a post and the waits for it take, in picoseconds.
+const POST_PS: u128 = 1_000_000;
+
 impl Chooser {
     /// Chooses by these prices.
     pub fn by(prices: Prices) -> Chooser {
@@ -54,26 +58,41 @@ impl Chooser {
         &self.prices
     }
 
-    /// The algorithm for this situation, or `None` where none is eligible. An eligible algorithm in shared
-    /// memory wins over all algorithms over links.
+    /// The algorithm for this situation, or `None` where none is eligible. On one host an eligible algorithm in shared
+    /// memory wins over all algorithms over links; between hosts, one that is not dearer.
     pub fn choose(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {
         let shared = ALGORITHMS
             .iter()
             .filter(|row| row.memory != MemoryUse::Private && eligible(row, situation).is_ok());
         let one_host = situation.topology.is_one_host();
         // Prices leave shared memory out, and on one host there is nothing else.
+        let Situation { topology, elements, kind, .. } = *situation;
         let price_of = |row: &Algorithm| match one_host {
             true => 0,
-            false => self.price(row, situation),
+            false => price(row, topology, elements, kind, &self.prices),
         };
-        shared
-            .min_by_key(|row| (price_of(row), preference(row, situation)))
-            .or_else(|| self.choose_over_links(situation))
+        let shared = shared.min_by_key(|row| (price_of(row), preference(row, situation)));
+        let Some(shared) = shared else { return self.choose_over_links(situation) };
+        if one_host {
+            return Some(shared);
+        }
+        let over_links = self.choose_over_links(situation);
+        let price_of = |row: &&Algorithm| self.price_between_hosts(row, situation);
+        [shared].into_iter().chain(over_links).min_by_key(price_of)
     }
 
-    fn price(&self, row: &Algorithm, situation: &Situation<'_>) -> u128 {
+    /// The price of an algorithm whose rounds on a host are no rounds between hosts.
+    fn price_between_hosts(&self, row: &Algorithm, situation: &Situation<'_>) -> u128 {
         let Situation { topology, elements, kind, .. } = *situation;
-        price(row, topology, elements, kind, &self.prices)
+        let cost = (row.cost)(topology, 0, elements);
+        let posts = match row.memory {
+            MemoryUse::Private => 0,
+            _ => (row.generate)(topology, 0, 0).iter().filter(|step| **step == Step::Post).count(),
+        };
+        let between_hosts = cost.rounds.saturating_sub(posts).max(usize::from(cost.messages > 0));
+        let cost = Cost { rounds: between_hosts, ..cost };
+        let width = row.travelling(kind.bytes, kind.sum_bytes);
+        self.prices.of(cost, width) + posts as u128 * POST_PS
     }
 
     fn choose_over_links(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {

@@ -35,27 +35,29 @@ impl Collective {
     /// | | `Data` | `Input` | `Slot` |
     /// |---|---|---|---|
     /// | all_reduce, reduce, reduce_slices, broadcast, scan, exclusive_scan | one | | one |
-    /// | all_gather | all | one | one |
+    /// | all_gather | all | one | all |
     /// | reduce_scatter | one | all | all |
     /// | gather | all at the root | one | one |
     /// | scatter | one | all at the root | all |
     /// | all_to_all | all | all | all |
     /// | barrier, monitored_barrier | | | |
     ///
-    /// Spans of scratch count in parts of the rank's own block.
+    /// Spans of scratch count in parts of the rank's own block. In a reduce_scatter scratch has room for one block, and
+    /// its span says whose.
     pub fn blocks(self, buffer: Buffer, rank: Rank, root: Rank) -> Blocks {
         let at_root = if rank == root { Blocks::All } else { Blocks::None };
         match (self, buffer) {
             _ if self.is_barrier() => Blocks::None,
+            (Collective::ReduceScatter, Buffer::Scratch(_)) => Blocks::All,
             (_, Buffer::Scratch(_)) => Blocks::One,
             (Collective::Gather, Buffer::Data) | (Collective::Scatter, Buffer::Input) => at_root,
             (Collective::AllGather, Buffer::Data)
-            | (Collective::ReduceScatter, Buffer::Input | Buffer::Slot)
+            | (Collective::AllGather | Collective::ReduceScatter, Buffer::Slot)
+            | (Collective::ReduceScatter, Buffer::Input)
             | (Collective::Scatter, Buffer::Slot)
             | (Collective::AllToAll, _) => Blocks::All,
-            (Collective::AllGather | Collective::Gather, Buffer::Input | Buffer::Slot) => {
-                Blocks::One
-            }
+            (Collective::AllGather, Buffer::Input)
+            | (Collective::Gather, Buffer::Input | Buffer::Slot) => Blocks::One,
             (_, Buffer::Input) => Blocks::None,
             (_, Buffer::Data | Buffer::Slot) => Blocks::One,
         }

@@ -10,20 +10,26 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use crate::step::{Buffer, Loc, Rank, Step};
+use crate::collective::Collective;
+use crate::step::{Buffer, Loc, Rank, Span, Step};
 
-pub(crate) fn insert(steps: Vec<Step>) -> Vec<Step> {
+pub(crate) fn insert(collective: Collective, steps: Vec<Step>) -> Vec<Step> {
+    // Where a span of scratch says whose block lies there, any two lie at the same place.
+    let place = |loc: Loc| match (collective, loc.buffer) {
+        (Collective::ReduceScatter, Buffer::Scratch(_)) => Loc { span: Span::WHOLE, ..loc },
+        _ => loc,
+    };
     let mut out = Vec::with_capacity(steps.len());
     let mut sent: BTreeMap<Rank, usize> = BTreeMap::new();
     let mut pending = Pending::default();
     for step in steps {
         let overwritten: Vec<Message> =
-            step.writes().flat_map(|dst| pending.read_from(dst)).collect();
+            step.writes().flat_map(|dst| pending.read_from(place(dst))).collect();
         flush(&mut pending, overwritten, &mut out);
         if let Step::Send { to, src } = step {
             let upto = sent.entry(to).or_default();
             *upto += 1;
-            pending.add(Message { to, upto: *upto }, src);
+            pending.add(Message { to, upto: *upto }, place(src));
         }
         out.push(step);
     }
@@ -146,7 +152,7 @@ mod tests {
             send(1, low),
             flush(1, 3),
         ];
-        assert_eq!(insert(steps), expected);
+        assert_eq!(insert(Collective::AllReduce, steps), expected);
     }
 
     /// Inserts the same flushes, but looks at all messages for each step.
@@ -194,7 +200,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_that_is_read_is_overlooked(steps in prop::collection::vec(step(), 0..40)) {
-            prop_assert_eq!(insert(steps.clone()), insert_slowly(&steps));
+            prop_assert_eq!(insert(Collective::AllReduce, steps.clone()), insert_slowly(&steps));
         }
     }
 }

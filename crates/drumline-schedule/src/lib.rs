@@ -60,6 +60,6 @@ pub use collective::Collective;
 pub use error::Error;
 pub use extent::{Blocks, Borders, Counts};
 pub use pipeline::Pipeline;
-pub use schedule::{MemoryUse, Schedule};
+pub use schedule::{MemoryUse, Schedule, Shelves};
 pub use situation::{Situation, Why, eligible};
 pub use topology::{SumOrder, Topology};

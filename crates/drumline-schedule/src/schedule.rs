@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::collective::Collective;
 use crate::extent::{Blocks, Counts};
@@ -46,6 +47,8 @@ pub struct Schedule {
     pub uneven: bool,
     /// Whether several windows may be under way at once.
     pub pipelined: bool,
+    /// Where blocks lie in a slot that may hold a block for every rank.
+    pub shelves: Shelves,
     /// The steps, in the order in which they take effect.
     pub steps: Vec<Step>,
 }
@@ -64,10 +67,10 @@ impl Schedule {
         self.steps.iter().any(is_message)
     }
 
-    /// The number of blocks in a slot. The owner's own block, which no other rank reads, is not in the slot.
+    /// The number of blocks for which a slot has room at the same time.
     pub fn slot_blocks(&self) -> usize {
         match self.collective.blocks(Buffer::Slot, self.rank, self.root) {
-            Blocks::All => self.world_size.saturating_sub(1).max(1),
+            Blocks::All => self.shelves.count(self.world_size),
             Blocks::One | Blocks::None => 1,
         }
     }
@@ -130,7 +133,64 @@ impl Schedule {
         match self.blocks(loc) {
             Blocks::None => 0..0,
             Blocks::One => loc.span.resolve(counts.block(loc.buffer, owner)),
+            Blocks::All if loc.buffer == Buffer::Slot && loc.span.of == self.world_size => {
+                let shelf = self.shelves.of(owner, loc.span.first, self.world_size);
+                let start = shelf * counts.longest();
+                start..start + counts.block(Buffer::Slot, loc.span.first)
+            }
+            Blocks::All if matches!(loc.buffer, Buffer::Scratch(_)) => {
+                0..counts.resolve_in_all(loc.span, loc.buffer, self.world_size).len()
+            }
             Blocks::All => counts.resolve_in_all(loc.span, loc.buffer, self.world_size),
+        }
+    }
+}
+
+/// Where the blocks of a slot lie, if it may hold a block for every rank. A shelf has room for one block.
+///
+/// ```
+/// use drumline_schedule::Shelves;
+///
+/// // Rank 2 of 4 lays out the blocks of ranks 3, 0 and 1.
+/// assert_eq!([3, 0, 1].map(|block| Shelves::AfterOwner.of(2, block, 4)), [0, 1, 2]);
+/// // Blocks that are laid out one after another share a shelf.
+/// let shared = Shelves::shared([0, 1, 0, 1], 2);
+/// assert_eq!((shared.of(2, 3, 4), shared.count(4)), (1, 2));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shelves {
+    /// One for each rank but the owner, whose own block nobody fetches. The first is for the rank after the owner. So
+    /// two ranks that exchange slots write exactly where they have just read.
+    AfterOwner,
+    /// The same in all slots of a host.
+    Shared {
+        /// The shelf of each block. Blocks on one shelf lie there one after another.
+        of_block: Arc<[u32]>,
+        /// The number of shelves, the same on all hosts.
+        count: usize,
+    },
+}
+
+impl Shelves {
+    /// The shelf of each block, out of `count`.
+    pub fn shared(of_block: impl IntoIterator<Item = usize>, count: usize) -> Shelves {
+        let of_block = of_block.into_iter().map(|shelf| shelf as u32).collect();
+        Shelves::Shared { of_block, count }
+    }
+
+    /// The shelf of `block` in the slot of rank `owner`.
+    pub fn of(&self, owner: Rank, block: Rank, world_size: usize) -> usize {
+        match self {
+            Shelves::AfterOwner => (block + world_size - owner - 1) % world_size,
+            Shelves::Shared { of_block, .. } => of_block[block] as usize,
+        }
+    }
+
+    /// The number of shelves, at least one.
+    pub fn count(&self, world_size: usize) -> usize {
+        match self {
+            Shelves::AfterOwner => world_size.saturating_sub(1).max(1),
+            Shelves::Shared { count, .. } => *count,
         }
     }
 }

@@ -120,8 +120,8 @@ pub enum Buffer {
     /// This rank's contribution where it does not already lie in [`Buffer::Data`], read only.
     Input,
     /// Working memory, by number. A span counts in parts of the rank's own block (the one that it
-    /// contributes, or gets), and may lie beyond it: block 2 of 1 begins at twice that length. Only the spans
-    /// that the schedule names are backed by memory.
+    /// contributes, or gets), and may lie beyond it: block 2 of 1 begins at twice that length. In a reduce_scatter it
+    /// says whose block lies there. Only the spans that the schedule names are backed by memory.
     Scratch(usize),
     /// The staging slot of this call, in the memory that the ranks of a host share.
     Slot,

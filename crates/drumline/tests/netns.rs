@@ -84,6 +84,10 @@ fn rank() {
             train(&group);
             group.destroy().unwrap();
         }
+        "send what must be sent" => {
+            send_what_must_be_sent(&group);
+            group.destroy().unwrap();
+        }
         other => panic!("{other}"),
     }
 }
@@ -97,6 +101,57 @@ fn tree(values: &[f32]) -> f32 {
             tree(&values[..half]) + tree(&values[half..])
         }
     }
+}
+
+/// The elements of a block.
+const BLOCK: usize = 256 << 10;
+
+/// Calls on a block for every rank, or on as much data with a root on the other host. Says of each how many bytes have left this host meanwhile.
+fn send_what_must_be_sent(group: &ProcessGroup) {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let value = |rank: usize, index: usize| ((rank * 31 + index) as f32).sin() * 1e3;
+    let measured = |name: &str, call: &mut dyn FnMut()| {
+        // Between two barriers nobody sends anything else.
+        let before = sent_from_here();
+        group.barrier().unwrap();
+        call();
+        group.barrier().unwrap();
+        println!("{name}: {}", sent_from_here() - before);
+    };
+    let own: Vec<f32> = (0..BLOCK).map(|index| value(rank, index)).collect();
+    let mut all = vec![0.0; ranks * BLOCK];
+    measured("all_gather", &mut || group.all_gather(&own, &mut all).unwrap());
+    let of_all = (0..ranks).flat_map(|rank| (0..BLOCK).map(move |index| value(rank, index)));
+    assert!(all.iter().copied().eq(of_all));
+
+    let input: Vec<f32> = (0..ranks * BLOCK).map(|index| value(rank, index)).collect();
+    let mut sum = vec![0.0; BLOCK];
+    measured("reduce_scatter", &mut || {
+        group.reduce_scatter(&input, &mut sum, ReduceOp::Sum).unwrap();
+    });
+    for (index, sum) in sum.iter().enumerate() {
+        let column: Vec<f32> = (0..ranks).map(|it| value(it, rank * BLOCK + index)).collect();
+        assert_eq!(sum.to_bits(), tree(&column).to_bits(), "element {index}");
+    }
+
+    let mut data = input.clone();
+    measured("broadcast", &mut || group.broadcast(&mut data, ranks - 1).unwrap());
+    assert!(data.iter().enumerate().all(|(index, it)| *it == value(ranks - 1, index)));
+
+    let mut data = input.clone();
+    measured("reduce", &mut || group.reduce(&mut data, ReduceOp::Sum, ranks - 1).unwrap());
+    for (index, sum) in data.iter().enumerate() {
+        let column: Vec<f32> = (0..ranks).map(|rank| value(rank, index)).collect();
+        let expected = if rank == ranks - 1 { tree(&column) } else { column[rank] };
+        assert_eq!(sum.to_bits(), expected.to_bits(), "element {index}");
+    }
+}
+
+/// The bytes that have left this host over `eth0`.
+fn sent_from_here() -> u64 {
+    let table = fs::read_to_string("/proc/self/net/dev").unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    line.split_whitespace().nth(8).unwrap().parse().unwrap()
 }
 
 const LAYERS: usize = 16;
@@ -396,6 +451,42 @@ fn hosts_that_share_memory_add_in_the_same_order() {
         for mut rank in ranks {
             let told = rank.line("same bits; ");
             assert_eq!(told, format!("shares memory: {}", ranks_per_host > 1));
+            assert!(rank.child.wait().unwrap().success());
+        }
+    }
+}
+
+/// Counted by the interface of each host: what must cross the line crosses it once, however many ranks a host has.
+#[test]
+fn hosts_send_what_they_must_once() {
+    let Some(network) = Hosts::new(2) else { return };
+    for ranks_per_host in [2, 4] {
+        let ranks: Vec<Rank> = (0..2 * ranks_per_host)
+            .map(|rank| {
+                let secret = Some(("DRUMLINE_SECRET", SECRET));
+                let task = "send what must be sent";
+                network.start_on(rank / ranks_per_host, rank, 2 * ranks_per_host, task, secret)
+            })
+            .collect();
+        let of_host = (ranks_per_host * BLOCK * size_of::<f32>()) as u64;
+        for (number, mut rank) in ranks.into_iter().enumerate() {
+            // The root is the last rank. In a reduce the first host sends, in a broadcast the second.
+            let (first, second) = match number < ranks_per_host {
+                true => (2 * of_host, 0),
+                false => (0, 2 * of_host),
+            };
+            let calls = [
+                ("all_gather", of_host),
+                ("reduce_scatter", of_host),
+                ("broadcast", second),
+                ("reduce", first),
+            ];
+            for (name, bound) in calls {
+                let sent: u64 = rank.line(&format!("{name}: ")).parse().unwrap();
+                // Headers of packets, and acknowledgements of what comes in.
+                let most = bound + of_host / 5;
+                assert!((bound..most).contains(&sent), "{name}: {sent} bytes, of {bound}");
+            }
             assert!(rank.child.wait().unwrap().success());
         }
     }

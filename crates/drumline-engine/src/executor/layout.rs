@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use drumline_schedule::{
-    Blocks, Collective, Counts, Schedule,
+    Blocks, Collective, Counts, Schedule, Shelves,
     step::{Buffer, Loc, Rank, Span},
 };
 
@@ -13,9 +13,8 @@ use drumline_schedule::{
 /// does a long call over links: it works on data that has arrived while the data is in the cache. A window
 /// covers a part of every block. Where a block is shorter than the window, the window ends with the block.
 ///
-/// In a slot, blocks begin at multiples of the longest window's length, so that neighbours find them. A slot
-/// has no room for its owner's own block, because nobody fetches that. The first block in a slot is the block
-/// of the rank after the owner. So two ranks that exchange slots write exactly where they have just read.
+/// In a slot, blocks begin at multiples of the longest window's length, so that neighbours find them:
+/// [`Shelves`] says at which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     collective: Collective,
@@ -27,7 +26,9 @@ pub struct Layout {
     longest: usize,
     /// The number of elements of each block in a window. The last window may have fewer.
     piece: usize,
-    /// The number of blocks in a staging slot.
+    /// Where blocks lie in a staging slot.
+    shelves: Shelves,
+    /// The number of blocks for which it has room.
     slot_blocks: usize,
 }
 
@@ -60,7 +61,8 @@ impl Layout {
         let longest = counts.longest();
         let slot_blocks = schedule.slot_blocks();
         let piece = slot.map_or(longest, |slot| longest.min(schedule.window(slot)));
-        Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
+        let shelves = schedule.shelves.clone();
+        Layout { collective, world_size, rank, root, counts, longest, piece, shelves, slot_blocks }
     }
 
     /// The same layout in windows of `elements` elements of each block, at least one.
@@ -115,13 +117,10 @@ impl Layout {
                 let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
                 moved(self.shown(buffer, span.first, window), start)
             }
-            (Blocks::All, Buffer::Scratch(_)) => {
-                moved(0..self.shown(buffer, span.first, window).len(), span.first * self.piece)
-            }
+            (Blocks::All, Buffer::Scratch(_)) => 0..self.shown(buffer, span.first, window).len(),
             (Blocks::All, Buffer::Slot) => {
-                debug_assert_ne!(span.first, owner, "nobody fetches the owner's own block");
-                let ahead = (span.first + self.world_size - owner - 1) % self.world_size;
-                moved(0..self.shown(buffer, span.first, window).len(), ahead * self.piece)
+                let shelf = self.shelves.of(owner, span.first, self.world_size);
+                moved(0..self.shown(buffer, span.first, window).len(), shelf * self.piece)
             }
         }
     }

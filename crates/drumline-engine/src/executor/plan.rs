@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use drumline_schedule::{
-    Collective, Counts, MemoryUse, Pipeline, Schedule,
+    Collective, Counts, MemoryUse, Pipeline, Schedule, Shelves,
     step::{Buffer, Loc, Rank},
 };
 use drumline_shm::PAYLOAD_BYTES;
@@ -120,6 +120,7 @@ impl Plan {
             memory: MemoryUse::Private,
             uneven: false,
             pipelined: false,
+            shelves: Shelves::AfterOwner,
             steps: Vec::new(),
         };
         Plan::new(Shape {

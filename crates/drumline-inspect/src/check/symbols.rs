@@ -152,10 +152,11 @@ impl<'a> Symbols<'a> {
             .collect();
         let shared = memory != MemoryUse::Private;
         let has_clocks = shared || collective.is_barrier();
-        let untouched = |buffer| Touched::new(longest(buffer), borders(schedules, buffer, counts));
-        let slot_len = longest(Buffer::Slot);
+        let untouched = |buffer, len| Touched::new(len, borders(schedules, buffer, counts));
+        let slot_len = borders(schedules, Buffer::Slot, counts).last().copied().unwrap_or(0);
+        let registered = collective.registered_buffer();
         let (slot, registered) =
-            (untouched(Buffer::Slot), untouched(collective.registered_buffer()));
+            (untouched(Buffer::Slot, slot_len), untouched(registered, longest(registered)));
         let slots_of_rank = match slots {
             Slots::InTurn(slots) => slots,
             Slots::Exchanged => 2,

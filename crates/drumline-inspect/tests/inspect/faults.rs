@@ -1,10 +1,12 @@
 //! The checker finds faults. Each test breaks something and names what must be found.
 
+use std::ops::Range;
+
 use drumline_inspect::check::{CheckError, Rule, check, check_schedules};
 use drumline_schedule::step::{Buffer, Loc, Rank, Side, Span, Step};
 use drumline_schedule::tree::Node;
 use drumline_schedule::{
-    ALGORITHMS, Algorithm, Collective, Cost, Error, MemoryUse, Schedule, SumOrder, Topology,
+    ALGORITHMS, Algorithm, Collective, Cost, Counts, Error, MemoryUse, Schedule, SumOrder, Topology,
 };
 
 const DATA: Loc = Loc::data(Span::WHOLE);
@@ -513,6 +515,7 @@ fn every_peer_matters() {
 #[test]
 fn every_block_matters() {
     for_each_step(|schedules, rank, step| {
+        let before = places(&schedules[rank], step);
         let loc = match &mut schedules[rank].steps[step] {
             Step::Send { src: loc, .. }
             | Step::Recv { dst: loc, .. }
@@ -527,13 +530,14 @@ fn every_block_matters() {
             return false;
         }
         *first = (*first + 1) % (blocks - *count + 1);
-        true
+        places(&schedules[rank], step) != before
     });
 }
 
 #[test]
 fn every_source_block_matters() {
     for_each_step(|schedules, rank, step| {
+        let before = places(&schedules[rank], step);
         let loc = match &mut schedules[rank].steps[step] {
             Step::Copy { src, .. } => src,
             Step::ReduceTree { srcs, .. } => &mut srcs[0].1,
@@ -541,8 +545,14 @@ fn every_source_block_matters() {
         };
         let Span { first, count, of } = &mut loc.span;
         *first = (*first + 1) % (*of - *count + 1);
-        count < of
+        count < of && places(&schedules[rank], step) != before
     });
+}
+
+/// What a step accesses. Two blocks of a slot may lie on one shelf.
+fn places(schedule: &Schedule, step: usize) -> Vec<Range<usize>> {
+    let step = &schedule.steps[step];
+    step.writes().chain(step.reads()).map(|loc| schedule.resolve(loc, &Counts::Even(LEN))).collect()
 }
 
 /// A wait for too few posts is a race, or an early exit from a barrier.

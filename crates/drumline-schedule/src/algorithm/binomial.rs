@@ -13,7 +13,7 @@ const DATA: Loc = Loc::data(Span::WHOLE);
 ///
 /// See [`all_reduce_cost`]. It sends few messages in total, but rank 0 handles all data `log2 p` times.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let mut steps = climb(topology.world_size, rank, DATA);
+    let mut steps = climb(topology.world_size, rank, 0, DATA, DATA);
     steps.extend(broadcast(topology, rank, 0));
     steps
 }
@@ -32,14 +32,13 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     }
 }
 
-/// Ranks sum towards rank 0, which forwards the result to the root. The tree of sums always ends at rank
-/// 0, so any other root costs one more message. Ranks other than the root add in scratch.
+/// Ranks sum towards rank 0, which forwards the result to the root. So ranks that name different roots hear it from each
+/// other's messages; [`reduce_sums`] takes one message less. Ranks other than the root add in scratch.
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
-    let p = topology.world_size;
     let sum = if rank == root { DATA } else { Loc::scratch(0, Span::WHOLE) };
-    let mut steps = climb(p, rank, sum);
+    let mut steps = climb(topology.world_size, rank, 0, DATA, sum);
     if root != 0 && rank == 0 {
         steps.push(Step::Send { to: root, src: sum });
     }
@@ -58,42 +57,76 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     Cost { rounds, messages, elements: messages * n, combined: doublings(p) * n, ..Cost::default() }
 }
 
-/// In round `k` every second rank that still takes part sends its sum to the rank `2^k` below it. The
-/// receiver adds it on the right. The sums are exactly the nodes of the canonical tree.
+/// Ranks sum towards the root. The data is theirs to overwrite.
+pub(super) fn reduce_sums(p: usize, rank: Rank, root: Rank) -> Vec<Step> {
+    climb(p, rank, root, DATA, DATA)
+}
+
+/// The rounds of [`reduce_sums`].
+pub(super) fn reduce_sums_rounds(p: usize, root: Rank) -> usize {
+    let others = others_on_the_way(p, root);
+    others.map(|other| longest_chain(other.len) + 1).max().unwrap_or(0)
+}
+
+/// How many sums a rank receives on the way to the root.
+pub(super) fn received(p: usize, rank: Rank, root: Rank) -> usize {
+    let is_receive = |step: &Step| matches!(step, Step::RecvReduce { .. });
+    climb(p, rank, root, DATA, DATA).iter().filter(|step| is_receive(step)).count()
+}
+
+/// Each sum of the canonical tree is made by one of the two ranks that have its parts: by the root, if it is one of them,
+/// or else by the lower one. The other sends its part and is done.
 ///
 /// ```text
-///   0   1   2   3   4
-///   |<--'   |<--'   |
-///   |<------'       |
-///   |<--------------'
+///   root 0                    root 3
+///   0   1   2   3   4         0   1   2   3   4
+///   |<--'   |<--'   |         |<--'   '-->|   |
+///   |<------'       |         '---------->|   |
+///   |<--------------'                     |<--'
 /// ```
 ///
-/// This rank keeps its sums in `sum`.
-fn climb(p: usize, rank: Rank, sum: Loc) -> Vec<Step> {
-    let mut own = DATA;
+/// This rank brings `own`, and keeps its sums in `sum`.
+fn climb(p: usize, rank: Rank, root: Rank, mut own: Loc, sum: Loc) -> Vec<Step> {
+    let holder = |node: Node| match (node.lo..node.lo + node.len).contains(&root) {
+        true => root,
+        false => node.lo,
+    };
     let mut steps = vec![];
-    let mut distance = 1;
-    while distance < p {
-        if rank & distance != 0 {
-            steps.push(Step::Send { to: rank - distance, src: own });
+    let mut held = Node::leaf(rank);
+    for other in others_on_the_way(p, rank) {
+        let (left, right) = if held.lo < other.lo { (held, other) } else { (other, held) };
+        let node = Node { lo: left.lo, len: left.len + right.len };
+        let peer = holder(other);
+        if holder(node) != rank {
+            steps.push(Step::Send { to: peer, src: own });
             break;
         }
-        if rank + distance < p {
-            // Only rank 0 is still here when the distance is about to pass the last rank.
-            let finish = 2 * distance >= p;
-            let from = rank + distance;
-            if own == sum {
-                steps.push(Step::RecvReduce { from, dst: sum, side: Side::Right, finish });
-            } else {
-                let srcs = vec![(Node::leaf(rank), own), (Node::leaf(from), sum)];
-                steps.push(Step::Recv { from, dst: sum });
-                steps.push(Step::ReduceTree { dsts: vec![sum], srcs, finish });
-                own = sum;
-            }
+        let finish = node.len == p;
+        let side = if held == left { Side::Right } else { Side::Left };
+        if own == sum {
+            steps.push(Step::RecvReduce { from: peer, dst: sum, side, finish });
+        } else {
+            let loc_of = |part: Node| if part == held { own } else { sum };
+            let srcs = [left, right].map(|part| (part, loc_of(part))).to_vec();
+            steps.push(Step::Recv { from: peer, dst: sum });
+            steps.push(Step::ReduceTree { dsts: vec![sum], srcs, finish });
+            own = sum;
         }
-        distance *= 2;
+        held = node;
     }
     steps
+}
+
+/// The nodes with which the leaf of a rank is combined on the way to the top of the tree over `p` ranks, from below.
+fn others_on_the_way(p: usize, rank: Rank) -> impl Iterator<Item = Node> {
+    let mut node = Node::root(p);
+    let mut others = vec![];
+    while let Some((left, right)) = node.children() {
+        let is_right = rank >= right.lo;
+        others.push(if is_right { left } else { right });
+        node = if is_right { right } else { left };
+    }
+    others.into_iter().rev()
 }
 
 /// The picture of the reduction upside down. A rank's place is its distance above the root, around the

@@ -104,7 +104,7 @@ pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Ve
     }
     let copy_of = |peer: Rank| match peer == rank {
         true => own,
-        false => Loc::scratch(peer, Span::WHOLE),
+        false => Loc::scratch(peer, Span::block(rank, p)),
     };
 
     let mut steps = vec![];

@@ -254,7 +254,7 @@ fn sum_of_slice(
 ) -> Vec<Step> {
     let Some(slice) = seats.own_slice() else { return vec![] };
     let hosts = topology.ranks_by_host().len();
-    let mut steps = seats.sum_of_group(slice, from, Loc::data(slice), hosts == 1);
+    let mut steps = seats.sum_of_group(from(slice), from, Loc::data(slice), hosts == 1);
     let exchange = (between.generate)(&Topology::flat(hosts), seats.group, 0);
     steps.extend(exchange.into_iter().map(|step| {
         let of_slice = |loc: Loc| Loc { span: loc.span.within(slice), ..loc };

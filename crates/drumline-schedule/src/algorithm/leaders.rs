@@ -1,7 +1,7 @@
 //! One rank of each host adds for all of them, and only these leaders talk between hosts.
 
 use super::cost::Cost;
-use super::doubling;
+use super::{dissemination, doubling};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -9,10 +9,43 @@ use crate::tree::Node;
 const DATA: Loc = Loc::data(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
 
-/// Several hosts with several ranks each, which may add their own ranks first.
-pub(super) fn serves(topology: &Topology) -> bool {
+/// Several hosts with several ranks each.
+pub(super) fn serves_any(topology: &Topology) -> bool {
     let hosts = topology.ranks_by_host();
-    topology.sums_by_placement() && hosts.len() > 1 && hosts.iter().all(|ranks| ranks.len() > 1)
+    hosts.len() > 1 && hosts.iter().all(|ranks| ranks.len() > 1)
+}
+
+/// The same, where hosts may add their own ranks first.
+pub(super) fn serves(topology: &Topology) -> bool {
+    topology.sums_by_placement() && serves_any(topology)
+}
+
+/// A leader enters a [dissemination] barrier of all leaders when its host has entered, and its host leaves with it.
+///
+/// See [`barrier_cost`].
+pub(super) fn barrier(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let (leader, others) = match topology.neighbours(rank) {
+        [leader, others @ ..] => (*leader, others),
+        [] => return vec![],
+    };
+    if rank != leader {
+        return vec![Step::Post, Step::Wait { peer: leader, upto: 1 }];
+    }
+    let hosts = topology.ranks_by_host();
+    let leaders = Topology::flat(hosts.len());
+    let between = dissemination::barrier(&leaders, topology.host_of(rank), 0);
+    let mut steps: Vec<Step> = others.iter().map(|&peer| Step::Wait { peer, upto: 1 }).collect();
+    steps.extend(between.into_iter().map(|step| step.moved(|host| hosts[host][0], |loc| loc)));
+    steps.push(Step::Post);
+    steps
+}
+
+/// The rounds and messages of a dissemination barrier among as many ranks as there are hosts, and one round on the host
+/// before and after it.
+pub(super) fn barrier_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    let leaders = Topology::flat(topology.ranks_by_host().len());
+    let among_leaders = dissemination::barrier_cost(&leaders, root, n);
+    Cost { rounds: among_leaders.rounds + 2, ..among_leaders }
 }
 
 /// The leader is the lowest rank of a host. It sums the slots of its host, takes part in recursive

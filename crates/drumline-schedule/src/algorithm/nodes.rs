@@ -115,7 +115,7 @@ fn cost(nodes: &[Vec<Rank>], n: usize) -> Cost {
 /// the node's part over all nodes, `to` all places that need it. A post follows each.
 fn sums(seats: &Seats<'_>, at: fn(Span) -> Loc, to: impl Fn(&Seats<'_>) -> Vec<Loc>) -> Vec<Step> {
     let Some(slice) = seats.own_slice() else { return vec![Step::Post, Step::Post] };
-    let mut steps = seats.sum_of_group(slice, at, at(slice), false);
+    let mut steps = seats.sum_of_group(at(slice), at, at(slice), false);
     steps.push(Step::Post);
     let part = at(seats.part(seats.group));
     let counterparts = seats.other_groups().map(|node| seats.counterpart(node));

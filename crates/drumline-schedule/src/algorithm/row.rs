@@ -1,6 +1,6 @@
 use super::cost::Cost;
 use crate::collective::Collective;
-use crate::schedule::MemoryUse;
+use crate::schedule::{MemoryUse, Shelves};
 use crate::step::{Rank, Step};
 use crate::topology::Topology;
 
@@ -59,6 +59,8 @@ pub struct Algorithm {
     pub uneven: bool,
     /// Whether several windows of long data may be under way at once ([`Pipeline`](crate::Pipeline)).
     pub pipelined: bool,
+    /// Where blocks lie in a slot that may hold a block for every rank.
+    pub shelves: fn(&Topology, Rank) -> Shelves,
     /// The lengths that it is meant for, among the algorithms in shared memory.
     pub meant_for: Lengths,
 }
@@ -101,6 +103,7 @@ impl Algorithm {
             partial_sums_travel: false,
             uneven: false,
             pipelined: false,
+            shelves: |_, _| Shelves::AfterOwner,
             meant_for: Lengths::Any,
         }
     }
@@ -132,6 +135,11 @@ impl Algorithm {
     /// The same algorithm. Several windows may be under way at once.
     pub const fn with_pipeline(self) -> Algorithm {
         Algorithm { pipelined: true, ..self }
+    }
+
+    /// The same algorithm. Blocks lie on these shelves of a slot.
+    pub const fn with_shelves(self, shelves: fn(&Topology, Rank) -> Shelves) -> Algorithm {
+        Algorithm { shelves, ..self }
     }
 
     /// The same algorithm, for these lengths.

@@ -47,7 +47,8 @@ impl Algorithm {
             memory: self.memory,
             uneven: self.uneven,
             pipelined: self.pipelined,
-            steps: flush::insert((self.generate)(topology, rank, root)),
+            shelves: (self.shelves)(topology, rank),
+            steps: flush::insert(self.collective, (self.generate)(topology, rank, root)),
         })
     }
 
@@ -90,7 +91,7 @@ mod tests {
         let error = Algorithm::find(Collective::Broadcast, "ring").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"broadcast has no algorithm "ring": use one of binomial, shm, shm-push"#
+            r#"broadcast has no algorithm "ring": use one of binomial, shm, hierarchical, hierarchical-chain, shm-push"#
         );
     }
 

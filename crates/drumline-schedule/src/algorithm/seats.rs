@@ -55,12 +55,12 @@ impl Seats<'_> {
         others(ranks.len(), self.seat).map(|seat| (seat, ranks[seat]))
     }
 
-    /// Sums the rank's slice over its group, into `dst`. `from` says where contributions lie. The rank reads
-    /// them when their owners have posted once.
+    /// Sums the rank's slice over its group, into `dst`. `own` is the contribution of this rank; `from` says where those
+    /// of others lie. The rank reads them when their owners have posted once.
     pub(super) fn sum_of_group(
         &self,
-        slice: Span,
-        from: impl Fn(Span) -> Loc,
+        own: Loc,
+        from: fn(Span) -> Loc,
         dst: Loc,
         finish: bool,
     ) -> Vec<Step> {
@@ -69,8 +69,8 @@ impl Seats<'_> {
             self.peers().map(|(_, peer)| Step::Wait { peer, upto: 1 }).collect();
         if ranks.len() > 1 {
             let of_seat = |seat: usize| match seat == self.seat {
-                true => from(slice),
-                false => from(slice).of(ranks[seat]),
+                true => own,
+                false => from(own.span).of(ranks[seat]),
             };
             let srcs = (0..ranks.len()).map(|seat| (Node::leaf(seat), of_seat(seat))).collect();
             steps.push(Step::ReduceTree { dsts: vec![dst], srcs, finish });

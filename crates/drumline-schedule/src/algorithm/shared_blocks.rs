@@ -5,6 +5,7 @@
 
 use super::cost::Cost;
 use super::shared::{leaves, others, wait_for_others};
+use crate::schedule::Shelves;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
@@ -13,19 +14,25 @@ use crate::topology::Topology;
 /// See [`all_gather_cost`].
 pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
-    let (input, slot) = (Loc::input(Span::WHOLE), Loc::slot(Span::WHOLE));
-    let block = |peer| Loc::data(Span::block(peer, p));
+    let input = Loc::input(Span::WHOLE);
+    let block = |peer| Span::block(peer, p);
     let mut steps = vec![];
     if p > 1 {
-        steps.push(Step::Copy { dst: slot, src: input });
+        steps.push(Step::Copy { dst: Loc::slot(block(rank)), src: input });
         steps.push(Step::Post);
     }
-    steps.push(Step::Copy { dst: block(rank), src: input });
+    steps.push(Step::Copy { dst: Loc::data(block(rank)), src: input });
     for peer in others(p, rank) {
+        let (dst, src) = (Loc::data(block(peer)), Loc::slot(block(peer)).of(peer));
         steps.push(Step::Wait { peer, upto: 1 });
-        steps.push(Step::Copy { dst: block(peer), src: slot.of(peer) });
+        steps.push(Step::Copy { dst, src });
     }
     steps
+}
+
+/// A slot of an [`all_gather`] holds nothing but the block of its owner.
+pub(super) fn one_shelf(topology: &Topology, _rank: Rank) -> Shelves {
+    Shelves::shared(vec![0; topology.world_size], 1)
 }
 
 /// 1 round. A rank reads the `n` elements of each of its `p - 1` peers.

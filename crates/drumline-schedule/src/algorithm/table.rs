@@ -1,8 +1,9 @@
 use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
-    binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical, leaders,
-    nodes, registered, rooted, scan, shared, shared_blocks, shared_rooted,
+    binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
+    hierarchical_blocks, hierarchical_rooted, leaders, nodes, registered, rooted, scan, shared,
+    shared_blocks, shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::schedule::MemoryUse;
@@ -17,6 +18,10 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
                          256 of them";
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
+const FULL: &str = "several hosts, each with several ranks";
+const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
+const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
+                            them, at most 256, one with several ranks";
 const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
                           of them, each with several ranks";
 
@@ -123,12 +128,46 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .with_partial_sums(),
     staged(Reduce, "shm", shared_rooted::reduce, shared_rooted::reduce_cost),
     staged(Broadcast, "shm", shared_rooted::broadcast, shared_rooted::broadcast_cost),
+    staged(Broadcast, "hierarchical", hierarchical_rooted::tree, hierarchical_rooted::tree_cost)
+        .only_where(leaders::serves_any, FULL),
+    staged(
+        Broadcast,
+        "hierarchical-chain",
+        hierarchical_rooted::chain,
+        hierarchical_rooted::chain_cost,
+    )
+    .only_where(leaders::serves_any, FULL),
+    staged(Reduce, "hierarchical", hierarchical_rooted::reduce, hierarchical_rooted::reduce_cost)
+        .only_where(leaders::serves, FULL_HOSTS)
+        .with_partial_sums(),
+    staged(Barrier, "hierarchical", leaders::barrier, leaders::barrier_cost)
+        .only_where(leaders::serves_any, FULL),
     staged(Barrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(MonitoredBarrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
     staged(AllGather, "shm", shared_blocks::all_gather, shared_blocks::all_gather_cost)
-        .with_uneven_blocks(),
+        .with_uneven_blocks()
+        .with_shelves(shared_blocks::one_shelf),
+    staged(
+        AllGather,
+        "hierarchical",
+        hierarchical_blocks::all_gather,
+        hierarchical_blocks::all_gather_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_uneven_blocks()
+    .with_shelves(hierarchical_blocks::all_gather_shelves),
     staged(ReduceScatter, "shm", shared_blocks::reduce_scatter, shared_blocks::reduce_scatter_cost)
         .with_uneven_blocks(),
+    staged(
+        ReduceScatter,
+        "hierarchical",
+        hierarchical_blocks::reduce_scatter,
+        hierarchical_blocks::reduce_scatter_cost,
+    )
+    .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
+    .with_partial_sums()
+    .with_uneven_blocks()
+    .with_shelves(hierarchical_blocks::reduce_scatter_shelves),
     staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
         .with_uneven_blocks(),
@@ -152,11 +191,28 @@ pub static ALGORITHMS: &[Algorithm] = &[
     in_place(AllGather, "shm-push", registered::all_gather, registered::all_gather_cost)
         .with_uneven_blocks(),
     in_place(
+        AllGather,
+        "hierarchical-push",
+        hierarchical_blocks::all_gather_push,
+        hierarchical_blocks::all_gather_push_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_uneven_blocks(),
+    in_place(
         ReduceScatter,
         "shm-pull",
         registered::reduce_scatter,
         registered::reduce_scatter_cost,
     )
+    .with_uneven_blocks(),
+    in_place(
+        ReduceScatter,
+        "hierarchical-pull",
+        hierarchical_blocks::reduce_scatter_pull,
+        hierarchical_blocks::reduce_scatter_pull_cost,
+    )
+    .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
+    .with_partial_sums()
     .with_uneven_blocks(),
     // A rank without elements may have no registered memory, so blocks must be even.
     in_place(Gather, "shm-pull", registered::gather, registered::gather_cost),
