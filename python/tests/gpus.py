@@ -97,36 +97,41 @@ class Gpus:
         values = np.asarray(values, np.float32 if dtype is None else dtype)
         of_torch = torch.from_numpy(values.copy()).dtype
         tensor = torch.empty(values.shape, dtype=of_torch, device="meta")
-        self.arrays[id(tensor)] = (tensor, self.driver.array(values))
+        self.arrays[_key(tensor)] = (tensor.untyped_storage(), self.driver.array(values))
         return tensor
 
     def get(self, tensor):
         """The elements, also those of a view."""
-        whole, _, index = self._find(tensor)
+        whole, index = self._find(tensor)
         return whole.get().reshape(-1)[index]
 
     def set(self, tensor, values):
-        whole, _, index = self._find(tensor)
+        whole, index = self._find(tensor)
         elements = whole.get().reshape(-1)
         elements[index] = values
         whole.put(elements)
 
     def _find(self, tensor):
-        """The array of a tensor, the tensor that owns it, and where in the array the elements are."""
-        owner = tensor if id(tensor) in self.arrays else tensor._base
-        whole = self.arrays[id(owner)][1]
-        index = np.arange(owner.numel())
+        """The array of a tensor, and where in the array its elements are. What torch has made has zeros."""
+        if _key(tensor) not in self.arrays:
+            import torch
+
+            one = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+            zeros = np.zeros(tensor.untyped_storage().nbytes() // one.itemsize, one)
+            self.arrays[_key(tensor)] = (tensor.untyped_storage(), self.driver.array(zeros))
+        whole = self.arrays[_key(tensor)][1]
+        index = np.arange(whole.values.size)
         index = np.lib.stride_tricks.as_strided(
             index[tensor.storage_offset() :],
             tuple(tensor.shape),
             tuple(stride * index.itemsize for stride in tensor.stride()),
         )
-        return whole, owner, index
+        return whole, index
 
     def memory(self, tensor, reduce):
         from drumline.torch.tensors import memory_of
 
-        whole, _, _ = self._find(tensor)
+        whole, _ = self._find(tensor)
         _, count, code, _ = memory_of(tensor, reduce)
         address = whole.address + tensor.storage_offset() * tensor.element_size()
         return address, count, code, whole
@@ -137,16 +142,23 @@ class Gpus:
     def of_futures(self, _):
         return []  # torch gives callbacks streams of hardware only
 
-    def room_for(self, tensor):
-        return self.tensor(np.full(tuple(tensor.shape), 99), self._find(tensor)[0].values.dtype)
+    def room_for(self, shape, dtype, _):
+        import torch
+
+        return self.tensor(np.full(tuple(shape), 99), torch.empty(0, dtype=dtype).numpy().dtype)
 
     def copy(self, to, source):
         self.copies += 1
-        self.driver.call("cuStreamSynchronize", None)
-        self.set(to, self.get(source))
+        for one, other in zip(to, source, strict=True):
+            self.set(one, self.get(other))
 
     def mark(self, _):
         return None
 
     def follow(self, *_):
         pass
+
+
+def _key(tensor):
+    """The memory of a tensor, which its views have, too."""
+    return tensor.untyped_storage()._cdata

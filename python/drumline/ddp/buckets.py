@@ -35,7 +35,7 @@ class SharedBuckets:
         wire: Any = None,
     ) -> None:
         self._names, self._parameters = names, parameters
-        types = [_wire_type(it.dtype, wire) for it in parameters]
+        types = [wire_type(it.dtype, wire) for it in parameters]
         # Backward comes from the end, and neighbours share a bucket.
         tensors = [
             (name, parameter.numel(), _code(name, dtype))
@@ -107,7 +107,7 @@ class SharedBuckets:
             self._engine.drop()
 
 
-def _wire_type(dtype: Any, wire: Any) -> Any:
+def wire_type(dtype: Any, wire: Any) -> Any:
     """The type in which gradients travel: ``wire`` only where it is shorter."""
     return wire if wire is not None and dtype in (torch.float32, torch.float64) else dtype
 

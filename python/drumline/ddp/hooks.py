@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drumline import _core
 from drumline.ddp.buckets import put, tensor_at
-from drumline.ddp.reducer import Buckets, Reducer
+from drumline.torch import on_device
 from drumline.torch.tensors import CODE
+
+if TYPE_CHECKING:
+    from drumline.ddp.reducer import Buckets, Reducer
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def buckets_for(
         return None
     if isinstance(hook, Compress):
         wire = hook.dtype
-        return lambda: reducer.shared_buckets(wire)
+        return lambda: reducer.own_buckets(wire)
     if not callable(hook):
         raise TypeError("a communication hook must be callable")
     return lambda: HookBuckets(reducer, state, hook)
@@ -96,14 +99,20 @@ class GradBucket:
 class HookBuckets:
     """Buckets that a function of the user reduces, one after another."""
 
-    def __init__(self, reducer: Reducer, state: object, hook: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        reducer: Reducer,
+        state: object,
+        hook: Callable[..., Any],
+        bucket_bytes: int | None = None,
+    ) -> None:
         self._group, self._names, self._parameters = reducer.group, reducer.names, reducer.parameters
         self._has_marks = reducer.has_marks
         self._hook, self._state = hook, state
         self.places: list[Any] = [None] * len(self._names)
         self._buckets: list[GradBucket] = []
         self._bucket_of = [0] * len(self._names)
-        for members in plan(self._parameters):
+        for members in plan(self._parameters, bucket_bytes or _BUCKET_BYTES):
             self._add(members)
         self._buckets[-1].is_last_one = True
         self._next_step()
@@ -127,10 +136,15 @@ class HookBuckets:
         self._pending = [len(bucket.parameters()) for bucket in self._buckets]
         self._futures: list[Any] = []
         self._is_brought = [False] * len(self._names)
+        # By bucket: what streams were doing when they had made a gradient of it.
+        self._marks: list[dict[int, Any]] = [{} for _ in self._buckets]
 
     def bring(self, index: int) -> None:
-        put(self._names[index], self._parameters[index], self.places[index], is_view=True)
+        self._put(index)
         self._bring(index)
+
+    def _put(self, index: int) -> None:
+        put(self._names[index], self._parameters[index], self.places[index], is_view=True)
 
     def bring_zeros(self, index: int) -> None:
         self.places[index].zero_()
@@ -138,6 +152,10 @@ class HookBuckets:
 
     def _bring(self, index: int) -> None:
         self._is_brought[index] = True
+        device = self.places[index].device
+        if device.type == on_device.GPUS.kind:
+            marks = self._marks[self._bucket_of[index]]
+            marks[on_device.GPUS.stream(device)] = on_device.GPUS.mark(device)
         self._pending[self._bucket_of[index]] -= 1
         # In the same order on all ranks, because functions call collectives.
         while len(self._futures) < len(self._buckets) and not self._pending[len(self._futures)]:
@@ -146,6 +164,10 @@ class HookBuckets:
     def _launch(self) -> None:
         bucket = self._buckets[len(self._futures)]
         bucket.set_buffer(bucket._flat)
+        for stream, mark in self._marks[bucket.index()].items():
+            # Autograd makes a gradient on the stream of its forward, which may be another one.
+            if stream != on_device.GPUS.stream(bucket._flat.device):
+                on_device.GPUS.follow(bucket._flat.device, mark)
         future = self._hook(self._state, bucket)
         if not hasattr(future, "wait"):
             raise TypeError(
@@ -199,7 +221,7 @@ class HookBuckets:
         """Does nothing: these buckets have no connections of their own."""
 
 
-def plan(parameters: Sequence[Any]) -> list[list[int]]:
+def plan(parameters: Sequence[Any], bucket_bytes: int = _BUCKET_BYTES) -> list[list[int]]:
     """Indices of parameters, in buckets of one type and device, from the last parameter to the first. The
     first bucket is small."""
     buckets: list[list[int]] = []
@@ -208,7 +230,7 @@ def plan(parameters: Sequence[Any]) -> list[list[int]]:
         kind = parameters[index].dtype, parameters[index].device
         members = open_buckets.setdefault(kind, [])
         members.append(index)
-        limit = _BUCKET_BYTES if buckets else _FIRST_BUCKET_BYTES
+        limit = bucket_bytes if buckets else min(bucket_bytes, _FIRST_BUCKET_BYTES)
         held = sum(parameters[it].numel() * parameters[it].element_size() for it in members)
         if held >= limit:
             buckets.append(open_buckets.pop(kind))

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from drumline.ddp import states
 from drumline.ddp.arguments import check_parameters, delayed_names, place
 from drumline.ddp.autograd import calling
+from drumline.ddp.device_buckets import Devices, broadcast
 from drumline.ddp.debug import Debug
 from drumline.ddp.graph import moved
 from drumline.ddp.groups import core_group, group_of
@@ -131,11 +132,14 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._joined: Joined | None = None
         self._has_joined, self._has_begun, self._hook_name = False, False, ""
         parameters = self._parameters_in_use()
+        buffers = self._buffers_in_use() if self._shares_buffers else {}
         if init_sync:
-            buffers = self._buffers_in_use() if self._shares_buffers else {}
             ignores_unused = self.find_unused_parameters or self.static_graph
             states.verify(self._group, parameters, buffers, self.bucket_bytes, ignores_unused)
-            states.broadcast(self._group, [*parameters.values(), *buffers.values()])
+        tensors = [*parameters.values(), *self._buffers_in_use().values()]
+        self._devices = Devices(self._group, tensors)
+        if init_sync:
+            self._broadcast([*parameters.values(), *buffers.values()])
         self.reducer = Reducer(
             self._group,
             {name: it for name, it in parameters.items() if it.requires_grad},
@@ -145,6 +149,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             by_forward=True,
             wire=self._precision.reduction,
             after_step=calling(self, "_end_step"),
+            devices=self._devices,
         )
         self._debug = Debug(self._group.debug)
         self._debug.begin(self)
@@ -210,11 +215,16 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             return
         if self._buffer_hook is None:
             source = 0 if self._joined is None else self._joined.first_active
-            states.broadcast(self._group, buffers.values(), source)
+            self._broadcast(list(buffers.values()), source)
             return
         hook, state, _ = self._buffer_hook
         for future in hook(state, buffers) or ():
             future.wait()
+
+    def _broadcast(self, tensors: list[Any], source: int = 0) -> None:
+        others = broadcast(self._devices, tensors, source)
+        if others:
+            states.broadcast(self._group, others, source)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -302,7 +312,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("process_group", "_group", "reducer", "_joined"):
+        for name in ("process_group", "_group", "_devices", "reducer", "_joined"):
             del state[name]
         return state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import torch
 from drumline import _core
 from drumline.ddp.autograd import End, calling
 from drumline.ddp.buckets import SharedBuckets
+from drumline.ddp.device_buckets import DeviceBuckets, Devices
 from drumline.ddp.graph import functions_of, parameters_reached
 from drumline.ddp.times import Times
 from drumline.torch import profile
@@ -43,7 +45,7 @@ class Reducer:
     the count. ``sync_backward=False``: `synchronize` waits, not the end of backward. ``by_forward``: only
     a backward through the outputs of an `expect`ed forward is averaged; otherwise every backward is,
     while `sync_grad`. ``wire``: the type in which gradients travel. ``after_step`` is called when all
-    gradients of a backward are averaged.
+    gradients of a backward are averaged. ``devices``: where the ranks keep the whole model.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Reducer:
         by_forward: bool = False,
         wire: Any = None,
         after_step: Callable[[], None] = lambda: None,
+        devices: Devices | None = None,
     ) -> None:
         self.sync_grad = True
         """Whether gradients are averaged; without, they add up on each rank."""
         self.names, self.parameters = list(parameters), list(parameters.values())
         self.group, self.bucket_bytes = group, bucket_bytes
+        self.devices = Devices(group, self.parameters) if devices is None else devices
         self.has_marks = marks or find_unused or static_graph
         self.scale: float | None = None
         self.sync_backward = sync_backward
@@ -74,7 +78,7 @@ class Reducer:
         """Bytes of the parameters that no rank has used in the last one; 0 without marks."""
         self._find_unused, self._by_forward = find_unused, by_forward
         self._after_step = after_step
-        self._make: Callable[[], Buckets] = lambda: self.shared_buckets(wire)
+        self._make: Callable[[], Buckets] = lambda: self.own_buckets(wire)
         self._buckets: Buckets = self._make()
         # Gradients per parameter in a backward. None: a static graph before its first backward.
         self._calls: list[int] | None = None if static_graph else [1] * len(self.names)
@@ -82,6 +86,7 @@ class Reducer:
         self._unreached: list[int] = []
         self._tolerant = find_unused
         self._expected = False
+        self._lock = threading.RLock()
         # Whether a backward that may be averaged is running.
         self._is_running = False
         self._step: _Step | None = None
@@ -93,9 +98,11 @@ class Reducer:
         self._finalizer = weakref.finalize(self, _dispose, handles, [self._buckets])
         self._finalizer.atexit = False
 
-    def shared_buckets(self, wire: Any = None) -> Buckets:
-        """Buckets in memory that ranks share. Gradients travel as ``wire`` where that is shorter. A
-        collective."""
+    def own_buckets(self, wire: Any = None) -> Buckets:
+        """Buckets on GPUs, or else in memory that ranks share. Gradients travel as ``wire`` where that is
+        shorter. A collective."""
+        if self.devices.are_used:
+            return DeviceBuckets(self, self.devices, wire)
         return SharedBuckets(
             self.group, self.names, self.parameters, self.bucket_bytes, self.has_marks, wire
         )
@@ -152,6 +159,7 @@ class Reducer:
         self.sync_grad = False
         self._failure = "the reducer was stopped"
         self._buckets.leave(_STOP_PATIENCE_S)
+        self.devices.leave(_STOP_PATIENCE_S)
 
     def check(self) -> None:
         """Raises if gradients cannot be averaged any more."""
@@ -189,6 +197,11 @@ class Reducer:
             torch.autograd.Variable._execution_engine.queue_callback(End(self._on_end, self._on_failure))
 
     def _on_gradient(self, index: int, _parameter: Any) -> None:
+        # Autograd has a thread for each GPU.
+        with self._lock:
+            self._have_gradient(index)
+
+    def _have_gradient(self, index: int) -> None:
         self._used[index] = True
         if not self._is_running:
             if not (self._expected or (self.sync_grad and not self._by_forward)):

@@ -57,8 +57,8 @@ class Collectives(Calls):
         staging = self._staging(*tensors)
         if isinstance(staging, Placing):
             each = [staging.write(tensor, reduce=True) for tensor in tensors]
-            calls = [("all_reduce", data, *operator(opts)) for data in each]
-            return self._run("all_reduce", opts, tensors, tensors, staging, *calls)
+            singly = [("all_reduce", data, *operator(opts)) for data in each]
+            return self._run("all_reduce", opts, tensors, tensors, staging, *singly)
         calls = [
             (
                 "all_reduce_coalesced",

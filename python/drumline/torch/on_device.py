@@ -42,12 +42,14 @@ class Gpus(Protocol):
         """The devices of a future whose value is on this one: its callbacks get streams there."""
         ...
 
-    def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A new tensor on the same GPU, with room for the elements, side by side."""
+    def room_for(
+        self, shape: Iterable[int], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A new tensor, whose elements lie side by side."""
         ...
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Queues a copy in the caller's stream."""
+    def copy(self, to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+        """Queues copies of tensors on one GPU in the caller's stream."""
         ...
 
     def mark(self, device: torch.device) -> Any:
@@ -74,16 +76,17 @@ class OfTorch:
     def of_futures(self, device: torch.device) -> list[torch.device]:
         return [device]
 
-    def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    def room_for(
+        self, shape: Iterable[int], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
         with torch.no_grad():
-            to.copy_(source, non_blocking=True)
+            torch._foreach_copy_(to, source, non_blocking=True)
         # The stream may be another one than that of the call, for which torch keeps them.
-        stream = torch.cuda.current_stream(to.device)
-        for tensor in (to, source):
-            tensor.record_stream(stream)
+        for tensor in (*to, *source):
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def mark(self, device: torch.device) -> Any:
         return torch.cuda.current_stream(device).record_event()
@@ -120,7 +123,7 @@ class OnDevice:
         if device.type != GPUS.kind:
             return Staging()
         if device not in self._messages:
-            able = _can_be_used(device.index or 0)
+            able = can_be_used(device)
             self._messages[device] = (
                 _core.DeviceMessages(self._group, device.index or 0, GPUS.library) if able else None
             )
@@ -141,7 +144,7 @@ class OnDevice:
         return self._made[device]
 
     def _make(self, device: torch.device) -> _core.DeviceGroup | None:
-        able = torch.tensor([_can_be_used(device.index or 0)], dtype=torch.uint8)
+        able = torch.tensor([can_be_used(device)], dtype=torch.uint8)
         self._group.all_reduce((able.data_ptr(), 1, CODE[torch.uint8], able), "min", None)
         if not able.item():
             return None
@@ -166,9 +169,13 @@ class OnDevice:
                 end.abort()
 
 
+def can_be_used(device: torch.device) -> bool:
+    """Whether the core can use this device. Says once that it was not tried."""
+    return device.type == GPUS.kind and _can_be_used(device.index or 0)
+
+
 @functools.cache
 def _can_be_used(ordinal: int) -> bool:
-    """Whether the core can use a GPU. Says once that it was not tried."""
     try:
         _core.DeviceGroup(_core.Group.alone(), ordinal, GPUS.library, 4096).leave(1.0)
     except (RuntimeError, ValueError) as error:
@@ -215,15 +222,26 @@ class Placing(Staging):
         return self._back_to(tensor, self._copied, reduce)
 
     def fill(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
-        return self._back_to(tensor, GPUS.room_for, reduce)
+        return self._back_to(tensor, _room_for, reduce)
+
+    def write_together(self, tensors: list[torch.Tensor]) -> Memory:
+        """The elements of tensors of one type, one tensor behind the other, which the call changes."""
+        first, total = tensors[0], sum(tensor.numel() for tensor in tensors)
+        flat = GPUS.room_for([total], first.dtype, first.device)
+        at = 0
+        for tensor in tensors:
+            place = flat[at : at + tensor.numel()].view(tensor.shape)
+            at += tensor.numel()
+            self._back.append((tensor, place))
+        GPUS.copy([place for _, place in self._back], tensors)
+        return GPUS.memory(flat, reduce=False)
 
     def finish(self) -> None:
         for work in self._works:
             work.join(GPUS.stream(self._device))
         back, self._back = self._back, []
-        for tensor, copy in back:
-            GPUS.copy(tensor, copy)
         if back:
+            GPUS.copy([tensor for tensor, _ in back], [copy for _, copy in back])
             self._mark = GPUS.mark(self._device)
         elif self._mark is not None:
             # Another stream has copied back.
@@ -237,8 +255,8 @@ class Placing(Staging):
         return GPUS.memory(place, reduce)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        copy = GPUS.room_for(tensor)
-        GPUS.copy(copy, tensor)
+        copy = _room_for(tensor)
+        GPUS.copy([copy], [tensor])
         return copy
 
     def _takes(self, tensor: torch.Tensor) -> bool:
@@ -249,6 +267,10 @@ class Placing(Staging):
             )
         check_layout(tensor)
         return is_plain(tensor)
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    return GPUS.room_for(tensor.shape, tensor.dtype, tensor.device)
 
 
 class Queued:

@@ -1,0 +1,125 @@
+"""drumline's DistributedDataParallel, and torch's, with parameters on GPUs: on a stand-in for the driver.
+
+No hardware: parameters on torch's device ``meta`` have no values for torch, so tests give gradients, and look at what
+the stand-in has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpus import Gpus
+from ranks import run
+
+pytest.importorskip("torch")
+
+
+def start(rank, world_size, directory):
+    import drumline
+    from drumline.torch import on_device
+
+    gpus = on_device.GPUS = Gpus()
+    return gpus, drumline.init_process_group(
+        f"file://{directory}/store", rank=rank, world_size=world_size
+    )
+
+
+def model_of(gpus, rank, sizes):
+    """A module whose gradients are given: ``values[i]`` for parameter ``i``, or None for no gradient."""
+    import torch
+
+    class Give(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, parameter, values):
+            ctx.values = values
+            return torch.zeros(())
+
+        @staticmethod
+        def backward(ctx, _):
+            return gpus.tensor(ctx.values), None
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for at, size in enumerate(sizes):
+                values = gpus.tensor(np.full(size, 10 * rank + at))
+                self.register_parameter(f"p{at}", torch.nn.Parameter(values))
+            self.register_buffer("mean", gpus.tensor(np.full(3, rank + 0.5)))
+
+        def forward(self, values):
+            pairs = zip(self.parameters(), values, strict=True)
+            return sum(Give.apply(it, value) for it, value in pairs if value is not None)
+
+    return Model()
+
+
+def steps(rank, world_size, directory, hook):
+    import drumline
+    from drumline.ddp import fp16_compress
+    from drumline.ddp.device_buckets import DeviceBuckets
+
+    gpus, group = start(rank, world_size, directory)
+    sizes = [(5,), (300, 7), (2, 3), (4000,)]
+    module = model_of(gpus, rank, sizes)
+    model = drumline.DistributedDataParallel(module, bucket_cap_mb=0.01)
+    if hook:
+        model.register_comm_hook(None, fp16_compress)
+    assert isinstance(model.reducer._buckets, DeviceBuckets)
+    assert len(model.reducer._buckets._buckets) > 1
+    for at, parameter in enumerate(module.parameters()):
+        assert (gpus.get(parameter) == at).all(), "rank 0's values"
+    for step in range(3):
+        values = [np.full(size, 4.0 * rank + at + step) for at, size in enumerate(sizes)]
+        model(values).backward()
+        assert (gpus.get(module.mean) == 0.5).all()
+        for at, parameter in enumerate(module.parameters()):
+            expected = 4.0 * (world_size - 1) / 2 + at + step
+            np.testing.assert_array_equal(gpus.get(parameter.grad), np.full(sizes[at], expected))
+            parameter.grad = None
+        gpus.set(module.mean, rank)
+        if rank == 0:
+            gpus.set(module.mean, 0.5)
+    model.reducer.stop()
+    group.destroy()
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gradients_on_gpus_are_averaged_where_they_are(world_size, hook):
+    run(world_size, steps, hook)
+
+
+def one_without_a_gpu(rank, world_size, directory):
+    import torch
+
+    import drumline
+    from drumline.ddp.device_buckets import Devices
+
+    gpus, group = start(rank, world_size, directory)
+    tensors = [gpus.tensor([1])] if rank == 1 else [torch.zeros(1)]
+    devices = Devices(group._group, tensors)
+    group.destroy()
+    return devices.are_used
+
+
+def test_gpus_are_used_if_all_ranks_have_them():
+    assert run(2, one_without_a_gpu) == [False, False]
+
+
+def a_gradient_is_missing(rank, world_size, directory):
+    import drumline
+
+    gpus, group = start(rank, world_size, directory)
+    module = model_of(gpus, rank, [(5,), (6,)])
+    model = drumline.DistributedDataParallel(module)
+    with pytest.raises(drumline.NotBroughtError, match="rank 1 has not brought p1"):
+        model([np.ones(5), np.ones(6) if rank == 0 else None]).backward()
+    model.zero_grad()
+    model([np.full(5, rank), np.full(6, rank)]).backward()
+    assert (gpus.get(module.p1.grad) == 0.5).all()
+    model.reducer.stop()
+    group.destroy()
+
+
+def test_a_missing_gradient_is_named_and_the_next_step_works():
+    run(2, a_gradient_is_missing)
