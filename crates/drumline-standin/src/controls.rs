@@ -95,6 +95,12 @@ pub(crate) unsafe extern "C" fn standin_leaks() -> u64 {
     (world.streams.len() + world.memory.len() + world.abandoned + communicator::count()) as u64
 }
 
+/// How often the program has retained a context without a release.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_retained() -> u64 {
+    world().devices.iter().map(|device| device.retained as u64).sum()
+}
+
 /// Forgets everything, and reads the variables anew.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_reset() {

@@ -160,6 +160,7 @@ controls! {
     violations: "standin_violations", unsafe extern "C" fn() -> u64;
     last_violation: "standin_last_violation", unsafe extern "C" fn(*mut c_char, usize);
     leaks: "standin_leaks", unsafe extern "C" fn() -> u64;
+    retained: "standin_retained", unsafe extern "C" fn() -> u64;
     reset: "standin_reset", unsafe extern "C" fn();
 }
 
@@ -287,6 +288,13 @@ impl Controls {
     pub fn leaks(&self) -> u64 {
         // SAFETY: takes nothing.
         unsafe { (self.leaks)() }
+    }
+
+    /// How often contexts were retained and not released yet.
+    #[must_use]
+    pub fn retained(&self) -> u64 {
+        // SAFETY: takes nothing.
+        unsafe { (self.retained)() }
     }
 
     /// Forgets everything, and reads the variables anew. Nothing may be under way, and whatever retained a context must

@@ -47,8 +47,10 @@ fn a_device_that_breaks_is_named_on_all_ranks() {
             Ok::<_, Error>(())
         };
         let error = sums().unwrap_err().to_string();
-        let later = on.barrier_on(&stream).unwrap_err();
-        (error, later.to_string())
+        let later = on.barrier_on(&stream).unwrap_err().to_string();
+        // No thread of this world is left to meddle with the next one.
+        on.destroy().unwrap_err();
+        (error, later)
     });
     for (rank, (error, later)) in told.iter().enumerate() {
         for text in [error, later] {
