@@ -143,6 +143,9 @@ class Gpus:
         address = whole.address + tensor.storage_offset() * tensor.element_size()
         return address, count, code, whole
 
+    def ordinal(self, _):
+        return 0
+
     def stream(self, _):
         return 0
 

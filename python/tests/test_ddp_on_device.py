@@ -158,7 +158,7 @@ def torchs(rank, world_size, directory):
     model.register_comm_hook(None, hook)
     loss = model(torch.zeros(2, 300, device="meta")).sum()
     # The ends on GPUs are made by all ranks together, and rank 1 comes to nothing else before rank 0 is through.
-    backend._on_device.staging_on(torch.device("meta"))
+    backend.eager_connect_single_device(torch.device("meta"))
     if rank == 1:
         store.wait(["rank 0 is through its backward"])
     loss.backward()
