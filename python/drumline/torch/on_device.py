@@ -107,13 +107,8 @@ class OnDevice:
         self._messages: dict[torch.device, _core.DeviceMessages | None] = {}
         self._sent: list[Queued] = []
 
-    def staging_of(self, tensors: Iterable[torch.Tensor]) -> Staging:
-        """How the tensors of a call reach the core."""
-        devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
-        return self.staging_on(next(devices, None))
-
     def staging_on(self, device: torch.device | None) -> Staging:
-        """How a call on this device reaches the core."""
+        """How the tensors of a call on this device reach the core."""
         end = None if device is None else self._of(device)
         return Staging() if device is None or end is None else Placing(end, device)
 
