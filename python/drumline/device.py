@@ -16,6 +16,7 @@ side. The driver is found at run time. No GPU of AMD has run this.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -93,6 +94,16 @@ class DeviceGroup:
         """Replaces the elements by their sum over all ranks: the bits of `ProcessGroup.all_reduce`."""
         at = _stream(array, stream)
         return DeviceWork(self._core.all_reduce(at, memory(array), *operator(op)), at)
+
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Any], op: Op = "sum", stream: Any = None
+    ) -> DeviceWork:
+        """`all_reduce` of several arrays of one type in one call. They are not copied on the GPU."""
+        if not arrays:
+            raise ValueError("all_reduce_coalesced takes at least one array")
+        at = _stream(arrays[0], stream)
+        call = self._core.all_reduce_coalesced(at, [memory(it) for it in arrays], *operator(op))
+        return DeviceWork(call, at)
 
     def reduce(self, array: Any, root: int, op: Op = "sum", stream: Any = None) -> DeviceWork:
         """`all_reduce` for rank ``root``; other ranks' elements stay as they are."""

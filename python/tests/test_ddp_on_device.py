@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gpus import Gpus
 from ranks import run
+from torch_versions import needs_backends
 
 pytest.importorskip("torch")
 
@@ -123,3 +124,55 @@ def a_gradient_is_missing(rank, world_size, directory):
 
 def test_a_missing_gradient_is_named_and_the_next_step_works():
     run(2, a_gradient_is_missing)
+
+
+def torchs(rank, world_size, directory):
+    import torch
+    import torch._C._distributed_c10d as c10d
+    import torch.distributed as dist
+
+    from drumline.torch import on_device
+
+    gpus = on_device.GPUS = Gpus()
+    store = dist.FileStore(f"{directory}/store", world_size)
+    dist.init_process_group(
+        "cpu:drumline,meta:drumline", store=store, rank=rank, world_size=world_size
+    )
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    module = torch.nn.Sequential(*(torch.nn.Linear(300, 300, device="meta") for _ in range(12)))
+    # Else torch has one bucket in the first backward.
+    options = {"find_unused_parameters": True, "bucket_cap_mb": 0.5, "init_sync": False}
+    model = torch.nn.parallel.DistributedDataParallel(module, **options)
+    seen = []
+
+    def hook(_, bucket):
+        # What torch's own does. Its dispatcher has calls on meta tensors that reach no backend.
+        buffer = bucket.buffer()
+        gpus.set(buffer, rank + len(seen))
+        options = c10d.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.AVG
+        work = backend.allreduce([buffer], options)
+        seen.append((buffer, work, len(seen)))
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, hook)
+    loss = model(torch.zeros(2, 300, device="meta")).sum()
+    # The ends on GPUs are made by all ranks together, and rank 1 comes to nothing else before rank 0 is through.
+    backend.eager_connect_single_device(torch.device("meta"))
+    if rank == 1:
+        store.wait(["rank 0 is through its backward"])
+    loss.backward()
+    if rank == 0:
+        assert not any(work._handles[0].is_completed() for _, work, _ in seen)
+        store.set("rank 0 is through its backward", "")
+    assert len(seen) > 2
+    for buffer, work, number in seen:
+        work.wait()
+        assert (gpus.get(buffer) == number + 0.5).all()
+    assert gpus.copies == 0
+    dist.destroy_process_group()
+
+
+@needs_backends
+def test_hooks_of_torch_are_not_blocked_and_a_bucket_is_one_call_without_a_copy():
+    run(2, torchs)

@@ -38,6 +38,11 @@ def everything(rank, world_size, directory):
         own = driver.array(np.zeros(10, np.float32))
         on.reduce_scatter(own, blocks, ("premul_sum", 0.5)).wait()
         seen["reduce_scatter"] = own.get()[0]
+        several = [driver.array(np.full(n, rank + n, np.float64)) for n in (1, 700, 3)]
+        on.all_reduce_coalesced(several, "avg").wait()
+        for array in several:
+            mean = (world_size - 1) / 2 + array.values.size
+            np.testing.assert_array_equal(array.get(), np.full(array.values.shape, mean))
         data = driver.array(np.full(3, rank, np.float64))
         on.broadcast(data, world_size - 1).wait()
         seen["broadcast"] = data.get()[0]
@@ -85,6 +90,8 @@ def mistakes(rank, world_size, directory):
             array.__dict__.pop("address")
             with pytest.raises(drumline.DrumlineError, match="memory of the host"):
                 on.all_reduce(array)
+            with pytest.raises(ValueError, match="at least one array"):
+                on.all_reduce_coalesced([])
             with pytest.raises(ValueError, match="there is no rank 7"):
                 on.broadcast(driver.array(host), 7)
             good = driver.array(np.ones(4, np.float32))

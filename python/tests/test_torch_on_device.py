@@ -226,3 +226,39 @@ def odd_tensors(rank, world_size, directory):
 
 def test_elements_that_do_not_lie_side_by_side_are_copied_on_the_gpu():
     run(2, odd_tensors)
+
+
+def one_on_a_cpu(rank, world_size, directory, is_first):
+    """Rank 1 has its tensor on the CPU."""
+    from datetime import timedelta
+
+    import torch
+    import torch._C._distributed_c10d as c10d
+    import torch.distributed as dist
+
+    gpus, backend = start(rank, world_size, directory)
+    call = Call(rank, backend)
+    if not is_first:
+        call("allreduce", "AllreduceOptions", [gpus.tensor([rank])])
+    options = c10d.AllreduceOptions()
+    options.asyncOp = False
+    data = gpus.tensor(np.zeros(4)) if rank == 0 else torch.zeros(4)
+    if not is_first and rank == 1:
+        options.timeout = timedelta(seconds=2)
+    with pytest.raises(dist.DistBackendError) as failure:
+        work = backend.allreduce([data], options)
+        work.wait(timedelta(seconds=20))
+    return str(failure.value)
+
+
+def test_a_rank_with_its_tensor_on_the_cpu_is_told_and_so_are_the_others():
+    for rank, text in enumerate(run(2, one_on_a_cpu, True)):
+        assert f"rank {1 - rank} called" in text
+        assert "of 1 u8" in text and "of 4 f32" in text
+        assert "all ranks pass tensors on GPUs, or none does" in text
+
+
+def test_later_such_a_call_ends_by_its_time_limit():
+    texts = run(2, one_on_a_cpu, False)
+    assert "rank 1" in texts[0] and "of 4 f32" in texts[0]
+    assert "rank 0" in texts[1] and "of 4 f32" in texts[1]

@@ -310,7 +310,9 @@ impl DeviceGroup {
         self.submit(name, stream, Body::Staged(Box::new(Staged::new(request))))
     }
 
-    pub(crate) fn check(&self, operation: &'static str, data: DeviceSlice) -> Result<()> {
+    /// Checks that these are whole elements in memory of the device.
+    #[doc(hidden)]
+    pub fn check(&self, operation: &'static str, data: DeviceSlice) -> Result<()> {
         let checked = data.check(operation, self.device().as_ref());
         checked.map_err(|error| self.heed(error))
     }

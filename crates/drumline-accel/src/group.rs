@@ -113,6 +113,11 @@ impl DeviceGroup {
         self.0.agreed.way(&self.0.shared.group, dtype)
     }
 
+    /// Whether a call of this group has failed, so that all later ones fail, too.
+    pub fn has_failed(&self) -> bool {
+        self.0.shared.failure().is_some()
+    }
+
     /// Fails all calls of this group, on this rank at once. The other ranks hear that this rank has aborted.
     pub fn abort(&self) {
         let problem = "the program has aborted the group of this device".to_owned();
@@ -161,12 +166,22 @@ impl DeviceGroup {
         stream: &Arc<dyn Stream>,
         body: Body,
     ) -> Result<DeviceWork> {
+        let after = self.event_of(operation, stream)?;
+        self.submit_after(operation, after, body)
+    }
+
+    /// What comes when a stream has done what it is asked for until now.
+    #[doc(hidden)]
+    pub fn event_of(
+        &self,
+        operation: &'static str,
+        stream: &Arc<dyn Stream>,
+    ) -> Result<Arc<dyn Event>> {
         let failed = |error| self.heed(Error::Device { operation, error });
         if stream.is_capturing().map_err(failed)? {
             return Err(Error::Device { operation, error: device::Error::Capture });
         }
-        let after = stream.record().map_err(failed)?;
-        self.submit_after(operation, after, body)
+        stream.record().map_err(failed)
     }
 
     /// Queues a call behind an event.

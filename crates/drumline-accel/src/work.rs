@@ -152,6 +152,11 @@ impl DeviceWork {
         self.ending.lock().source
     }
 
+    /// Why the call has failed, if it has.
+    pub fn error(&self) -> Option<Error> {
+        self.ending.lock().result.clone().and_then(Result::err)
+    }
+
     /// Whether the call has ended, successfully or not.
     pub fn is_done(&self) -> bool {
         self.ending.lock().result.is_some()

@@ -241,6 +241,24 @@ impl DeviceGroup {
         })
     }
 
+    /// Reduces several memories in one call.
+    #[pyo3(signature = (stream, data, op, factor=None))]
+    fn all_reduce_coalesced(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        data: Vec<OnDevice>,
+        op: &str,
+        factor: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceWork> {
+        let Some(first) = data.first() else { return self.barrier(py, stream) };
+        let op = device_op(op, factor, first.slice.dtype)?;
+        let slices = slices_of(&data);
+        self.queue(py, stream, data, |on, stream| {
+            on.all_reduce_coalesced_on(stream, &slices, &slices, op)
+        })
+    }
+
     /// `outputs[i]` gets the inputs `i` of all ranks, by rank.
     fn all_gather_coalesced(
         &self,

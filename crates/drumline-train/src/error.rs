@@ -24,6 +24,10 @@ pub enum Error {
     #[error(transparent)]
     Group(#[from] drumline_group::Error),
 
+    /// A call on a device failed.
+    #[error(transparent)]
+    Device(#[from] drumline_accel::Error),
+
     /// The caller's argument cannot be used. Nothing was sent to any peer.
     #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
     InvalidArgument {

@@ -52,7 +52,7 @@ class Devices:
 
     def staging_of(self, tensor: Any) -> Staging:
         """How a tensor reaches the core."""
-        return Staging() if self._on is None else self._on.staging_of([tensor])
+        return Staging() if self._on is None else self._on.staging_on(tensor.device)
 
     def abort(self) -> None:
         """Fails all calls on GPUs."""

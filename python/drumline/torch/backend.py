@@ -162,6 +162,10 @@ class DrumlineBackend(Collectives):
                 raise as_dist_error(error) from None
             _log.warning("left a group that had failed: %s", error)
 
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Begins to use a GPU, on all ranks: ``device_id=`` of `init_process_group`."""
+        self._staging_on(device)
+
     def abort(self) -> None:
         _LIVING.discard(self)
         self._on_device.abort()

@@ -37,7 +37,14 @@ class Calls(Backend):
 
     def _staging(self, *tensors: torch.Tensor) -> Staging:
         """How the tensors of a call reach the core, where they are."""
-        return self._on_device.staging_of(tensors)
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+        return self._staging_on(device)
+
+    def _staging_on(self, device: torch.device | None) -> Staging:
+        try:
+            return self._on_device.staging_on(device)
+        except _core.DrumlineError as error:
+            raise as_dist_error(error) from None
 
     def _run(
         self,

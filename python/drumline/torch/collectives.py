@@ -10,7 +10,6 @@ from drumline import _core
 from drumline.torch import profile
 from drumline.torch.arguments import by_type, check_list, list_at_root, only, operator, split_counts
 from drumline.torch.calls import Calls
-from drumline.torch.on_device import Placing
 from drumline.torch.sparse import all_reduce_sparse
 from drumline.torch.tensors import Memory, Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
@@ -55,10 +54,6 @@ class Collectives(Calls):
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> DrumlineWork:
         staging = self._staging(*tensors)
-        if isinstance(staging, Placing):
-            each = [staging.write(tensor, reduce=True) for tensor in tensors]
-            singly = [("all_reduce", data, *operator(opts)) for data in each]
-            return self._run("all_reduce", opts, tensors, tensors, staging, *singly)
         calls = [
             (
                 "all_reduce_coalesced",
@@ -192,7 +187,7 @@ class Collectives(Calls):
         return self._run("all_to_all", opts, [input], [output], staging, call)
 
     def barrier(self, opts: Any) -> DrumlineWork:
-        staging = self._on_device.staging_on(opts.device)
+        staging = self._staging_on(opts.device)
         return self._run("barrier", opts, [], [], staging, ("barrier",))
 
 

@@ -30,6 +30,10 @@ class Gpus(Protocol):
     kind: str
     """What torch calls these devices."""
 
+    def ordinal(self, device: torch.device) -> int:
+        """The driver's number of a device; of the current one if it has no number."""
+        ...
+
     def memory(self, tensor: torch.Tensor, reduce: bool) -> Memory:
         """The elements of a tensor, which lie side by side."""
         ...
@@ -67,6 +71,9 @@ class OfTorch:
     library = os.environ.get("DRUMLINE_CUDA_LIBRARY") or None
     kind = "cuda"
 
+    def ordinal(self, device: torch.device) -> int:
+        return torch.cuda.current_device() if device.index is None else device.index
+
     def memory(self, tensor: torch.Tensor, reduce: bool) -> Memory:
         return memory_of(tensor, reduce)
 
@@ -103,17 +110,13 @@ class OnDevice:
 
     def __init__(self, group: _core.Group) -> None:
         self._group = group
-        self._made: dict[torch.device, _core.DeviceGroup | None] = {}
-        self._messages: dict[torch.device, _core.DeviceMessages | None] = {}
+        # By the driver's numbers.
+        self._made: dict[int, _core.DeviceGroup | None] = {}
+        self._messages: dict[int, _core.DeviceMessages | None] = {}
         self._sent: list[Queued] = []
 
-    def staging_of(self, tensors: Iterable[torch.Tensor]) -> Staging:
-        """How the tensors of a call reach the core."""
-        devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
-        return self.staging_on(next(devices, None))
-
     def staging_on(self, device: torch.device | None) -> Staging:
-        """How a call on this device reaches the core."""
+        """How the tensors of a call on this device reach the core."""
         end = None if device is None else self._of(device)
         return Staging() if device is None or end is None else Placing(end, device)
 
@@ -122,12 +125,13 @@ class OnDevice:
         device = tensor.device
         if device.type != GPUS.kind:
             return Staging()
-        if device not in self._messages:
+        ordinal = GPUS.ordinal(device)
+        if ordinal not in self._messages:
             able = can_be_used(device)
-            self._messages[device] = (
-                _core.DeviceMessages(self._group, device.index or 0, GPUS.library) if able else None
+            self._messages[ordinal] = (
+                _core.DeviceMessages(self._group, ordinal, GPUS.library) if able else None
             )
-        end = self._messages[device]
+        end = self._messages[ordinal]
         return Staging() if end is None else Placing(end, device)
 
     def has_sent(self, message: Queued) -> None:
@@ -139,16 +143,17 @@ class OnDevice:
         """The end on a GPU. None: some rank cannot have one."""
         if device.type != GPUS.kind:
             return None
-        if device not in self._made:
-            self._made[device] = self._make(device)
-        return self._made[device]
+        ordinal = GPUS.ordinal(device)
+        if ordinal not in self._made:
+            self._made[ordinal] = self._make(device)
+        return self._made[ordinal]
 
     def _make(self, device: torch.device) -> _core.DeviceGroup | None:
         able = torch.tensor([can_be_used(device)], dtype=torch.uint8)
         self._group.all_reduce((able.data_ptr(), 1, CODE[torch.uint8], able), "min", None)
         if not able.item():
             return None
-        return _core.DeviceGroup(self._group, device.index or 0, GPUS.library)
+        return _core.DeviceGroup(self._group, GPUS.ordinal(device), GPUS.library)
 
     def leave(self, patience: float) -> None:
         """Leaves the other ranks."""
@@ -171,7 +176,7 @@ class OnDevice:
 
 def can_be_used(device: torch.device) -> bool:
     """Whether the core can use this device. Says once that it was not tried."""
-    return device.type == GPUS.kind and _can_be_used(device.index or 0)
+    return device.type == GPUS.kind and _can_be_used(GPUS.ordinal(device))
 
 
 @functools.cache

@@ -28,8 +28,22 @@ def as_dist_error(error: BaseException) -> BaseException:
         # Programs for gloo look for these words.
         return dist.DistBackendError(f"drumline: Timed out waiting: {error}")
     if isinstance(error, _core.DrumlineError):
-        return dist.DistBackendError(str(error))
+        return dist.DistBackendError(f"{error}{_if_one_has_a_gpu(str(error))}")
     return error
+
+
+# How a rank begins to use its GPU, see `drumline.torch.on_device`.
+_BEGINS_ON_GPU = "all_reduce(min) of 1 u8"
+
+
+def _if_one_has_a_gpu(text: str) -> str:
+    """What to add where one rank has begun to use its GPU and another has made a call."""
+    if "ranks disagree" not in text or _BEGINS_ON_GPU not in text:
+        return ""
+    return (
+        f". With {_BEGINS_ON_GPU} a rank begins to use its GPU: in one collective all ranks pass tensors on "
+        "GPUs, or none does"
+    )
 
 
 class DrumlineWork(dist.Work):

@@ -5,43 +5,50 @@
 //! ends a call and then begins the next one. The lock is never held during a call of the group.
 
 use std::{
+    fmt::Debug,
     ops::Range,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Instant,
 };
 
-use drumline_engine::recorder::{Category, What};
 use drumline_group::{self as group, ProcessGroup, ReduceOp, driving};
 
 use super::{
     MissingTensors,
     bitmap::Bitmap,
     layout::Layout,
-    pieces::{Piece, Pieces},
     rounds::{Rounds, Verdict},
 };
 use crate::{Error, Result};
 
 #[derive(Debug)]
-pub(super) struct Background {
+pub(super) struct Background<H> {
     pub(super) group: ProcessGroup,
     pub(super) layout: Layout,
-    op: ReduceOp,
-    state: Mutex<State>,
+    pub(super) op: ReduceOp,
+    state: Mutex<State<H>>,
     changed: Condvar,
 }
 
+/// What is held of buckets that are complete on this rank, and how it is reduced.
+pub(super) trait Held: Debug + Send + Sized + 'static {
+    /// What is held of one run of buckets.
+    type Run: Send + 'static;
+
+    /// Takes out what is held of a run, which is complete.
+    fn take(&mut self, layout: &Layout, run: &Range<usize>) -> Self::Run;
+
+    /// Begins the reduction of a run. It ends with [`Background::on_reduced`].
+    fn reduce(background: &Arc<Background<Self>>, run: Range<usize>, held: Self::Run);
+}
+
 #[derive(Debug)]
-struct State {
+struct State<H> {
     /// The number of the step, from 1.
     step: u64,
     rounds: Rounds,
     /// The tensors that this rank had brought when it closed the step.
     brought: Bitmap,
-    /// The buckets that are complete here and not being reduced.
-    complete: Pieces,
-    /// The buckets that are reduced.
-    reduced: Pieces,
+    held: H,
     /// The number of calls that are under way.
     under_way: usize,
     /// The tensors that are missing, if the step fails only because of them.
@@ -78,7 +85,7 @@ pub struct Counts {
     pub all_reduces: u64,
 }
 
-impl State {
+impl<H> State<H> {
     /// Whether the step has ended and all memory is back.
     fn is_settled(&self) -> bool {
         let has_ended = self.failed.is_some() || self.missing.is_some();
@@ -86,14 +93,13 @@ impl State {
     }
 }
 
-impl Background {
-    pub(super) fn new(group: ProcessGroup, layout: Layout, op: ReduceOp) -> Background {
+impl<H: Held> Background<H> {
+    pub(super) fn new(group: ProcessGroup, layout: Layout, op: ReduceOp, held: H) -> Self {
         let state = State {
             step: 1,
             rounds: Rounds::new(layout.buckets.len()),
             brought: Bitmap::new(layout.tensors.len()),
-            complete: Pieces::default(),
-            reduced: Pieces::default(),
+            held,
             under_way: 0,
             missing: None,
             failed: None,
@@ -112,16 +118,17 @@ impl Background {
         self.lock().counts
     }
 
-    /// Takes over a bucket that is complete on this rank. `closing`: the rank brings no more tensors in this
-    /// step, and has brought these.
+    /// Takes over a bucket that is complete on this rank: `hold` brings it. `closing`: the rank brings no more tensors
+    /// in this step, and has brought these.
     pub(super) fn take_over(
         self: &Arc<Self>,
-        complete: Option<(usize, Piece)>,
+        complete: Option<usize>,
         closing: Option<&Bitmap>,
+        hold: impl FnOnce(&mut H, &Layout),
     ) {
         let mut state = self.lock();
-        if let Some((bucket, piece)) = complete {
-            state.complete.put(self.layout.buckets[bucket].place.start, piece);
+        hold(&mut state.held, &self.layout);
+        if let Some(bucket) = complete {
             state.rounds.complete(bucket);
         }
         if let Some(brought) = closing {
@@ -132,18 +139,16 @@ impl Background {
         self.join_round();
     }
 
-    /// Waits for the end of the step, and returns all memory to `pieces`.
+    /// Waits for the end of the step. `take_back` gets what is held then.
     ///
     /// # Errors
     ///
     /// [`Error::NotBrought`] when a tensor is missing on any rank; then the next step begins nevertheless.
     /// Otherwise the failure of the group.
-    pub(super) fn finish_step(&self, pieces: &mut Pieces) -> Result<()> {
+    pub(super) fn finish_step(&self, take_back: impl FnOnce(&mut H)) -> Result<()> {
         self.wait();
         let mut state = self.lock();
-        let State { complete, reduced, .. } = &mut *state;
-        pieces.put_all(complete);
-        pieces.put_all(reduced);
+        take_back(&mut state.held);
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
@@ -159,13 +164,19 @@ impl Background {
         }
     }
 
+    /// Ends the engine with this failure, if it has none yet.
+    pub(super) fn end_with(&self, error: &Error) {
+        self.lock().failed.get_or_insert(error.clone());
+        self.tell();
+    }
+
     fn wait(&self) {
         loop {
             let seen = self.lock().changes;
             let look_again_at = driving::look_again_at();
             // If no other thread drives the group, this thread does.
             if !driving::help(&self.group, look_again_at, &|| self.lock().is_settled()) {
-                let is_same = |state: &mut State| !state.is_settled() && state.changes == seen;
+                let is_same = |state: &mut State<H>| !state.is_settled() && state.changes == seen;
                 let limit = driving::ASK_EVERY;
                 drop(self.changed.wait_timeout_while(self.lock(), limit, is_same));
             }
@@ -221,41 +232,26 @@ impl Background {
     }
 
     /// Reduces runs of buckets that are complete on all ranks. Each run is one call, unless its type changes.
-    fn reduce(self: &Arc<Self>, mut state: MutexGuard<'_, State>, runs: Vec<Range<usize>>) {
+    fn reduce(self: &Arc<Self>, mut state: MutexGuard<'_, State<H>>, runs: Vec<Range<usize>>) {
         let runs: Vec<_> = runs.into_iter().flat_map(|run| self.layout.of_one_type(run)).collect();
-        let mut leaving = Vec::with_capacity(runs.len());
-        for run in runs {
-            match state.complete.take(self.place_of(&run)) {
-                Some(piece) => leaving.push((run, piece)),
-                None => unreachable!("what is complete on all ranks is complete here"),
-            }
-        }
+        let take = |run: Range<usize>| {
+            let held = state.held.take(&self.layout, &run);
+            (run, held)
+        };
+        let leaving: Vec<_> = runs.into_iter().map(take).collect();
         state.under_way += leaving.len();
         state.counts.all_reduces += leaving.len() as u64;
         drop(state);
-        for (run, piece) in leaving {
-            let last = &self.layout.buckets[run.end - 1];
-            let (reduce, bytes) = (last.reduce, last.end - self.place_of(&run).start);
-            let open = driving::recorder(&self.group).begin(|| What {
-                category: Category::Bucket,
-                name: "bucket",
-                bucket: Some(run.start),
-                bytes: Some(bytes as u64),
-                ..What::default()
-            });
-            let this = self.clone();
-            let end = Box::new(move |result, piece| {
-                open.end_at(Instant::now());
-                this.on_reduced(&run, result, piece);
-            });
-            reduce(&self.group, piece, bytes, self.op, end);
+        for (run, held) in leaving {
+            H::reduce(self, run, held);
         }
     }
 
-    fn on_reduced(self: &Arc<Self>, run: &Range<usize>, result: Result<()>, piece: Piece) {
+    /// The reduction of a run has ended, or another actor carries it out. `hold` keeps what is left of it.
+    pub(super) fn on_reduced(self: &Arc<Self>, result: Result<()>, hold: impl FnOnce(&mut H)) {
         let mut state = self.lock();
         state.under_way -= 1;
-        state.reduced.put(self.place_of(run).start, piece);
+        hold(&mut state.held);
         if let Err(error) = result {
             state.failed.get_or_insert(error);
         }
@@ -292,7 +288,7 @@ impl Background {
     }
 
     /// A round has failed. The error says what the ranks at fault had not brought.
-    fn fail(&self, mut state: MutexGuard<'_, State>, error: Error) {
+    fn fail(&self, mut state: MutexGuard<'_, State<H>>, error: Error) {
         let by = match &error {
             Error::Group(group::Error::Collective(by) | group::Error::Poisoned { by, .. }) => {
                 Some(by.clone())
@@ -320,12 +316,7 @@ impl Background {
         self.changed.notify_all();
     }
 
-    fn place_of(&self, run: &Range<usize>) -> Range<usize> {
-        let buckets = &self.layout.buckets;
-        buckets[run.start].place.start..buckets[run.end - 1].place.end
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<H>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,6 +10,7 @@ use super::{
     bitmap::Bitmap,
     layout::{GRANULE, Tensor},
     missing::names,
+    on_host::OnHost,
     pieces::Pieces,
 };
 use crate::{Error, Result};
@@ -38,7 +39,7 @@ use crate::{Error, Result};
 /// # Ok::<_, drumline::train::Error>(())
 /// ```
 pub struct AsyncReduce {
-    background: Arc<Background>,
+    background: Arc<Background<OnHost>>,
     /// The buckets that are not complete: the parts of the fused buffer that the caller may write to.
     pieces: Pieces,
     /// The tensors that were brought in this step.
@@ -78,7 +79,7 @@ pub struct Place {
 }
 
 impl AsyncReduce {
-    pub(super) fn new(background: Arc<Background>) -> Result<AsyncReduce> {
+    pub(super) fn new(background: Arc<Background<OnHost>>) -> Result<AsyncReduce> {
         let layout = &background.layout;
         let memory = |error: drumline_shm::Error| no_memory(error.to_string());
         let arena = match driving::arena(&background.group) {
@@ -179,9 +180,13 @@ impl AsyncReduce {
     pub fn synchronize(&mut self) -> Result<()> {
         self.background.failure()?;
         if self.left > 0 {
-            self.background.take_over(None, Some(&self.brought));
+            self.background.take_over(None, Some(&self.brought), |_, _| {});
         }
-        let result = self.background.finish_step(&mut self.pieces);
+        let pieces = &mut self.pieces;
+        let result = self.background.finish_step(|held| {
+            pieces.put_all(&mut held.complete);
+            pieces.put_all(&mut held.reduced);
+        });
         let layout = &self.background.layout;
         self.brought.clear();
         self.left = layout.tensors.len();
@@ -323,9 +328,12 @@ impl AsyncReduce {
         self.left -= 1;
         self.pending[*bucket] -= 1;
         if self.pending[*bucket] == 0 {
-            let piece = self.pieces.take(layout.buckets[*bucket].place.clone());
+            let place = layout.buckets[*bucket].place.clone();
+            let piece = here(self.pieces.take(place.clone()));
             let closing = (self.left == 0).then_some(&self.brought);
-            self.background.take_over(piece.map(|piece| (*bucket, piece)), closing);
+            self.background.take_over(Some(*bucket), closing, |held, _| {
+                held.complete.put(place.start, piece);
+            });
         }
         Ok(())
     }

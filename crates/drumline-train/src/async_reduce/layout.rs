@@ -136,6 +136,11 @@ impl Layout {
         Ok(Layout { tensors, buckets, by_name, bytes: at })
     }
 
+    /// The range of bytes of a run of buckets in the fused buffer, in whole pages.
+    pub(super) fn place_of(&self, run: &Range<usize>) -> Range<usize> {
+        self.buckets[run.start].place.start..self.buckets[run.end - 1].place.end
+    }
+
     /// Divides a run of buckets where the type of the elements changes.
     pub(super) fn of_one_type(&self, run: Range<usize>) -> Vec<Range<usize>> {
         let mut start = run.start;

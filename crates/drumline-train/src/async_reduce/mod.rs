@@ -61,6 +61,8 @@ mod bitmap;
 mod engine;
 mod layout;
 mod missing;
+mod on_device;
+mod on_host;
 mod options;
 mod pieces;
 mod registry;
@@ -70,6 +72,7 @@ pub use self::{
     background::Counts,
     engine::{AsyncReduce, Place},
     missing::MissingTensors,
+    on_device::DeviceAsyncReduce,
     options::AsyncReduceOptions,
     registry::TensorRegistry,
 };

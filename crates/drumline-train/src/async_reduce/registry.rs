@@ -1,11 +1,14 @@
 use std::{collections::HashMap, sync::Arc};
 
+use drumline_accel::{Device, DeviceOptions, Place};
 use drumline_group::{Element, GroupOptions, ProcessGroup};
 
 use super::{
     background::Background,
     engine::AsyncReduce,
     layout::{Entry, Layout, reduce_as},
+    on_device::DeviceAsyncReduce,
+    on_host::OnHost,
     options::AsyncReduceOptions,
 };
 use crate::{
@@ -72,12 +75,40 @@ impl TensorRegistry {
     /// applied to a type. [`drumline_group::Error::Memory`] when there is too little memory to register.
     /// Otherwise as for [`ProcessGroup::new_group`].
     pub fn freeze(self, group: &ProcessGroup, options: &AsyncReduceOptions) -> Result<AsyncReduce> {
+        let (own, layout) = self.lay_out(group, options)?;
+        AsyncReduce::new(Arc::new(Background::new(own, layout, options.op, OnHost::default())))
+    }
+
+    /// Like [`freeze`](TensorRegistry::freeze), for tensors on a device of each rank. `allocate` gets a number of bytes, and
+    /// returns memory of the device for the fused buffer, which must live as long as the engine and what it has queued.
+    /// The engine has a process group and a device group of its own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`freeze`](TensorRegistry::freeze), and as for [`DeviceGroup::new`](drumline_accel::DeviceGroup::new).
+    pub fn freeze_on(
+        self,
+        group: &ProcessGroup,
+        device: Arc<dyn Device>,
+        device_options: &DeviceOptions,
+        options: &AsyncReduceOptions,
+        allocate: impl FnOnce(usize) -> Result<Place, String>,
+    ) -> Result<DeviceAsyncReduce> {
+        let (own, layout) = self.lay_out(group, options)?;
+        DeviceAsyncReduce::new(own, device, device_options, layout, options.op, allocate)
+    }
+
+    /// The engine's own group, and the layout that is the same on all ranks.
+    fn lay_out(
+        self,
+        group: &ProcessGroup,
+        options: &AsyncReduceOptions,
+    ) -> Result<(ProcessGroup, Layout)> {
         self.check(options)?;
         let ranks: Vec<usize> = (0..group.world_size()).collect();
         let own = group.new_group(&ranks, &GroupOptions::default().name("async_reduce"))?;
         let entries = self.in_common_order(&own, options)?;
-        let layout = Layout::new(entries, options)?;
-        AsyncReduce::new(Arc::new(Background::new(own, layout, options.op)))
+        Ok((own, Layout::new(entries, options)?))
     }
 
     fn check(&self, options: &AsyncReduceOptions) -> Result<()> {

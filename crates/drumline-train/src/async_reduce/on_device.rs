@@ -1,0 +1,409 @@
+//! Tensors on a device, reduced by name.
+
+use std::{fmt, mem::take, ops::Range, sync::Arc};
+
+use drumline_accel::{
+    Device, DeviceGroup, DeviceOptions, DeviceSlice, DeviceWork, Error as DeviceError, Event,
+    Place, Stream,
+};
+use drumline_group::{Cause, ProcessGroup, driving};
+
+use super::{
+    background::{Background, Counts, Held},
+    bitmap::Bitmap,
+    layout::{Layout, Tensor},
+    missing::names,
+};
+use crate::{Error, Result};
+
+/// Reduces named tensors of a device over a group, in any order, to one fused buffer of the device.
+///
+/// Made by [`TensorRegistry::freeze_on`](super::TensorRegistry::freeze_on). A tensor is copied out when its stream has
+/// come to where it was when the tensor was brought, and when all ranks have brought its bucket. The sums are copied to the
+/// fused buffer. No call waits for the device.
+///
+/// A drop in the middle of a step aborts the group, and the other ranks are told.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use drumline::{
+///     ProcessGroup,
+///     async_reduce::{AsyncReduceOptions, DeviceAsyncReduce, TensorRegistry},
+///     device::{Device, DeviceOptions, DeviceSlice, Driver, Stream},
+/// };
+///
+/// # fn example(group: ProcessGroup, gradient: DeviceSlice) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("weight", 1_000)?;
+/// let device = Driver::load(None)?.device(0)?;
+/// let mut fused = None;
+/// let mut reduce: DeviceAsyncReduce = tensors.freeze_on(
+///     &group,
+///     Arc::new(device.clone()),
+///     &DeviceOptions::default(),
+///     &AsyncReduceOptions::default(),
+///     |bytes| {
+///         let memory = device.allocate(bytes).map_err(|error| error.to_string())?;
+///         Ok(fused.insert(memory).place())
+///     },
+/// )?;
+/// let stream = device.stream()?;
+/// reduce.async_reduce_from("weight", gradient, &stream)?; // when backward has queued it
+/// reduce.synchronize(&stream)?; // what the stream does now sees the averages
+/// let average: DeviceSlice = reduce.gradient("weight")?;
+/// # reduce.stop()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct DeviceAsyncReduce {
+    background: Arc<Background<OnDevice>>,
+    on: DeviceGroup,
+    fused: Place,
+    brought: Bitmap,
+    /// By bucket: how many of its tensors were not brought yet in this step.
+    pending: Vec<usize>,
+    /// The calls of the last step, which may have failed since.
+    before: Vec<DeviceWork>,
+}
+
+/// What waits for the other ranks, and what is under way.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    on: DeviceGroup,
+    fused: Place,
+    /// By tensor: where it lies, and what its stream must have done before.
+    sources: Vec<Option<Source>>,
+    works: Vec<DeviceWork>,
+}
+
+#[derive(Debug)]
+struct Source {
+    from: DeviceSlice,
+    after: Arc<dyn Event>,
+}
+
+/// A run of buckets that leaves.
+pub(super) struct Leaving {
+    on: DeviceGroup,
+    from: Vec<DeviceSlice>,
+    to: Vec<DeviceSlice>,
+    after: Vec<Arc<dyn Event>>,
+}
+
+impl Held for OnDevice {
+    type Run = Leaving;
+
+    fn take(&mut self, layout: &Layout, run: &Range<usize>) -> Leaving {
+        let on = self.on.clone();
+        let mut leaving = Leaving { on, from: Vec::new(), to: Vec::new(), after: Vec::new() };
+        for &tensor in layout.buckets[run.clone()].iter().flat_map(|bucket| &bucket.tensors) {
+            let Some(Source { from, after }) = self.sources[tensor].take() else {
+                unreachable!("what is complete on all ranks is complete here");
+            };
+            leaving.from.push(from);
+            leaving.to.push(slice_of(&layout.tensors[tensor], self.fused));
+            // A stream that has brought several tensors has recorded an event for each.
+            leaving.after.push(after);
+        }
+        leaving
+    }
+
+    fn reduce(background: &Arc<Background<OnDevice>>, _run: Range<usize>, leaving: Leaving) {
+        let Leaving { on, from, to, after } = leaving;
+        if from.iter().all(DeviceSlice::is_empty) {
+            return background.on_reduced(Ok(()), |_| {});
+        }
+        match on.all_reduce_coalesced_after(after, &from, &to, background.op) {
+            Ok(work) => background.on_reduced(Ok(()), |held| held.works.push(work)),
+            Err(error) => background.on_reduced(Err(error.into()), |_| {}),
+        }
+    }
+}
+
+impl DeviceAsyncReduce {
+    /// `allocate` gets the number of bytes.
+    pub(super) fn new(
+        group: ProcessGroup,
+        device: Arc<dyn Device>,
+        device_options: &DeviceOptions,
+        layout: Layout,
+        op: drumline_group::ReduceOp,
+        allocate: impl FnOnce(usize) -> Result<Place, String>,
+    ) -> Result<DeviceAsyncReduce> {
+        let on = DeviceGroup::new(&group, device, device_options)?;
+        let fused = fused_buffer(&on, layout.bytes, allocate)?;
+        let sources = layout.tensors.iter().map(|_| None).collect();
+        let brought = Bitmap::new(layout.tensors.len());
+        let pending = layout.buckets.iter().map(|bucket| bucket.tensors.len()).collect();
+        let held = OnDevice { on: on.clone(), fused, sources, works: Vec::new() };
+        let background = Arc::new(Background::new(group, layout, op, held));
+        Ok(DeviceAsyncReduce { background, on, fused, brought, pending, before: Vec::new() })
+    }
+
+    /// The names of the tensors, in the order in which they lie in the fused buffer.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.background.layout.tensors.iter().map(|tensor| tensor.spec.name.as_str())
+    }
+
+    /// Where the result of a tensor lies in the fused buffer. It is there for streams that have
+    /// [synchronized](DeviceAsyncReduce::synchronize).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] where there is no such tensor.
+    pub fn gradient(&self, name: &str) -> Result<DeviceSlice> {
+        let tensor = self.find("gradient", name)?;
+        Ok(slice_of(&self.background.layout.tensors[tensor], self.fused))
+    }
+
+    /// The fused buffer, as `allocate` has given it. There may be anything between tensors.
+    pub fn fused(&self) -> Place {
+        self.fused
+    }
+
+    /// The device group that carries the data.
+    pub fn device_group(&self) -> &DeviceGroup {
+        &self.on
+    }
+
+    /// How much this engine has done so far.
+    pub fn counts(&self) -> Counts {
+        self.background.counts()
+    }
+
+    /// Brings a tensor that lies at `from`, when `stream` has come to where it is now. Returns at once. Until a stream
+    /// that has [synchronized](DeviceAsyncReduce::synchronize) comes there, the memory must not be written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when there is no such tensor, when it was brought in this step already, or when `from`
+    /// has not its type and length, or shares memory with another part of the fused buffer; [`Error::Device`] for memory
+    /// that is none of the device. After a failure of the engine: that failure.
+    pub fn async_reduce_from(
+        &mut self,
+        name: &str,
+        from: DeviceSlice,
+        stream: &Arc<dyn Stream>,
+    ) -> Result<()> {
+        let operation = "async_reduce_from";
+        self.failure()?;
+        let tensor = self.find(operation, name)?;
+        self.check(operation, tensor, from)?;
+        self.bring(operation, tensor, from, stream)
+    }
+
+    /// Brings a tensor that lies in its place in the fused buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`async_reduce_from`](DeviceAsyncReduce::async_reduce_from).
+    pub fn async_reduce(&mut self, name: &str, stream: &Arc<dyn Stream>) -> Result<()> {
+        self.failure()?;
+        let tensor = self.find("async_reduce", name)?;
+        let own = slice_of(&self.background.layout.tensors[tensor], self.fused);
+        self.bring("async_reduce", tensor, own, stream)
+    }
+
+    /// Has what is queued in the stream from now on see the results of all tensors. It waits until all ranks have brought
+    /// all tensors, and not for any device. Then the next step begins.
+    ///
+    /// What fails later, the next call tells, or [`wait`](DeviceAsyncReduce::wait).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotBrought`], on all ranks alike, when this rank or another one has not brought all tensors. Some are
+    /// reduced in that case and some are not; the next step begins nevertheless. Any other failure ends the engine, and
+    /// every later call returns that failure again.
+    pub fn synchronize(&mut self, stream: &Arc<dyn Stream>) -> Result<()> {
+        self.failure()?;
+        self.background.take_over(None, Some(&self.brought), |_, _| {});
+        let works = &mut self.before;
+        let result = self.background.finish_step(|held| {
+            *works = take(&mut held.works);
+            held.sources.iter_mut().for_each(|source| *source = None);
+        });
+        self.brought.clear();
+        let pending = self.pending.iter_mut().zip(&self.background.layout.buckets);
+        pending.for_each(|(pending, bucket)| *pending = bucket.tensors.len());
+        let joined = self.before.iter().try_for_each(|work| work.join(stream));
+        match (result, joined) {
+            (Ok(()), Err(error)) => Err(self.end_with(error)),
+            (result, _) => result,
+        }
+    }
+
+    /// Waits on the host until the results of the last step are there.
+    ///
+    /// # Errors
+    ///
+    /// Why they are not.
+    pub fn wait(&mut self) -> Result<()> {
+        let waited = self.before.iter().try_for_each(DeviceWork::wait);
+        waited.map_err(|error| self.end_with(error))
+    }
+
+    /// Aborts the step and the engine. Every later call on this rank fails at once. Calls on the other ranks fail with an
+    /// error that names this rank.
+    pub fn abort(&self) {
+        self.background.group.abort();
+        self.on.abort();
+    }
+
+    /// Ends the engine in good order: waits until all ranks have called `stop`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] in the middle of a step: this rank's engine is dropped, which aborts the group.
+    /// Otherwise as for [`DeviceGroup::destroy`] and [`ProcessGroup::destroy`].
+    pub fn stop(self) -> Result<()> {
+        self.failure()?;
+        if let Some(tensor) = self.first_brought() {
+            let name = &self.background.layout.tensors[tensor].spec.name;
+            let problem = format!(
+                "tensor `{name}` was brought and not synchronized: the other ranks wait for the end of the step"
+            );
+            return Err(Error::InvalidArgument { operation: "stop", problem });
+        }
+        self.on.clone().destroy()?;
+        Ok(self.background.group.clone().destroy()?)
+    }
+
+    fn find(&self, operation: &'static str, name: &str) -> Result<usize> {
+        self.background.layout.by_name.get(name).copied().ok_or_else(|| Error::InvalidArgument {
+            operation,
+            problem: format!("no tensor `{name}` is registered; there are {}", names(self.names())),
+        })
+    }
+
+    fn check(&self, operation: &'static str, tensor: usize, from: DeviceSlice) -> Result<()> {
+        let spec = &self.background.layout.tensors[tensor].spec;
+        let invalid = |problem| Err(Error::InvalidArgument { operation, problem });
+        if (from.dtype, from.len()) != (spec.dtype, spec.elements()) {
+            return invalid(format!(
+                "tensor {spec} cannot take {} elements of {}",
+                from.len(),
+                from.dtype
+            ));
+        }
+        let own = slice_of(&self.background.layout.tensors[tensor], self.fused);
+        if from.place.overlaps(self.fused) && from.place != own.place {
+            return invalid(format!(
+                "{} lies in the fused buffer, and not in the place of tensor `{}`",
+                from.place, spec.name
+            ));
+        }
+        self.on.check("async_reduce_from", from).map_err(|error| self.heed(error))
+    }
+
+    fn bring(
+        &mut self,
+        operation: &'static str,
+        tensor: usize,
+        from: DeviceSlice,
+        stream: &Arc<dyn Stream>,
+    ) -> Result<()> {
+        let Tensor { spec, bucket, .. } = &self.background.layout.tensors[tensor];
+        if self.brought.contains(tensor) {
+            let problem = format!(
+                "tensor `{}` was brought in this step before: each once, then `synchronize`",
+                spec.name
+            );
+            return Err(Error::InvalidArgument { operation, problem });
+        }
+        let after = self.on.event_of(operation, stream).map_err(|error| self.heed(error))?;
+        self.brought.insert(tensor);
+        self.pending[*bucket] -= 1;
+        let hold = |held: &mut OnDevice, _: &Layout| {
+            held.sources[tensor] = Some(Source { from, after });
+        };
+        let complete = (self.pending[*bucket] == 0).then_some(*bucket);
+        let is_last = self.pending.iter().all(|pending| *pending == 0);
+        self.background.take_over(complete, is_last.then_some(&self.brought), hold);
+        Ok(())
+    }
+
+    /// The failure that ended this engine, or of a call of the last step.
+    fn failure(&self) -> Result<()> {
+        self.background.failure()?;
+        let failed = self.before.iter().find_map(|work| work.error());
+        failed.map_or(Ok(()), |error| Err(self.end_with(error)))
+    }
+
+    /// What a driver says about an argument. If it is the driver that has failed, so has the engine.
+    fn heed(&self, error: DeviceError) -> Error {
+        match self.on.has_failed() {
+            true => self.end_with(error),
+            false => error.into(),
+        }
+    }
+
+    fn end_with(&self, error: DeviceError) -> Error {
+        let of_device = match &error {
+            DeviceError::Poisoned { by, .. } => by,
+            error => error,
+        };
+        if let DeviceError::Device { error, .. } = of_device {
+            // The other ranks may wait for this one in a round.
+            let cause = Cause::Device { problem: error.to_string() };
+            driving::fail(&self.background.group, "async_reduce", cause);
+        }
+        let error = Error::from(error);
+        self.background.end_with(&error);
+        error
+    }
+
+    fn first_brought(&self) -> Option<usize> {
+        (0..self.background.layout.tensors.len()).find(|&tensor| self.brought.contains(tensor))
+    }
+}
+
+impl Drop for DeviceAsyncReduce {
+    fn drop(&mut self) {
+        if self.first_brought().is_some() && self.background.failure().is_ok() {
+            self.abort();
+        }
+    }
+}
+
+impl fmt::Debug for DeviceAsyncReduce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceAsyncReduce")
+            .field("tensors", &self.background.layout.tensors.len())
+            .field("device", &self.on.identity().to_string())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The place of a tensor in the fused buffer.
+fn slice_of(tensor: &Tensor, fused: Place) -> DeviceSlice {
+    match fused.part(tensor.place.clone()) {
+        Some(place) => DeviceSlice::new(place, tensor.spec.dtype),
+        None => unreachable!("the fused buffer is as long as the layout"),
+    }
+}
+
+/// Gets the fused buffer, and checks it.
+fn fused_buffer(
+    on: &DeviceGroup,
+    bytes: usize,
+    allocate: impl FnOnce(usize) -> Result<Place, String>,
+) -> Result<Place> {
+    let invalid = |problem| Err(Error::InvalidArgument { operation: "freeze_on", problem });
+    let place = match allocate(bytes) {
+        Ok(place) => place,
+        Err(problem) => {
+            return invalid(format!("no fused buffer of {bytes} bytes: {problem}"));
+        }
+    };
+    if place.bytes < bytes || !place.address.is_multiple_of(ALIGNMENT) {
+        return invalid(format!(
+            "the fused buffer is {place}; it takes {bytes} bytes at a multiple of {ALIGNMENT}"
+        ));
+    }
+    on.check("freeze_on", DeviceSlice::new(place, drumline_group::DType::U8))?;
+    Ok(Place { bytes, ..place })
+}
+
+/// Elements of any type are aligned so, and vector instructions of devices like it.
+const ALIGNMENT: u64 = 64;
