@@ -12,6 +12,9 @@ struct Fault {
     code: i32,
 }
 
+/// As a code: the process is killed in the call, so that nothing of it runs on.
+pub(crate) const KILLED: i32 = -libc::SIGKILL;
+
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     faults: Vec<Fault>,
@@ -52,6 +55,10 @@ impl Faults {
             }
             fault.left > 0
         });
+        if code == Some(KILLED) {
+            // SAFETY: takes a number.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
         code
     }
 

@@ -234,7 +234,7 @@ impl Controls {
     }
 
     /// Lets the `nth` call from here of a function fail with a code. The name may lack its version; `nccl*` is
-    /// any function of NCCL.
+    /// any function of NCCL. With the code -9 the process is killed there (SIGKILL).
     pub fn fail(&self, name: &str, nth: u32, code: i32) {
         let Ok(name) = CString::new(name) else { return };
         // SAFETY: a text with a zero byte, which the function copies.
