@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gpus import Gpus
-from ranks import run
+from ranks import run, run_and_see
 from torch_versions import needs_backends
 
 pytest.importorskip("torch")
@@ -107,6 +107,30 @@ def test_gradients_on_gpus_are_averaged_where_they_are(world_size, hook):
 def test_a_module_may_lie_on_several_devices(hook):
     # torch's device meta has no numbers, so the second one is the CPU here.
     run(2, steps, hook, ["meta", "cpu"])
+
+
+def one_dies(rank, world_size, directory):
+    import os
+
+    import drumline
+
+    gpus, _ = start(rank, world_size, directory)
+    model = drumline.DistributedDataParallel(model_of(gpus, rank, [(5,), (6,)]))
+    values = [np.ones(5), np.ones(6)]
+    model(values).backward()
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(drumline.DrumlineError, match="rank 1"):
+        for _ in range(1000):
+            model(values).backward()
+    with pytest.raises((drumline.DrumlineError, RuntimeError)):
+        model(values).backward()
+
+
+def test_a_rank_that_dies_is_named():
+    (how, what), other = run_and_see(2, one_dies)
+    assert how == "returned", what
+    assert other == ("exited", 3)
 
 
 def kept(rank, world_size, directory, what):
