@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gpus import Gpus
-from ranks import run
+from ranks import run, run_and_see
 from torch_versions import needs_backends
 
 pytest.importorskip("torch")
@@ -25,25 +25,37 @@ def start(rank, world_size, directory):
     )
 
 
-def model_of(gpus, rank, sizes):
+def tensor_on(gpus, device, values):
+    import torch
+
+    on_gpu = device.type == "meta"
+    return gpus.tensor(values) if on_gpu else torch.tensor(values, dtype=torch.float32)
+
+
+def values_of(gpus, tensor):
+    return gpus.get(tensor) if tensor.device.type == "meta" else tensor.detach().numpy()
+
+
+def model_of(gpus, rank, sizes, devices=("meta",)):
     """A module whose gradients are given: ``values[i]`` for parameter ``i``, or None for no gradient."""
     import torch
 
     class Give(torch.autograd.Function):
         @staticmethod
         def forward(ctx, parameter, values):
-            ctx.values = values
+            ctx.values, ctx.device = values, parameter.device
             return torch.zeros(())
 
         @staticmethod
         def backward(ctx, _):
-            return gpus.tensor(ctx.values), None
+            return tensor_on(gpus, ctx.device, ctx.values), None
 
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
             for at, size in enumerate(sizes):
-                values = gpus.tensor(np.full(size, 10 * rank + at))
+                device = torch.device(devices[at % len(devices)])
+                values = tensor_on(gpus, device, np.full(size, 10 * rank + at))
                 self.register_parameter(f"p{at}", torch.nn.Parameter(values))
             self.register_buffer("mean", gpus.tensor(np.full(3, rank + 0.5)))
 
@@ -54,28 +66,29 @@ def model_of(gpus, rank, sizes):
     return Model()
 
 
-def steps(rank, world_size, directory, hook):
+def steps(rank, world_size, directory, hook, devices):
     import drumline
     from drumline.ddp import fp16_compress
     from drumline.ddp.device_buckets import DeviceBuckets
 
     gpus, group = start(rank, world_size, directory)
     sizes = [(5,), (300, 7), (2, 3), (4000,)]
-    module = model_of(gpus, rank, sizes)
+    module = model_of(gpus, rank, sizes, devices)
     model = drumline.DistributedDataParallel(module, bucket_cap_mb=0.01)
     if hook:
         model.register_comm_hook(None, fp16_compress)
     assert isinstance(model.reducer._buckets, DeviceBuckets)
     assert len(model.reducer._buckets._buckets) > 1
     for at, parameter in enumerate(module.parameters()):
-        assert (gpus.get(parameter) == at).all(), "rank 0's values"
+        assert (values_of(gpus, parameter) == at).all(), "rank 0's values"
     for step in range(3):
         values = [np.full(size, 4.0 * rank + at + step) for at, size in enumerate(sizes)]
         model(values).backward()
         assert (gpus.get(module.mean) == 0.5).all()
         for at, parameter in enumerate(module.parameters()):
             expected = 4.0 * (world_size - 1) / 2 + at + step
-            np.testing.assert_array_equal(gpus.get(parameter.grad), np.full(sizes[at], expected))
+            found = values_of(gpus, parameter.grad)
+            np.testing.assert_array_equal(found, np.full(sizes[at], expected))
             parameter.grad = None
         gpus.set(module.mean, rank)
         if rank == 0:
@@ -87,24 +100,61 @@ def steps(rank, world_size, directory, hook):
 @pytest.mark.parametrize("hook", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_gradients_on_gpus_are_averaged_where_they_are(world_size, hook):
-    run(world_size, steps, hook)
+    run(world_size, steps, hook, ["meta"])
 
 
-def one_without_a_gpu(rank, world_size, directory):
-    import torch
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_module_may_lie_on_several_devices(hook):
+    # torch's device meta has no numbers, so the second one is the CPU here.
+    run(2, steps, hook, ["meta", "cpu"])
+
+
+def one_dies(rank, world_size, directory):
+    import os
 
     import drumline
+
+    gpus, _ = start(rank, world_size, directory)
+    model = drumline.DistributedDataParallel(model_of(gpus, rank, [(5,), (6,)]))
+    values = [np.ones(5), np.ones(6)]
+    model(values).backward()
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(drumline.DrumlineError, match="rank 1"):
+        for _ in range(1000):
+            model(values).backward()
+    with pytest.raises((drumline.DrumlineError, RuntimeError)):
+        model(values).backward()
+
+
+def test_a_rank_that_dies_is_named():
+    (how, what), other = run_and_see(2, one_dies)
+    assert how == "returned", what
+    assert other == ("exited", 3)
+
+
+def kept(rank, world_size, directory, what):
+    import torch
+
     from drumline.ddp.device_buckets import Devices
 
     gpus, group = start(rank, world_size, directory)
-    tensors = [gpus.tensor([1])] if rank == 1 else [torch.zeros(1)]
+    tensors = [gpus.tensor([1]), gpus.tensor([2]), torch.zeros(1)]
+    if rank == 1 and what == "no tensor on a GPU":
+        tensors = [torch.zeros(1)] * 3
+    elif rank == 1 and what == "spread otherwise":
+        tensors.reverse()
+    elif rank == 1 and what == "no driver":
+        gpus.library = "/no/libcuda.so"
     devices = Devices(group._group, tensors)
+    devices.leave(5.0)
     group.destroy()
     return devices.are_used
 
 
-def test_gpus_are_used_if_all_ranks_have_them():
-    assert run(2, one_without_a_gpu) == [False, False]
+@pytest.mark.parametrize("what", ["no tensor on a GPU", "spread otherwise", "no driver", ""])
+def test_gpus_are_used_if_all_ranks_use_them_in_the_same_way(what):
+    assert run(2, kept, what) == [not what] * 2
 
 
 def a_gradient_is_missing(rank, world_size, directory):

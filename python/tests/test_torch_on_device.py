@@ -262,3 +262,22 @@ def test_later_such_a_call_ends_by_its_time_limit():
     texts = run(2, one_on_a_cpu, False)
     assert "rank 1" in texts[0] and "of 4 f32" in texts[0]
     assert "rank 0" in texts[1] and "of 4 f32" in texts[1]
+
+
+def one_without_a_driver(rank, world_size, directory):
+    import torch
+    import torch.distributed as dist
+
+    from drumline.torch.tensors import Staging
+
+    gpus, backend = start(rank, world_size, directory)
+    if rank == 1:
+        gpus.library = "/no/libcuda.so"
+    with pytest.warns(UserWarning, match="/no/libcuda.so" if rank == 1 else "not been verified"):
+        staging = backend._staging_on(torch.device("meta"))
+    assert type(staging) is Staging
+    dist.destroy_process_group()
+
+
+def test_all_ranks_stage_where_one_has_no_driver():
+    run(2, one_without_a_driver)

@@ -12,10 +12,15 @@ struct Fault {
     code: i32,
 }
 
+/// As a code: the process is killed in the call, so that nothing of it runs on.
+pub(crate) const KILLED: i32 = -libc::SIGKILL;
+
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     faults: Vec<Fault>,
     calls: BTreeMap<&'static str, u64>,
+    /// The function whose call has failed last.
+    failed: Option<&'static str>,
 }
 
 impl Faults {
@@ -52,7 +57,19 @@ impl Faults {
             }
             fault.left > 0
         });
+        if code.is_some() {
+            self.failed = Some(name);
+        }
+        if code == Some(KILLED) {
+            // SAFETY: takes a number.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
         code
+    }
+
+    /// The function whose call has failed on request last.
+    pub(crate) fn failed(&self) -> Option<&'static str> {
+        self.failed
     }
 
     /// The calls so far of functions whose names begin so.

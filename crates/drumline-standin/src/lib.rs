@@ -21,8 +21,8 @@
 //! - **Pageable host memory.** A copy from it takes its bytes at once; a copy to it returns when it is over.
 //! - **Mistakes** that a device does not tell: memory that is freed or unregistered while queued work uses it, copies
 //!   that overlap. They are counted as violations. Work whose memory is gone leaves poison, or breaks its device.
-//! - **Faults.** Calls fail on request. A device that is broken fails everything from then on; what is given back to it
-//!   is given back all the same.
+//! - **Faults.** Calls fail on request, or kill their process. A device that is broken fails everything from then on;
+//!   what is given back to it is given back all the same.
 //! - **NCCL**: communicators of threads and of processes of one host, blocking and not, that split, finalise and abort;
 //!   groups; all operations of 2.30 but windows and signals, on streams, in the types of the data, added in the order
 //!   of ranks. An operation needs all its ranks; a send is over when it was received. A rank that is gone is told to
@@ -45,7 +45,7 @@
 //! | `STANDIN_MEMORY` | bytes of each device (4 GiB) |
 //! | `STANDIN_NUMA` | NUMA nodes of the devices, such as `0,1` |
 //! | `STANDIN_SEED` | the first seed (1) |
-//! | `STANDIN_FAIL` | `name:nth:code`, with commas between; `cu*` and `nccl*`: any function of a library |
+//! | `STANDIN_FAIL` | `name:nth:code`, with commas between; `cu*` and `nccl*`: any function; code -9: SIGKILL |
 //! | `STANDIN_NO_STREAM_MEM=1` | streams cannot wait for words in memory |
 //! | `STANDIN_NO_HOST_REGISTER=1` | memory cannot be pinned in place |
 //! | `STANDIN_NO_PEER=1` | devices do not reach each other |

@@ -93,10 +93,19 @@ class DeviceBuckets(HookBuckets):
         if place.device.type == "cpu" or parameter.grad is None:
             super()._put(index)
         elif parameter.grad is not place:
-            on_device.GPUS.copy([place], [parameter.grad])
+            self._apart[self._bucket_of[index]].append((place, parameter.grad))
             parameter.grad = place
 
+    def _next_step(self) -> None:
+        super()._next_step()
+        # By bucket: gradients that autograd has put elsewhere, and their places. They are copied together.
+        self._apart: list[list[tuple[Any, Any]]] = [[] for _ in self._buckets]
+
     def _average(self, _: object, bucket: GradBucket) -> _Average:
+        apart = self._apart[bucket.index()]
+        if apart:
+            on_device.GPUS.copy([place for place, _ in apart], [gradient for _, gradient in apart])
+            apart.clear()
         return _Average(self._group, self._devices, bucket.buffer(), self._wire)
 
 

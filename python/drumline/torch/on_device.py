@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 import warnings
 from collections.abc import Iterable
@@ -112,6 +113,7 @@ class OnDevice:
         self._group = group
         # By the driver's numbers.
         self._made: dict[int, _core.DeviceGroup | None] = {}
+        self._making = threading.Lock()
         self._messages: dict[int, _core.DeviceMessages | None] = {}
         self._sent: list[Queued] = []
 
@@ -144,9 +146,11 @@ class OnDevice:
         if device.type != GPUS.kind:
             return None
         ordinal = GPUS.ordinal(device)
-        if ordinal not in self._made:
-            self._made[ordinal] = self._make(device)
-        return self._made[ordinal]
+        # Autograd has threads of its own, which may be the first to have a call.
+        with self._making:
+            if ordinal not in self._made:
+                self._made[ordinal] = self._make(device)
+            return self._made[ordinal]
 
     def _make(self, device: torch.device) -> _core.DeviceGroup | None:
         able = torch.tensor([can_be_used(device)], dtype=torch.uint8)

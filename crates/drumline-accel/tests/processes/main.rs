@@ -1,0 +1,7 @@
+//! Ranks that are processes, each with a stand-in for a device of its own.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails this way")]
+
+mod deaths;
+mod job;
+mod survivors;
