@@ -53,6 +53,14 @@ pub(crate) unsafe extern "C" fn standin_fail_any(nth: u32, code: c_int) {
     world().faults.add("cu*", nth, code);
 }
 
+/// The function whose call has failed on request last; nothing if there was none.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_failed(text: *mut c_char, len: usize) {
+    let failed = world().faults.failed().unwrap_or_default();
+    // A null pointer or no room: there is nobody to tell.
+    let _ = Out::new(text).text(failed, len.min(1 << 20) as c_int);
+}
+
 /// Calls of the driver so far.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_calls() -> u64 {

@@ -19,6 +19,8 @@ pub(crate) const KILLED: i32 = -libc::SIGKILL;
 pub(crate) struct Faults {
     faults: Vec<Fault>,
     calls: BTreeMap<&'static str, u64>,
+    /// The function whose call has failed last.
+    failed: Option<&'static str>,
 }
 
 impl Faults {
@@ -55,11 +57,19 @@ impl Faults {
             }
             fault.left > 0
         });
+        if code.is_some() {
+            self.failed = Some(name);
+        }
         if code == Some(KILLED) {
             // SAFETY: takes a number.
             unsafe { libc::raise(libc::SIGKILL) };
         }
         code
+    }
+
+    /// The function whose call has failed on request last.
+    pub(crate) fn failed(&self) -> Option<&'static str> {
+        self.failed
     }
 
     /// The calls so far of functions whose names begin so.

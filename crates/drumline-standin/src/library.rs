@@ -154,6 +154,7 @@ controls! {
     unset_all: "standin_unset_all", unsafe extern "C" fn();
     fail: "standin_fail", unsafe extern "C" fn(*const c_char, u32, c_int);
     fail_any: "standin_fail_any", unsafe extern "C" fn(u32, c_int);
+    failed: "standin_failed", unsafe extern "C" fn(*mut c_char, usize);
     calls: "standin_calls", unsafe extern "C" fn() -> u64;
     nccl_calls: "standin_nccl_calls", unsafe extern "C" fn() -> u64;
     break_device: "standin_break_device", unsafe extern "C" fn(c_int, c_int);
@@ -247,6 +248,12 @@ impl Controls {
         unsafe { (self.fail_any)(nth, code) }
     }
 
+    /// The function whose call has failed on request last, since the last reset; empty if there was none.
+    #[must_use]
+    pub fn failed(&self) -> String {
+        told_by(self.failed)
+    }
+
     /// Calls of the driver since the last reset.
     #[must_use]
     pub fn calls(&self) -> u64 {
@@ -277,10 +284,7 @@ impl Controls {
     /// The last of these mistakes in words.
     #[must_use]
     pub fn last_violation(&self) -> String {
-        let mut text = [0u8; 512];
-        // SAFETY: a buffer, with its length.
-        unsafe { (self.last_violation)(text.as_mut_ptr().cast(), text.len()) };
-        text.iter().take_while(|it| **it != 0).map(|it| char::from(*it)).collect()
+        told_by(self.last_violation)
     }
 
     /// Streams, events, allocations, registrations and communicators that were not given back.
@@ -303,4 +307,12 @@ impl Controls {
         // SAFETY: handles from before are refused from now on; memory of the driver is gone, as after its end.
         unsafe { (self.reset)() }
     }
+}
+
+/// A text that one of the functions above writes.
+fn told_by(tell: unsafe extern "C" fn(*mut c_char, usize)) -> String {
+    let mut text = [0u8; 512];
+    // SAFETY: a buffer, with its length.
+    unsafe { tell(text.as_mut_ptr().cast(), text.len()) };
+    text.iter().take_while(|it| **it != 0).map(|it| char::from(*it)).collect()
 }

@@ -6,6 +6,7 @@ mod arguments;
 mod collectives;
 mod common;
 mod drops;
+mod each_call;
 mod failures;
 mod messages;
 mod pieces;
