@@ -16,7 +16,7 @@ side. The driver is found at run time. No GPU of AMD has run this.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -181,6 +181,72 @@ class DeviceGroup:
             self.leave()
         else:
             self.abort()
+
+
+class AsyncReduce:
+    """Gradients by name, in any order, reduced to one buffer of the GPU while backward runs.
+
+        reduce = AsyncReduce(group, {"weight": 1000, "bias": 10}, fused)    # on all ranks
+        reduce.async_reduce("bias", bias)        # behind what the stream does; returns at once
+        reduce.async_reduce("weight", weight)
+        reduce.synchronize()                     # what the stream does next sees the averages in ``fused``
+
+    ``tensors`` are names and numbers of elements, the same on all ranks. ``fused`` is an array of the GPU with room for
+    all of them, side by side; its type is theirs. They lie in the order of rank 0's ``tensors``. ``op`` is any operator
+    without a factor. ``device`` and ``library`` are those of `DeviceGroup`.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        tensors: Mapping[str, int],
+        fused: Any,
+        *,
+        op: str = "avg",
+        bucket_bytes: int | None = None,
+        device: int | None = None,
+        library: str | None = None,
+        window_bytes: int | None = None,
+    ) -> None:
+        self._fused, buffer = fused, memory(fused)
+        entries = [(name, count, buffer[2]) for name, count in tensors.items()]
+        self._core = _core.DeviceAsyncReduce(
+            group._group, entries, buffer, op, bucket_bytes, device, library, window_bytes
+        )
+
+    def place(self, name: str) -> slice:
+        """Where the result of a tensor lies in ``fused``, in elements."""
+        return slice(*self._core.place(name))
+
+    def async_reduce(self, name: str, array: Any = None, stream: Any = None) -> None:
+        """Brings a tensor: from ``array``, or from its place in ``fused``. Until the stream of `synchronize` comes there,
+        it must not be written."""
+        data = None if array is None else memory(array)
+        self._core.async_reduce(self._stream(array, stream), name, data)
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Has what the stream does next see all results. Waits until all ranks have brought all tensors, and for no
+        GPU. If a rank has not brought one, all ranks raise NotBroughtError, which names it."""
+        self._core.synchronize(self._stream(None, stream))
+
+    def wait(self) -> None:
+        """Waits on the host for the results of the last step. Raises why there are none."""
+        self._core.wait()
+
+    def counts(self) -> tuple[int, int, int]:
+        """Steps without an error, rounds in which ranks told each other what is complete, and all-reduces."""
+        return self._core.counts()
+
+    def abort(self) -> None:
+        """Aborts the step on all ranks."""
+        self._core.abort()
+
+    def stop(self) -> None:
+        """Ends it when all ranks do."""
+        self._core.stop()
+
+    def _stream(self, array: Any, stream: Any) -> int:
+        return _stream(self._fused if array is None else array, stream)
 
 
 def memory(array: Any) -> Memory:

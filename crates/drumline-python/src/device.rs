@@ -32,8 +32,8 @@ use crate::{
 
 /// Elements in the memory of a device: `(address, elements, dtype, owner)`.
 pub(crate) struct OnDevice {
-    slice: DeviceSlice,
-    owner: Py<PyAny>,
+    pub(crate) slice: DeviceSlice,
+    pub(crate) owner: Py<PyAny>,
 }
 
 impl<'py> FromPyObject<'_, 'py> for OnDevice {
@@ -464,7 +464,7 @@ impl DeviceMessages {
     }
 }
 
-fn open(ordinal: Option<usize>, library: Option<PathBuf>) -> PyResult<CudaDevice> {
+pub(crate) fn open(ordinal: Option<usize>, library: Option<PathBuf>) -> PyResult<CudaDevice> {
     let open = || -> Result<CudaDevice, device::DriverError> {
         let driver = Driver::load(library.as_deref())?;
         driver.device(ordinal.or_else(|| driver.current_device()).unwrap_or(0))
@@ -501,7 +501,7 @@ fn both(mut inputs: Vec<OnDevice>, outputs: Vec<OnDevice>) -> Vec<OnDevice> {
 }
 
 /// A stream of the package's caller.
-fn stream_of(device: &CudaDevice, raw: u64) -> Arc<dyn Stream> {
+pub(crate) fn stream_of(device: &CudaDevice, raw: u64) -> Arc<dyn Stream> {
     // SAFETY: the package promises that this is a stream of the device's primary context. The program keeps it while
     // it calls, as torch keeps its streams for ever.
     unsafe { device.foreign_stream(raw) }

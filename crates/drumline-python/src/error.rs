@@ -108,6 +108,7 @@ impl Raise for train::Error {
         let text = in_python(self.to_string());
         match self {
             train::Error::Group(error) => error.raise(),
+            train::Error::Device(error) => error.raise(),
             train::Error::InvalidArgument { .. } => PyValueError::new_err(text),
             train::Error::NotBrought { by: Some(failure), .. } => failed(text, &failure),
             train::Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),

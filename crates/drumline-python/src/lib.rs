@@ -13,6 +13,7 @@ mod collectives;
 mod config;
 mod ddp;
 mod device;
+mod device_async_reduce;
 mod error;
 mod foreign_store;
 mod group;
@@ -41,6 +42,7 @@ mod _core {
         callbacks::wait_for_callbacks,
         ddp::{broadcast, verify_model},
         device::{DeviceGroup, DeviceMessages, DeviceWork},
+        device_async_reduce::DeviceAsyncReduce,
         error::{
             CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
             DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,

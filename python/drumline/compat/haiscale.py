@@ -58,6 +58,74 @@ class AsyncReduceFloat(Reducer):
         super().__init__(group, parameters, marks=True, sync_backward=sync_backward)
 
 
+class NativeAsyncReduceFloat:
+    """hfreduce's native reducer, for programs that hand it pointers to float32 on a GPU.
+
+    Process ``proc_rank`` of ``nprocs`` on node ``node_rank`` of ``nnodes``. All processes register the same
+    ``n_tensors`` tensors, set a destination for all of them, and bring each once in a step. The results are sums.
+    ``device`` is the driver's number of the GPU. Reducers of one process need no ``reducer_id`` here.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int | str,
+        device: int,
+        proc_rank: int,
+        nprocs: int,
+        node_rank: int,
+        nnodes: int,
+        n_tensors: int,
+        reducer_id: int = 0,
+    ) -> None:
+        self._group = _group(host, int(port), node_rank * nprocs + proc_rank, nprocs * nnodes)
+        self._device, self._count = device, n_tensors
+        self._tensors: dict[str, int] = {}
+        self._core: _core.DeviceAsyncReduce | None = None
+
+    def register_float_tensor(self, name: str, numel: int) -> None:
+        """Adds a tensor. They lie side by side in the destination, in the order of rank 0."""
+        if name in self._tensors:
+            raise ValueError(f"tensor {name!r} is registered already")
+        self._tensors[name] = numel
+
+    def total_tensor_floats(self) -> int:
+        """The length of the destination, in floats."""
+        return sum(self._tensors.values())
+
+    def set_fused_dest(self, ptr: int) -> None:
+        """Where the sums go: memory of the GPU, `total_tensor_floats` long. All processes call this together."""
+        if len(self._tensors) != self._count:
+            raise ValueError(f"{len(self._tensors)} of {self._count} tensors are registered")
+        code = dict(_core.DTYPES)["f32"]
+        entries = [(name, numel, code) for name, numel in self._tensors.items()]
+        fused = (ptr, self.total_tensor_floats(), code, None)
+        library = os.environ.get("DRUMLINE_CUDA_LIBRARY") or None
+        self._core = _core.DeviceAsyncReduce(
+            self._group, entries, fused, "sum", None, self._device, library
+        )
+
+    def async_reduce(self, stream: int, name: str, ptr: int, numel: int) -> None:
+        """Brings a tensor that lies at ``ptr`` when the stream has come to where it is now. Returns at once."""
+        code = dict(_core.DTYPES)["f32"]
+        self._ready().async_reduce(stream, name, (ptr, numel, code, None))
+
+    def synchronize(self, stream: int) -> None:
+        """What the stream does from now on sees the sums."""
+        self._ready().synchronize(stream)
+
+    def stop(self) -> None:
+        """Ends it when all processes do."""
+        core, self._core = self._core, None
+        if core is not None:
+            core.stop()
+
+    def _ready(self) -> _core.DeviceAsyncReduce:
+        if self._core is None:
+            raise ValueError("it has no destination: call set_fused_dest first, and stop last")
+        return self._core
+
+
 def _group(ip: str, port: int, rank: int, world_size: int) -> _core.Group:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() == world_size:
         return core_group(None)
@@ -96,7 +164,10 @@ def install(replace: bool = False) -> None:
     """
     wrapper = {"DistributedDataParallel": DistributedDataParallel}
     packages: dict[str, dict[str, dict[str, Any]]] = {
-        "hfreduce": {"torch": {"AsyncReduceFloat": AsyncReduceFloat}},
+        "hfreduce": {
+            "": {"AsyncReduceFloat": NativeAsyncReduceFloat},
+            "torch": {"AsyncReduceFloat": AsyncReduceFloat},
+        },
         "haiscale": {"ddp": wrapper, "ddp.ddp": wrapper},
     }
     for name, modules in packages.items():
@@ -109,7 +180,10 @@ def install(replace: bool = False) -> None:
 def _install_package(name: str, modules: dict[str, dict[str, Any]]) -> None:
     package = sys.modules[name] = types.ModuleType(name, f"drumline in the place of {name}")
     package.__path__ = []
+    vars(package).update(modules.get("", {}))
     for child, contents in modules.items():
+        if not child:
+            continue
         full = f"{name}.{child}"
         module = sys.modules[full] = types.ModuleType(full)
         module.__path__ = []

@@ -6,7 +6,7 @@ use drumline_accel::{
     Device, DeviceGroup, DeviceOptions, DeviceSlice, DeviceWork, Error as DeviceError, Event,
     Place, Stream,
 };
-use drumline_group::{Cause, ProcessGroup, driving};
+use drumline_group::{Cause, DType, ProcessGroup, ReduceOp, driving};
 
 use super::{
     background::{Background, Counts, Held},
@@ -59,7 +59,7 @@ use crate::{Error, Result};
 pub struct DeviceAsyncReduce {
     background: Arc<Background<OnDevice>>,
     on: DeviceGroup,
-    fused: Place,
+    fused: Arc<Fused>,
     brought: Bitmap,
     /// By bucket: how many of its tensors were not brought yet in this step.
     pending: Vec<usize>,
@@ -71,7 +71,7 @@ pub struct DeviceAsyncReduce {
 #[derive(Debug)]
 pub(super) struct OnDevice {
     on: DeviceGroup,
-    fused: Place,
+    fused: Arc<Fused>,
     /// By tensor: where it lies, and what its stream must have done before.
     sources: Vec<Option<Source>>,
     works: Vec<DeviceWork>,
@@ -102,7 +102,7 @@ impl Held for OnDevice {
                 unreachable!("what is complete on all ranks is complete here");
             };
             leaving.from.push(from);
-            leaving.to.push(slice_of(&layout.tensors[tensor], self.fused));
+            leaving.to.push(self.fused.tensors[tensor]);
             // A stream that has brought several tensors has recorded an event for each.
             leaving.after.push(after);
         }
@@ -128,15 +128,15 @@ impl DeviceAsyncReduce {
         device: Arc<dyn Device>,
         device_options: &DeviceOptions,
         layout: Layout,
-        op: drumline_group::ReduceOp,
+        op: ReduceOp,
         allocate: impl FnOnce(usize) -> Result<Place, String>,
     ) -> Result<DeviceAsyncReduce> {
         let on = DeviceGroup::new(&group, device, device_options)?;
-        let fused = fused_buffer(&on, layout.bytes, allocate)?;
+        let fused = Arc::new(Fused::new(&on, &layout, allocate)?);
         let sources = layout.tensors.iter().map(|_| None).collect();
         let brought = Bitmap::new(layout.tensors.len());
         let pending = layout.buckets.iter().map(|bucket| bucket.tensors.len()).collect();
-        let held = OnDevice { on: on.clone(), fused, sources, works: Vec::new() };
+        let held = OnDevice { on: on.clone(), fused: fused.clone(), sources, works: Vec::new() };
         let background = Arc::new(Background::new(group, layout, op, held));
         Ok(DeviceAsyncReduce { background, on, fused, brought, pending, before: Vec::new() })
     }
@@ -154,12 +154,13 @@ impl DeviceAsyncReduce {
     /// [`Error::InvalidArgument`] where there is no such tensor.
     pub fn gradient(&self, name: &str) -> Result<DeviceSlice> {
         let tensor = self.find("gradient", name)?;
-        Ok(slice_of(&self.background.layout.tensors[tensor], self.fused))
+        Ok(self.fused.tensors[tensor])
     }
 
-    /// The fused buffer, as `allocate` has given it. There may be anything between tensors.
+    /// The fused buffer: all tensors side by side, in the order of [`names`](DeviceAsyncReduce::names). Where types
+    /// differ in size, there may be a gap, so that elements are aligned.
     pub fn fused(&self) -> Place {
-        self.fused
+        self.fused.place
     }
 
     /// The device group that carries the data.
@@ -201,8 +202,7 @@ impl DeviceAsyncReduce {
     pub fn async_reduce(&mut self, name: &str, stream: &Arc<dyn Stream>) -> Result<()> {
         self.failure()?;
         let tensor = self.find("async_reduce", name)?;
-        let own = slice_of(&self.background.layout.tensors[tensor], self.fused);
-        self.bring("async_reduce", tensor, own, stream)
+        self.bring("async_reduce", tensor, self.fused.tensors[tensor], stream)
     }
 
     /// Has what is queued in the stream from now on see the results of all tensors. It waits until all ranks have brought
@@ -286,8 +286,8 @@ impl DeviceAsyncReduce {
                 from.dtype
             ));
         }
-        let own = slice_of(&self.background.layout.tensors[tensor], self.fused);
-        if from.place.overlaps(self.fused) && from.place != own.place {
+        let own = self.fused.tensors[tensor];
+        if from.place.overlaps(self.fused.place) && from.place != own.place {
             return invalid(format!(
                 "{} lies in the fused buffer, and not in the place of tensor `{}`",
                 from.place, spec.name
@@ -375,35 +375,50 @@ impl fmt::Debug for DeviceAsyncReduce {
     }
 }
 
-/// The place of a tensor in the fused buffer.
-fn slice_of(tensor: &Tensor, fused: Place) -> DeviceSlice {
-    match fused.part(tensor.place.clone()) {
-        Some(place) => DeviceSlice::new(place, tensor.spec.dtype),
-        None => unreachable!("the fused buffer is as long as the layout"),
-    }
+/// Where the results lie.
+#[derive(Debug)]
+struct Fused {
+    place: Place,
+    /// The place of each tensor.
+    tensors: Vec<DeviceSlice>,
 }
 
-/// Gets the fused buffer, and checks it.
-fn fused_buffer(
-    on: &DeviceGroup,
-    bytes: usize,
-    allocate: impl FnOnce(usize) -> Result<Place, String>,
-) -> Result<Place> {
-    let invalid = |problem| Err(Error::InvalidArgument { operation: "freeze_on", problem });
-    let place = match allocate(bytes) {
-        Ok(place) => place,
-        Err(problem) => {
-            return invalid(format!("no fused buffer of {bytes} bytes: {problem}"));
+impl Fused {
+    /// Gets the memory, and checks it.
+    fn new(
+        on: &DeviceGroup,
+        layout: &Layout,
+        allocate: impl FnOnce(usize) -> Result<Place, String>,
+    ) -> Result<Fused> {
+        let invalid = |problem| Err(Error::InvalidArgument { operation: "freeze_on", problem });
+        let mut bytes = 0_usize;
+        let ranges: Vec<Range<usize>> = layout
+            .tensors
+            .iter()
+            .map(|Tensor { spec, .. }| {
+                let start = bytes.next_multiple_of(spec.dtype.size());
+                bytes = start + spec.bytes();
+                start..bytes
+            })
+            .collect();
+        let place = match allocate(bytes) {
+            Ok(place) => place,
+            Err(problem) => {
+                return invalid(format!("no fused buffer of {bytes} bytes: {problem}"));
+            }
+        };
+        if place.bytes < bytes || !place.address.is_multiple_of(ALIGNMENT) {
+            return invalid(format!(
+                "the fused buffer is {place}; it takes {bytes} bytes at a multiple of {ALIGNMENT}"
+            ));
         }
-    };
-    if place.bytes < bytes || !place.address.is_multiple_of(ALIGNMENT) {
-        return invalid(format!(
-            "the fused buffer is {place}; it takes {bytes} bytes at a multiple of {ALIGNMENT}"
-        ));
+        on.check("freeze_on", DeviceSlice::new(place, DType::U8))?;
+        let tensors = layout.tensors.iter().zip(ranges).filter_map(|(tensor, range)| {
+            Some(DeviceSlice::new(place.part(range)?, tensor.spec.dtype))
+        });
+        Ok(Fused { place: Place { bytes, ..place }, tensors: tensors.collect() })
     }
-    on.check("freeze_on", DeviceSlice::new(place, drumline_group::DType::U8))?;
-    Ok(Place { bytes, ..place })
 }
 
-/// Elements of any type are aligned so, and vector instructions of devices like it.
-const ALIGNMENT: u64 = 64;
+/// Elements of every type are aligned there.
+const ALIGNMENT: u64 = 16;
