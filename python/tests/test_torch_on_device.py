@@ -201,6 +201,7 @@ def test_messages_are_queued_and_may_end_on_a_cpu():
 
 def odd_tensors(rank, world_size, directory):
     import torch
+    import torch._C._distributed_c10d as c10d
     import torch.distributed as dist
 
     gpus, backend = start(rank, world_size, directory)
@@ -211,6 +212,14 @@ def odd_tensors(rank, world_size, directory):
     call("allreduce", "AllreduceOptions", [data])
     np.testing.assert_array_equal(gpus.get(data), 2 * np.arange(6).reshape(2, 3).T)
     assert gpus.copies == (2 if rank == 0 else 0)
+    # It is copied back once, and whoever waits again waits for that.
+    work = backend.allreduce([data], c10d.AllreduceOptions())
+    work.wait()
+    assert gpus.followed == 0
+    work.wait()
+    assert gpus.followed == (1 if rank == 0 else 0)
+    assert gpus.copies == (4 if rank == 0 else 0)
+    np.testing.assert_array_equal(gpus.get(data), 4 * np.arange(6).reshape(2, 3).T)
     # The second column of three, gathered.
     got = gpus.tensor(np.zeros((2, 2, 2)))
     own = gpus.tensor(np.arange(6).reshape(2, 3) + 10 * rank)[:, 1]

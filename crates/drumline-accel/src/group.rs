@@ -11,6 +11,7 @@ use drumline_group::{DType, GroupOptions, ProcessGroup, Rank};
 
 use crate::agreement::{self, Agreed};
 use crate::inbox::{Body, Call, Closing, Shared};
+use crate::options::Planted;
 use crate::ring::Ring;
 use crate::watcher::Watcher;
 use crate::work::Promise;
@@ -68,7 +69,8 @@ impl DeviceGroup {
         let stream = || shared.device.stream().map_err(Error::of("DeviceGroup::new"));
         let streams = [stream()?, stream()?];
         let (agreed, parts) = agreement::agree(&shared.group, &shared.device, &shared.options)?;
-        let ring = Ring::new(parts.pipeline, parts.slots, parts.neighbours, streams.clone());
+        let mut ring = Ring::new(parts.pipeline, parts.slots, parts.neighbours, streams.clone());
+        ring.plant(shared.options.planted);
         Ok(DeviceGroup::of_parts(shared.clone(), agreed, ring, streams))
     }
 
@@ -194,6 +196,9 @@ impl DeviceGroup {
         let shared = &self.0.shared;
         self.0.start(operation)?;
         let (promise, work) = Promise::new(operation, &shared.device);
+        if shared.options.has(Planted::OpensEarly) {
+            work.opens_early();
+        }
         let call = Call { promise, after, body };
         shared.tell(|inbox| match &inbox.failed {
             Some(by) => Err(Error::Poisoned { attempted: operation, by: by.clone() }),

@@ -38,6 +38,12 @@ pub enum Planted {
     SendsEarly,
     /// A call ends when its last copy is queued.
     EndsEarly,
+    /// Streams that join a call do not wait for its end.
+    OpensEarly,
+    /// What this rank sums is copied in before it is summed.
+    CopiesInEarly,
+    /// What neighbours sum is copied in before they have said that it is summed.
+    FetchesEarly,
 }
 
 impl Default for DeviceOptions {

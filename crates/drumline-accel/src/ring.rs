@@ -11,6 +11,7 @@ use drumline_device::{
 use drumline_group::{DType, ProcessGroup, Rank, Result as HostResult};
 
 use crate::host_call::Sum;
+use crate::options::Planted;
 use crate::{DeviceOp, Error, Result};
 
 const OPERATION: &str = "all_reduce";
@@ -32,6 +33,8 @@ pub(crate) struct Ring {
     into: Arc<dyn Stream>,
     /// Whether all ranks have left the group.
     is_over: bool,
+    /// An error that tests plant.
+    planted: Option<Planted>,
 }
 
 /// What a call wants to have summed: a part of its data.
@@ -103,7 +106,23 @@ impl Ring {
         let used_by = vec![0; slots.len()];
         let slots = slots.into_iter().map(|slot| Slot::Here(slot, Action::CopyOut)).collect();
         let windows = VecDeque::new();
-        Ring { pipeline, slots, used_by, neighbours, windows, first: 0, out, into, is_over: false }
+        Ring {
+            pipeline,
+            slots,
+            used_by,
+            neighbours,
+            windows,
+            first: 0,
+            out,
+            into,
+            is_over: false,
+            planted: None,
+        }
+    }
+
+    /// Plants an error, for tests.
+    pub(crate) fn plant(&mut self, planted: Option<Planted>) {
+        self.planted = planted;
     }
 
     /// All ranks have left the group, so nobody reads the slots any more.
@@ -154,9 +173,10 @@ impl Ring {
     }
 
     /// Queues the next copy in, if it may begin. Tells its call.
-    pub(crate) fn copy_in(&mut self, own: Rank) -> Result<Option<u64>> {
+    pub(crate) fn copy_in(&mut self) -> Result<Option<u64>> {
         let Some((window, slot, pinned)) = self.begin(Action::CopyIn) else { return Ok(None) };
-        let parts = self.parts(own, self.window(window), slot);
+        let mut parts = self.parts(self.window(window), slot);
+        parts.retain(|part| !self.is_early(part));
         let call = self.window(window).call;
         let copied = self.into.copy_in(&parts, pinned.into());
         self.take_off(slot, copied)?;
@@ -230,19 +250,42 @@ impl Ring {
         if !self.is_under_way(action) {
             return Ok(false);
         }
-        let slot = &mut self.slots[self.pipeline.slot(self.pipeline.ended(action))];
+        let number = self.pipeline.ended(action);
+        let at = self.pipeline.slot(number);
+        let slot = &mut self.slots[at];
         let Slot::Flying(flight) = slot else { return Ok(false) };
         if !flight.has_landed().map_err(Error::of(OPERATION))? {
             return Ok(false);
         }
         let Slot::Flying(flight) = replace(slot, Slot::Gone) else { unreachable!("it was flying") };
+        let mut pinned = flight.land().map_err(Error::of(OPERATION))?;
         let next = match action {
             Action::CopyOut => Action::Reduce,
             Action::Reduce | Action::CopyIn => Action::CopyOut,
         };
-        *slot = Slot::Here(flight.land().map_err(Error::of(OPERATION))?, next);
+        if next == Action::Reduce && self.planted.is_some() {
+            pinned = self.copy_in_early(number, at, pinned)?;
+        }
+        self.slots[at] = Slot::Here(pinned, next);
         self.pipeline.end(action);
         Ok(true)
+    }
+
+    /// An error that tests plant: copies parts of a window in that are not summed yet.
+    fn copy_in_early(&self, number: u64, slot: usize, pinned: Pinned) -> Result<Pinned> {
+        let mut parts = self.parts(self.window(number), slot);
+        parts.retain(|part| self.is_early(part));
+        let copied = self.into.copy_in(&parts, pinned.into()).map_err(|refused| refused.0);
+        copied.and_then(Flight::land).map_err(Error::of(OPERATION))
+    }
+
+    /// Whether tests have planted that a part is copied in before it is summed.
+    fn is_early(&self, part: &Part) -> bool {
+        match self.planted {
+            Some(Planted::CopiesInEarly) => part.window.is_none(),
+            Some(Planted::FetchesEarly) => part.window.is_some(),
+            _ => false,
+        }
     }
 
     fn window(&self, number: u64) -> &Window {
@@ -250,7 +293,7 @@ impl Ring {
     }
 
     /// Where the sum of a window lies.
-    fn parts(&self, own: Rank, window: &Window, slot: usize) -> Vec<Part> {
+    fn parts(&self, window: &Window, slot: usize) -> Vec<Part> {
         let Some(holders) = &window.holders else {
             let whole = window.laid_out();
             return whole.map(|(at, piece)| Part { place: piece.to, at, window: None }).collect();
@@ -261,8 +304,8 @@ impl Ring {
             |slice: usize| (len as u128 * slice as u128 / holders.len() as u128) as usize * width;
         let slices = holders.iter().enumerate().flat_map(|(slice, holder)| {
             let slice_at = border(slice)..border(slice + 1);
-            let of_neighbour = || self.neighbours.iter().find(|(rank, _)| rank == holder);
-            let neighbour = (*holder != own).then(of_neighbour).flatten();
+            // This rank is no neighbour of its own.
+            let neighbour = self.neighbours.iter().find(|(rank, _)| rank == holder);
             window.laid_out().filter_map(move |(piece_at, piece)| {
                 let at = slice_at.start.max(piece_at);
                 let end = slice_at.end.min(piece_at + piece.bytes());

@@ -203,8 +203,7 @@ impl Watcher {
         }
         moved |= self.queue_copies_out()?;
         moved |= self.make_calls()?;
-        let own = self.shared.group.rank();
-        while let Some(call) = self.ring.copy_in(own)? {
+        while let Some(call) = self.ring.copy_in()? {
             moved = true;
             if self.shared.options.has(Planted::EndsEarly) {
                 self.promise_of(call).complete(Ok(()));

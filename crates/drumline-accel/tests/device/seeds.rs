@@ -77,19 +77,26 @@ fn every_seed_has_the_bits_of_the_host() {
     }
 }
 
-/// Whether the rounds would find an error of order.
+/// Whether the rounds find an error of order: wrong bits, or what no device would tell.
 fn is_found(planted: Planted) -> bool {
     (0..300).any(|seed| {
         let bench = bench();
         let wrong = world_of(&bench, 1_000 + seed, Some(planted));
-        !wrong.is_empty() || bench.controls.violations() > 0
+        wrong.iter().any(|it| it.contains("differs at")) || bench.controls.violations() > 0
     })
 }
 
 #[test]
 fn every_error_of_order_that_is_planted_is_found() {
-    let mut planted =
-        vec![Planted::ReadsEarly, Planted::WritesEarly, Planted::SendsEarly, Planted::EndsEarly];
+    let mut planted = vec![
+        Planted::ReadsEarly,
+        Planted::WritesEarly,
+        Planted::SendsEarly,
+        Planted::EndsEarly,
+        Planted::OpensEarly,
+        Planted::CopiesInEarly,
+        Planted::FetchesEarly,
+    ];
     // A slot that is used again too early: it waits for an earlier window, or for none. (Ranks that call too early are
     // found by the exhaustive tests of the pipeline.)
     let right = Pipeline::rules(4, 2);
