@@ -39,7 +39,7 @@ class Driver:
         assert code == 0, f"{name}: {code}"
 
     def array(self, values):
-        return Array(self, np.asarray(values))
+        return Array(self, np.ascontiguousarray(values))
 
 
 class Array:

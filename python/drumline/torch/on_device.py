@@ -171,6 +171,7 @@ class OnDevice:
             with suppress(_core.DrumlineError):
                 message.wait(max(until - time.monotonic(), 0.001))
         self._sent.clear()
+        self._messages.clear()
         made, self._made = self._made, {}
         for end in made.values():
             if end is not None:
