@@ -2,11 +2,13 @@
 //! slots lie.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_device::{Device, Pinned, PinnedWindow, Pipeline};
 use drumline_group::{DType, ProcessGroup, Rank, driving};
 
+use crate::direct::{self, Direct};
 use crate::options::Planted;
 use crate::{DeviceOptions, Error, Result};
 
@@ -20,6 +22,11 @@ pub(crate) struct Agreed {
     slots: Result<(), Refusal>,
     /// Whether every rank reaches the slots of its neighbours.
     windows: Result<(), Refusal>,
+    /// What joins the devices, if anything does, and whether calls go there.
+    direct: Option<Arc<Direct>>,
+    goes_direct: AtomicBool,
+    /// Why calls go there, or not.
+    why: Mutex<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -45,6 +52,13 @@ pub(crate) struct Parts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Way {
+    /// The devices add among themselves, in the order of the library.
+    Direct {
+        /// The library.
+        library: String,
+        /// Why calls go this way.
+        why: String,
+    },
     /// Each rank sums a slice of each window; devices fetch the slices from where they were summed.
     Slices {
         /// The ranks of this host that hold slices.
@@ -62,6 +76,9 @@ pub enum Way {
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Way::Direct { library, why } => {
+                write!(f, "by {library}, whose order of sums is its own: {why}")
+            }
             Way::Slices { holders } => write!(
                 f,
                 "in slices: ranks {holders:?} of this host sum a slice each, and every device fetches all slices"
@@ -80,7 +97,30 @@ impl Agreed {
     /// For a rank that sums nothing.
     pub(crate) fn no_slots() -> Agreed {
         let refusal = Refusal { rank: 0, why: Some("there are no slots".to_owned()) };
-        Agreed { slots: Err(refusal.clone()), windows: Err(refusal) }
+        let why = Mutex::new("messages go through the host".to_owned());
+        let (direct, goes_direct) = (None, AtomicBool::new(false));
+        Agreed { slots: Err(refusal.clone()), windows: Err(refusal), direct, goes_direct, why }
+    }
+
+    /// What carries out the calls of the devices among themselves, if anything does.
+    pub(crate) fn direct(&self) -> Option<&Arc<Direct>> {
+        self.direct.as_ref().filter(|_| self.goes_direct.load(Ordering::Relaxed))
+    }
+
+    /// What joins the devices, whether or not calls go there.
+    pub(crate) fn joined(&self) -> Option<&Arc<Direct>> {
+        self.direct.as_ref()
+    }
+
+    /// Has calls go directly or through the host from now on, and says why.
+    pub(crate) fn choose(&self, direct: bool, why: String) {
+        self.goes_direct.store(direct, Ordering::Relaxed);
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Why calls go directly, or through the host.
+    pub(crate) fn why(&self) -> String {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn holders(&self, group: &ProcessGroup, dtype: DType) -> Option<Arc<[Rank]>> {
@@ -89,6 +129,11 @@ impl Agreed {
     }
 
     pub(crate) fn way(&self, group: &ProcessGroup, dtype: DType) -> Way {
+        if let Some(direct) = self.direct()
+            && direct.sums(dtype)
+        {
+            return Way::Direct { library: direct.name(), why: self.why() };
+        }
         if let Some(holders) = self.holders(group, dtype) {
             return Way::Slices { holders: holders.to_vec() };
         }
@@ -112,11 +157,19 @@ pub(crate) fn agree(
     device: &Arc<dyn Device>,
     options: &DeviceOptions,
 ) -> Result<(Agreed, Parts)> {
-    let own = [options.window_bytes, options.slots, options.lag].map(|it| it as u64);
+    let order = options.order.map_or(0, |order| 1 + order as usize);
+    let way = options.way as usize;
+    let own = [options.window_bytes, options.slots, options.lag, way, order].map(|it| it as u64);
     for (peer, theirs) in gather(group, &own)?.iter().enumerate() {
         if theirs[..] != own {
             let show = |it: &[u64]| {
-                format!("windows of {} bytes, {} slots, a lag of {}", it[0], it[1], it[2])
+                let way = ["auto", "host", "nccl"].get(it[3] as usize).unwrap_or(&"unknown");
+                let order = ["any order", "the order of ranks", "the order of placement"];
+                let order = order.get(it[4] as usize).unwrap_or(&"another order");
+                format!(
+                    "windows of {} bytes, {} slots, a lag of {}, the way {way}, sums in {order}",
+                    it[0], it[1], it[2]
+                )
             };
             let (theirs, ours) = (show(theirs), show(&own));
             return Err(Error::Differs { operation: OPERATION, peer, theirs, ours });
@@ -145,7 +198,14 @@ pub(crate) fn agree(
     let can = gather(group, &[u64::from(neighbours.is_ok())])?;
     let windows = verdict(can.iter().map(|it| it[0] > 0), neighbours.as_ref().err());
     let neighbours = neighbours.ok().filter(|_| windows.is_ok()).unwrap_or_default();
-    let agreed = Agreed { slots, windows };
+    let direct = direct::set_up(group, device, options)?;
+    let why = match &direct {
+        Ok(_) => "the program has asked for it".to_owned(),
+        Err(why) => why.clone(),
+    };
+    let (direct, why) = (direct.ok().map(Arc::new), Mutex::new(why));
+    let goes_direct = AtomicBool::new(direct.is_some());
+    let agreed = Agreed { slots, windows, direct, goes_direct, why };
     tracing::debug!(device = %device.identity(), way = %agreed.way(group, DType::F32), "a device group is ready");
     let pipeline = match options.planted {
         Some(Planted::Rules(rules)) => Pipeline::with(rules, options.slots),

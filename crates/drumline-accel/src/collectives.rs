@@ -5,6 +5,7 @@ use std::sync::Arc;
 use drumline_device::{Place, Stream};
 use drumline_group::{DType, Rank};
 
+use crate::direct::DirectCall;
 use crate::host_call::Operation;
 use crate::inbox::Body;
 use crate::ring::Piece;
@@ -30,8 +31,12 @@ impl DeviceGroup {
         let op = op.into();
         op.check("all_reduce", data.dtype)?;
         self.check("all_reduce", data)?;
+        let operation = Operation::AllReduce(op.clone());
+        if let Some(call) = self.direct_call(&operation, data, data)? {
+            return self.submit("all_reduce", stream, Body::Direct(Box::new(call)));
+        }
         match data.is_empty() {
-            true => self.in_place(stream, Operation::AllReduce(op), data, true, true),
+            true => self.in_place(stream, operation, data, true, true),
             false => {
                 let whole = Piece { from: data.place, to: data.place };
                 let windows = self.windows(&[whole], data.dtype, &op);
@@ -254,6 +259,9 @@ impl DeviceGroup {
     ) -> Result<DeviceWork> {
         let name = operation.name();
         self.check(name, data)?;
+        if let Some(call) = self.direct_call(&operation, data, data)? {
+            return self.submit(name, stream, Body::Direct(Box::new(call)));
+        }
         let request = Request {
             operation,
             dtype: data.dtype,
@@ -263,6 +271,19 @@ impl DeviceGroup {
             into: is_written.then_some(data.place).into_iter().collect(),
         };
         self.submit(name, stream, Body::Staged(Box::new(Staged::new(request))))
+    }
+
+    /// The call that carries out an operation without the host, if it goes that way.
+    fn direct_call(
+        &self,
+        operation: &Operation,
+        from: DeviceSlice,
+        to: DeviceSlice,
+    ) -> Result<Option<DirectCall>> {
+        match self.direct() {
+            Some(direct) => direct.call(operation, self.rank(), from, to),
+            None => Ok(None),
+        }
     }
 
     /// A call that has an input and an output.
@@ -297,6 +318,11 @@ impl DeviceGroup {
                 other.dtype
             );
             return Err(Error::Argument { operation: name, problem });
+        }
+        if let ([from], [to]) = (input, output)
+            && let Some(call) = self.direct_call(&operation, *from, *to)?
+        {
+            return self.submit(name, stream, Body::Direct(Box::new(call)));
         }
         let places = |pieces: &[DeviceSlice]| pieces.iter().map(|piece| piece.place).collect();
         let request = Request {

@@ -4,18 +4,19 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drumline_device::{self as device, Device, Event, Identity, Stream};
-use drumline_group::{DType, GroupOptions, ProcessGroup, Rank};
+use drumline_group::{DType, GroupOptions, ProcessGroup, Rank, ReduceOp};
 
 use crate::agreement::{self, Agreed};
+use crate::direct::Direct;
 use crate::inbox::{Body, Call, Closing, Shared};
 use crate::options::Planted;
 use crate::ring::Ring;
 use crate::watcher::Watcher;
 use crate::work::Promise;
-use crate::{DeviceOptions, DeviceWork, Error, Result, Way};
+use crate::{DeviceOptions, DeviceSlice, DeviceWork, Error, Result, Wanted, Way};
 
 /// The ranks of a group, each with a device: collectives on the memory of the devices.
 ///
@@ -44,6 +45,10 @@ enum Running {
     Ended,
 }
 
+/// How long the data is with which both ways are tried, and how often.
+const TRIED_BYTES: usize = 4 << 20;
+const TRIES: usize = 5;
+
 impl DeviceGroup {
     /// Makes the device group. All ranks of `group` call this together, each with its device. Several ranks may share
     /// one.
@@ -61,8 +66,46 @@ impl DeviceGroup {
         let ranks: Vec<Rank> = (0..group.world_size()).collect();
         let own = group.new_group(&ranks, &GroupOptions::default().name("device"))?;
         let shared = Shared::new(own, device, options.clone());
-        let made = DeviceGroup::set_up(&shared);
+        let made = DeviceGroup::set_up(&shared).and_then(|on| {
+            if on.options().way == Wanted::Auto {
+                on.try_both()?;
+            }
+            Ok(on)
+        });
         made.inspect_err(|error| shared.fail(error.clone()))
+    }
+
+    /// Times an all-reduce each way, where both can be gone, and takes the faster one on all ranks.
+    fn try_both(&self) -> Result<()> {
+        let agreed = &self.0.agreed;
+        if agreed.joined().is_none() {
+            return Ok(());
+        }
+        let failed = Error::of("DeviceGroup::new");
+        let memory = self.device().memory(TRIED_BYTES).map_err(&failed)?;
+        let data = DeviceSlice::new(memory.place(), DType::F32);
+        let stream = self.device().stream().map_err(&failed)?;
+        let mut micros = [u64::MAX; 2];
+        for (way, micros) in [false, true].into_iter().zip(&mut micros) {
+            agreed.choose(way, "it is tried".to_owned());
+            let mut times = Vec::new();
+            for _ in 0..=TRIES {
+                let began = Instant::now();
+                self.all_reduce_on(&stream, data, ReduceOp::Sum)?.wait()?;
+                times.push(began.elapsed().as_micros() as u64);
+            }
+            // The first one sets up what the others use.
+            let times = &mut times[1..];
+            times.sort_unstable();
+            *micros = times[times.len() / 2];
+        }
+        self.group().all_reduce(&mut micros, ReduceOp::Max)?;
+        let [host, direct] = micros;
+        let figures = format!(
+            "an all_reduce of 4 MiB took {direct} us by NCCL, and {host} us through the host, when the group was made"
+        );
+        agreed.choose(direct <= host, figures);
+        Ok(())
     }
 
     fn set_up(shared: &Arc<Shared>) -> Result<DeviceGroup> {
@@ -71,7 +114,11 @@ impl DeviceGroup {
         let (agreed, parts) = agreement::agree(&shared.group, &shared.device, &shared.options)?;
         let mut ring = Ring::new(parts.pipeline, parts.slots, parts.neighbours, streams.clone());
         ring.plant(shared.options.planted);
-        Ok(DeviceGroup::of_parts(shared.clone(), agreed, ring, streams))
+        let direct = match agreed.joined() {
+            Some(direct) => Some((direct.clone(), stream()?)),
+            None => None,
+        };
+        Ok(DeviceGroup::of_parts(shared.clone(), agreed, ring, streams, direct))
     }
 
     pub(crate) fn of_parts(
@@ -79,8 +126,9 @@ impl DeviceGroup {
         agreed: Agreed,
         ring: Ring,
         streams: [Arc<dyn Stream>; 2],
+        direct: Option<(Arc<Direct>, Arc<dyn Stream>)>,
     ) -> DeviceGroup {
-        let watcher = Watcher::new(shared.clone(), ring, streams);
+        let watcher = Watcher::new(shared.clone(), ring, streams, direct);
         let watcher = Mutex::new(Running::Idle(Box::new(watcher)));
         DeviceGroup(Arc::new(Handle { shared, agreed, watcher }))
     }
@@ -120,6 +168,11 @@ impl DeviceGroup {
         self.0.shared.failure().is_some()
     }
 
+    /// Why calls go by NCCL, or through the host: what is missing, or how long an all-reduce took each way.
+    pub fn why(&self) -> String {
+        self.0.agreed.why()
+    }
+
     /// Fails all calls of this group, on this rank at once. The other ranks hear that this rank has aborted.
     pub fn abort(&self) {
         let problem = "the program has aborted the group of this device".to_owned();
@@ -146,6 +199,10 @@ impl DeviceGroup {
 
     pub(crate) fn group(&self) -> &ProcessGroup {
         &self.0.shared.group
+    }
+
+    pub(crate) fn direct(&self) -> Option<&Arc<Direct>> {
+        self.0.agreed.direct()
     }
 
     pub(crate) fn holders(&self, dtype: DType) -> Option<Arc<[Rank]>> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use drumline_device::{Device, Event, Pinned};
 use drumline_group::{Cause, ProcessGroup, Result as HostResult, driving};
 
+use crate::direct::DirectCall;
 use crate::ring::Window;
 use crate::staged::Staged;
 use crate::work::Promise;
@@ -57,6 +58,8 @@ pub(crate) enum Body {
     /// Windows of an all-reduce.
     Windows(Vec<Window>),
     Staged(Box<Staged>),
+    /// A call of the devices among themselves.
+    Direct(Box<DirectCall>),
 }
 
 impl Shared {

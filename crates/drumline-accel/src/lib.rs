@@ -33,6 +33,7 @@
 //! | file | what |
 //! |---|---|
 //! | `group.rs`, `collectives.rs`, `pieces.rs`, `coalesced.rs` | the handle: what is checked before any rank hears of a call |
+//! | `direct.rs` | calls of the devices among themselves, by NCCL |
 //! | `several.rs` | several devices of one process |
 //! | `messages.rs` | messages between devices and hosts |
 //! | `agreement.rs` | what ranks tell each other when they make the group, and the way of an all-reduce |
@@ -46,6 +47,7 @@
 mod agreement;
 mod coalesced;
 mod collectives;
+mod direct;
 mod error;
 mod group;
 mod host_call;
@@ -69,9 +71,9 @@ pub use error::{Error, Result};
 pub use group::DeviceGroup;
 pub use messages::DeviceMessages;
 pub use operator::DeviceOp;
-pub use options::DeviceOptions;
 #[doc(hidden)]
 pub use options::Planted;
+pub use options::{DeviceOptions, Wanted};
 pub use several::DeviceGroups;
 pub use slice::DeviceSlice;
 pub use work::DeviceWork;

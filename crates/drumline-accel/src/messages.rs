@@ -48,7 +48,7 @@ impl DeviceMessages {
         let pipeline = Pipeline::new(options.slots, options.lag);
         let ring = Ring::new(pipeline, Vec::new(), Vec::new(), streams.clone());
         let shared = Shared::new(group.clone(), device, options);
-        Ok(DeviceMessages(DeviceGroup::of_parts(shared, Agreed::no_slots(), ring, streams)))
+        Ok(DeviceMessages(DeviceGroup::of_parts(shared, Agreed::no_slots(), ring, streams, None)))
     }
 
     /// Sends the data to a rank, when the stream has come there.

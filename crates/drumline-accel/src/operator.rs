@@ -54,6 +54,14 @@ impl DeviceOp {
         }
     }
 
+    /// The operator, if it is one of the library.
+    pub(crate) fn builtin(&self) -> Option<ReduceOp> {
+        match &self.0 {
+            Kind::Builtin(op) => Some(*op),
+            Kind::Typed { .. } => None,
+        }
+    }
+
     pub(crate) fn check(&self, operation: &'static str, data: DType) -> Result<()> {
         let problem = match &self.0 {
             Kind::Builtin(op) => Operator::<u8>::from(*op).kind().problem_with(data),

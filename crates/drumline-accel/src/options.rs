@@ -1,4 +1,7 @@
+use std::str::FromStr;
+
 use drumline_device::Rule;
+use drumline_group::SumOrder;
 
 use crate::{Error, Result};
 
@@ -19,9 +22,46 @@ pub struct DeviceOptions {
     pub slots: usize,
     /// How many windows may be between their sum and the end of their copy to the device: 2 unless set.
     pub lag: usize,
+    /// Which way calls take: [`Wanted::Auto`] unless set.
+    pub way: Wanted,
+    /// The order of sums that the program needs. Unless set, any: then NCCL may add, whose order is its own.
+    pub order: Option<SumOrder>,
     /// An error that tests plant.
     #[doc(hidden)]
     pub planted: Option<Planted>,
+}
+
+/// Which way the calls of a device group take.
+///
+/// ```
+/// use drumline_accel::{DeviceOptions, Wanted};
+///
+/// assert_eq!(DeviceOptions::default().way, Wanted::Auto);
+/// assert_eq!("nccl".parse(), Ok(Wanted::Nccl));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// NCCL, where all ranks have it, each has a device of its own, and it was faster when the group was made. Else through
+    /// memory of the host.
+    #[default]
+    Auto,
+    /// Through memory of the host.
+    Host,
+    /// NCCL, or an error. What it does not have goes through the host, but for sums that it lacks: they are refused.
+    Nccl,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wanted, String> {
+        match text {
+            "auto" => Ok(Wanted::Auto),
+            "host" => Ok(Wanted::Host),
+            "nccl" => Ok(Wanted::Nccl),
+            _ => Err(format!("there is no way {text:?}: write auto, host or nccl")),
+        }
+    }
 }
 
 /// An error that tests plant, to see that they would find it.
@@ -48,7 +88,14 @@ pub enum Planted {
 
 impl Default for DeviceOptions {
     fn default() -> DeviceOptions {
-        DeviceOptions { window_bytes: 4 << 20, slots: 4, lag: 2, planted: None }
+        DeviceOptions {
+            window_bytes: 4 << 20,
+            slots: 4,
+            lag: 2,
+            way: Wanted::Auto,
+            order: None,
+            planted: None,
+        }
     }
 }
 
@@ -64,6 +111,20 @@ impl DeviceOptions {
     #[must_use]
     pub fn slots(mut self, slots: usize) -> Self {
         self.slots = slots;
+        self
+    }
+
+    /// Sets [`way`](DeviceOptions#structfield.way).
+    #[must_use]
+    pub fn way(mut self, way: Wanted) -> Self {
+        self.way = way;
+        self
+    }
+
+    /// Sets [`order`](DeviceOptions#structfield.order).
+    #[must_use]
+    pub fn order(mut self, order: SumOrder) -> Self {
+        self.order = Some(order);
         self
     }
 

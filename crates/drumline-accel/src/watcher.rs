@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use drumline_device::{Action, Event, Stream};
 use drumline_group::{Rank, driving};
 
+use crate::direct::{self, Direct, DirectCall, LOOK_EVERY};
 use crate::host_call::Operation;
 use crate::inbox::{Body, Call, Closing, Shared};
 use crate::options::Planted;
@@ -41,6 +42,12 @@ pub(crate) struct Watcher {
     messages: Vec<Running>,
     /// Agreements that are under way.
     agreeing: usize,
+    /// What joins the devices, and the stream of its calls.
+    direct: Option<(Arc<Direct>, Arc<dyn Stream>)>,
+    /// When to look again whether a peer is lost, and whether one may be.
+    look_at: Instant,
+    is_asking: bool,
+    has_aborted: bool,
 }
 
 struct Running {
@@ -52,6 +59,7 @@ struct Running {
 enum Part {
     Windows(Windows),
     Staged(Box<Staged>),
+    Direct(Box<DirectCall>),
 }
 
 /// How many windows of a call are where.
@@ -78,6 +86,7 @@ impl Watcher {
         shared: Arc<Shared>,
         ring: Ring,
         [out, into]: [Arc<dyn Stream>; 2],
+        direct: Option<(Arc<Direct>, Arc<dyn Stream>)>,
     ) -> Watcher {
         let pool = Pool::new(shared.device.clone());
         Watcher {
@@ -93,6 +102,10 @@ impl Watcher {
             host_at: 0,
             messages: Vec::new(),
             agreeing: 0,
+            direct,
+            look_at: Instant::now(),
+            is_asking: false,
+            has_aborted: false,
         }
     }
 
@@ -184,6 +197,9 @@ impl Watcher {
                 };
                 self.calls.push_back(Running { promise, after, part: Part::Windows(windows) });
             }
+            Body::Direct(call) => {
+                self.calls.push_back(Running { promise, after, part: Part::Direct(call) });
+            }
             Body::Staged(staged) => {
                 let is_message = staged.operation().is_message();
                 let running = Running { promise, after, part: Part::Staged(staged) };
@@ -216,6 +232,7 @@ impl Watcher {
             }
         }
         moved |= self.send_and_receive()?;
+        moved |= self.land_direct()?;
         let Watcher { shared, calls, messages, into, pool, .. } = self;
         for Running { part, after, promise } in calls.iter_mut().chain(messages) {
             let Part::Staged(staged) = part else { continue };
@@ -241,6 +258,8 @@ impl Watcher {
                     let copied = staged.copy_out(&*self.out, &self.pool, event);
                     copied?;
                 }
+                // Nothing is copied.
+                Part::Direct(_) => {}
                 Part::Windows(windows) => {
                     for (at, mut window) in windows.waiting.drain(..).enumerate() {
                         match is_early {
@@ -275,6 +294,15 @@ impl Watcher {
         {
             let call = &mut self.calls[(self.host_at - self.first) as usize];
             match &mut call.part {
+                Part::Direct(it) => {
+                    let Some((direct, stream)) = &self.direct else {
+                        unreachable!("such calls are made where devices are joined")
+                    };
+                    let (shared, agreeing) = (&self.shared, &mut self.agreeing);
+                    if !it.go_on(direct, &**stream, shared, &*call.after, agreeing)? {
+                        break;
+                    }
+                }
                 Part::Staged(staged) => {
                     let made = staged.call_host(&self.shared.group, &self.pool);
                     if !made? {
@@ -305,6 +333,27 @@ impl Watcher {
             }
             self.host_at += 1;
             moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Looks which calls of the devices have ended, and whether a rank that takes part is lost.
+    fn land_direct(&mut self) -> Result<bool> {
+        let (mut moved, mut is_under_way) = (false, false);
+        for Running { part, .. } in &mut self.calls {
+            if let Part::Direct(call) = part {
+                moved |= call.land()?;
+                is_under_way |= call.is_under_way();
+            }
+        }
+        let now = Instant::now();
+        if is_under_way && !self.is_asking && now >= self.look_at {
+            self.look_at = now + LOOK_EVERY;
+            if driving::hear(&self.shared.group).is_some() {
+                self.is_asking = true;
+                self.agreeing += 1;
+                direct::ask_all(&self.shared);
+            }
         }
         Ok(moved)
     }
@@ -374,9 +423,14 @@ impl Watcher {
     fn settle(&mut self) -> bool {
         let Some(error) = self.shared.failure() else { return false };
         let mut moved = false;
+        if let Some((direct, _)) = &self.direct
+            && !std::mem::replace(&mut self.has_aborted, true)
+        {
+            direct.abort();
+        }
         self.messages.retain_mut(|message| {
             let is_settled = match &mut message.part {
-                Part::Windows(_) => true,
+                Part::Windows(_) | Part::Direct(_) => true,
                 Part::Staged(staged) => staged.is_settled(),
             };
             if is_settled {
@@ -390,6 +444,9 @@ impl Watcher {
             let is_settled = match &mut call.part {
                 Part::Windows(_) => self.ring.is_settled(self.first),
                 Part::Staged(staged) => staged.is_settled(),
+                Part::Direct(call) => {
+                    self.direct.as_ref().is_none_or(|(_, stream)| call.is_settled(&**stream))
+                }
             };
             if !is_settled {
                 break;
@@ -433,7 +490,7 @@ impl Watcher {
         let all = self.calls.iter().chain(&self.messages);
         let mut staged = all.filter_map(|it| match &it.part {
             Part::Staged(staged) => Some(staged),
-            Part::Windows(_) => None,
+            Part::Windows(_) | Part::Direct(_) => None,
         });
         staged.any(|it| it.has_news())
     }
@@ -452,6 +509,7 @@ impl Running {
         match &self.part {
             Part::Windows(windows) => windows.ended == windows.total,
             Part::Staged(staged) => staged.is_done(),
+            Part::Direct(call) => call.is_done(),
         }
     }
 }

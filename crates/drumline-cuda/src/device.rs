@@ -1,16 +1,20 @@
 //! A device: its places, and what it makes.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
+use drumline_device::fabric::Fabric;
 use drumline_device::{
-    Device, Error, Gate, Identity, Pinned, PinnedWindow, Place, Refused, Result, Stream,
+    Device, Error, Gate, Identity, Memory, Pinned, PinnedWindow, Place, Refused, Result, Stream,
 };
 use drumline_shm::{PeerWindow, Registered};
 
 use crate::gate::CudaGate;
 use crate::loaded::Loaded;
 use crate::memory::{DeviceMemory, HostMemory};
+use crate::nccl::Nccl;
+use crate::nccl::fabric::OfNccl;
 use crate::opened::Opened;
 use crate::pin::Pin;
 use crate::stream::CudaStream;
@@ -118,6 +122,20 @@ impl Device for CudaDevice {
             return Err(Error::Unsupported { device, what: "let streams wait for the host" });
         }
         Ok(Arc::new(CudaGate::new(self.0.clone())?))
+    }
+
+    fn fabric(&self, library: Option<&Path>) -> Result<Arc<dyn Fabric>> {
+        Ok(Arc::new(OfNccl { nccl: Nccl::load(library)?, device: self.clone() }))
+    }
+
+    fn memory(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+        Ok(Box::new(self.allocate(bytes)?))
+    }
+}
+
+impl Memory for DeviceMemory {
+    fn place(&self) -> Place {
+        DeviceMemory::place(self)
     }
 }
 

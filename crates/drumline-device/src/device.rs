@@ -2,10 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use drumline_shm::{PeerWindow, Registered};
 
+use crate::fabric::Fabric;
 use crate::{Event, Flight, Gate, Pinned, PinnedWindow, Place, Refused, Result};
 
 /// One accelerator, as this process sees it. Any thread may call.
@@ -55,6 +57,27 @@ pub trait Device: fmt::Debug + Send + Sync {
     ///
     /// [`Error::Unsupported`](crate::Error::Unsupported) where streams cannot wait for memory of the host.
     fn gate(&self) -> Result<Arc<dyn Gate>>;
+
+    /// What joins this device to others: the library that the process has loaded already, or this file, or the first that
+    /// is found.
+    ///
+    /// # Errors
+    ///
+    /// What was tried, and why nothing serves.
+    fn fabric(&self, library: Option<&Path>) -> Result<Arc<dyn Fabric>>;
+
+    /// Memory of the device, to try something.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says: mostly that there is not as much.
+    fn memory(&self, bytes: usize) -> Result<Box<dyn Memory>>;
+}
+
+/// Memory of a device, as long as it is not dropped.
+pub trait Memory: fmt::Debug + Send + Sync {
+    /// Where it is.
+    fn place(&self) -> Place;
 }
 
 /// Work of a device that is carried out in order. Calls queue it and return.

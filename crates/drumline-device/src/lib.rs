@@ -16,11 +16,12 @@
 mod device;
 mod error;
 mod event;
+pub mod fabric;
 mod flight;
 mod pinned;
 mod place;
 
-pub use device::{Device, Identity, Part, Stream};
+pub use device::{Device, Identity, Memory, Part, Stream};
 pub use drumline_schedule::device::{Action, Pipeline, Rule};
 pub use error::{Error, Refused, Result};
 pub use event::{Event, Gate};

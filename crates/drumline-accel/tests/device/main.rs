@@ -9,6 +9,7 @@ mod drops;
 mod each_call;
 mod failures;
 mod messages;
+mod nccl;
 mod pieces;
 mod rounds;
 mod seeds;

@@ -11,7 +11,6 @@ use drumline_device::{Error, Place, Result, Stream};
 use drumline_kernels::DType;
 
 use crate::device::CudaDevice;
-use crate::nccl::call::{Call, Operator};
 use crate::nccl::functions::{Config, Functions, IN_PROGRESS, NO_COLOR, SUCCESS};
 use crate::nccl::handle::Keeper;
 use crate::nccl::library::Nccl;
@@ -23,6 +22,7 @@ use crate::nccl::unique_id::UniqueId;
 use crate::opened::Opened;
 use crate::stream::CudaStream;
 use crate::table::Handle;
+use drumline_device::fabric::{Call, Operator};
 
 /// Whether a communicator can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use drumline_device::fabric::Work;
 use drumline_device::{Error, Result};
 use drumline_kernels::DType;
 use drumline_loader::{Library, find};
 
 use crate::loaded::text;
 use crate::nccl::functions::{Functions, IN_PROGRESS, SUCCESS, text_at, version_of};
-use crate::nccl::supports::{Work, supports};
+use crate::nccl::supports::supports;
 use crate::nccl::unique_id::UniqueId;
 use crate::nccl::version::{Version, same_gpu_hint};
 

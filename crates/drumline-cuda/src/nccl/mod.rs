@@ -23,12 +23,12 @@
 //! # Files
 //!
 //! `library` finds the library, `functions` is its functions, `version` its number. `supports` knows what it lacks.
-//! `unique_id` is how ranks meet. `call` is an operation, `steps` what it consists of, `shape` which operands fit.
-//! `communicator` is what they are queued on, `queue` how. `handle` keeps a communicator alive while it is used,
+//! `unique_id` is how ranks meet. `steps` is what a call consists of, `shape` which operands fit.
+//! `communicator` is what they are queued on, `queue` how. `fabric` is all of it for one device. `handle` keeps a communicator alive while it is used,
 //! `patience` is how a thread waits for it.
 
-mod call;
 mod communicator;
+pub(crate) mod fabric;
 mod functions;
 mod handle;
 mod library;
@@ -40,9 +40,8 @@ mod supports;
 mod unique_id;
 mod version;
 
-pub use call::{Call, Operator};
 pub use communicator::{Communicator, State};
+pub use drumline_device::fabric::{Call, Operator, Work};
 pub use library::{Nccl, look_in};
-pub use supports::Work;
 pub use unique_id::UniqueId;
 pub use version::same_gpu_hint;

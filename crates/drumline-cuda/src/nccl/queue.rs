@@ -5,11 +5,11 @@ use std::ffi::c_int;
 use drumline_device::Result;
 use drumline_kernels::{DType, ReduceOp, bf16, f16};
 
-use crate::nccl::call::Operator;
 use crate::nccl::functions::OF_HOST;
 use crate::nccl::library::Nccl;
 use crate::nccl::steps::{Reduction, Step};
 use crate::table::Handle;
+use drumline_device::fabric::Operator;
 
 /// Where steps are queued.
 #[derive(Clone, Copy)]

@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use drumline_device::Place;
 use drumline_kernels::DType;
 
-use crate::nccl::call::{Call, Operator};
 use crate::nccl::shape::{Seat, apart, count, same_length};
 use crate::nccl::supports::number_of;
+use drumline_device::fabric::{Call, Operator};
 
 /// One function of NCCL with its arguments. Ranks and counts are what the function takes.
 #[derive(Clone, Copy, Debug, PartialEq)]

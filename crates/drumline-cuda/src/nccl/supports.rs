@@ -2,22 +2,10 @@
 
 use std::ffi::c_int;
 
+use drumline_device::fabric::Work;
 use drumline_kernels::{DType, ReduceOp};
 
 use crate::nccl::version::Version;
-
-/// A kind of work, for [`Nccl::supports`](crate::nccl::Nccl::supports).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Bytes are moved, and none is changed.
-    Move,
-    /// Elements are reduced.
-    Reduce(ReduceOp),
-    /// Elements are multiplied with a factor, and added.
-    PreMulSum,
-    /// Each rank gets what the ranks before it have.
-    Scan,
-}
 
 /// `ncclDataType_t`, or what NCCL does not have.
 pub(crate) fn number_of(dtype: DType) -> Result<c_int, &'static str> {

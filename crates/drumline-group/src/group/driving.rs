@@ -102,6 +102,21 @@ pub fn with_members(group: &ProcessGroup, label: &str, count: usize) -> Result<V
     group.with_members(label, count)
 }
 
+/// Looks whether a peer has ended, failed or left, also when no call is under way. What it says is a hint: a call that
+/// needs the peer names it.
+pub fn hear(group: &ProcessGroup) -> Option<Cause> {
+    let lane = group.inner.driven().upgrade()?;
+    let mut lane = lane.try_lane()?;
+    lane.hear(Instant::now()).err()
+}
+
+/// Connects to all peers, which all do the same, so that [`hear`] hears each of them.
+pub fn meet_all(group: &ProcessGroup, deadline: Instant) {
+    if let Some(lane) = group.inner.driven().upgrade() {
+        lane.meet_all(deadline);
+    }
+}
+
 /// Poisons the group for a cause that an engine has found elsewhere, and tells the peers. A group that has failed stays
 /// as it is. Not to be called by an `end`.
 pub fn fail(group: &ProcessGroup, operation: &'static str, cause: Cause) {

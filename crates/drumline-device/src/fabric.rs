@@ -1,9 +1,66 @@
-//! Operations, as data.
+//! What joins devices directly, without the memory of the host: NCCL.
 
-use drumline_device::Place;
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use drumline_kernels::{DType, ReduceOp};
 
-use crate::nccl::supports::Work;
+use crate::{Place, Result, Stream};
+
+/// A library that joins devices, for one of them.
+pub trait Fabric: Debug + Send + Sync {
+    /// What it is, with its version: the ranks of a communicator need not have the same.
+    fn name(&self) -> String;
+
+    /// Whether it can do this with elements of this type.
+    ///
+    /// # Errors
+    ///
+    /// What it lacks, as a sentence.
+    fn supports(&self, dtype: DType, work: Work) -> Result<(), String>;
+
+    /// How the ranks of a new communicator find each other: one rank makes it, and gives it to all others.
+    ///
+    /// # Errors
+    ///
+    /// What the library says.
+    fn unique_id(&self) -> Result<Vec<u8>>;
+
+    /// Begins to make a communicator, which all ranks do with the same id. It returns at once.
+    ///
+    /// # Errors
+    ///
+    /// What the library says.
+    fn join(&self, id: &[u8], rank: usize, size: usize) -> Result<Arc<dyn Communicator>>;
+
+    /// Why two ranks cannot share a device, and what would let them. `None`: they can.
+    fn one_rank_each(&self) -> Option<String>;
+}
+
+/// One rank's end of a group of devices. Any thread may use it.
+pub trait Communicator: Debug + Send + Sync {
+    /// Whether all that was asked of it is done or queued. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// What has gone wrong since, as far as the library tells. A rank that dies is told to nobody.
+    fn is_ready(&self) -> Result<bool>;
+
+    /// Queues calls as one operation, if the communicator is ready; otherwise it waits for that. They are queued when it
+    /// is ready again.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is queued for wrong arguments, and no rank has heard of it. What the library says.
+    fn queue(&self, calls: &[Call], stream: &dyn Stream) -> Result<()>;
+
+    /// Ends what is queued, in whatever state. Streams go on.
+    ///
+    /// # Errors
+    ///
+    /// What the library says. The communicator is not usable then, either.
+    fn abort(&self) -> Result<()>;
+}
 
 /// How elements are combined.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +72,8 @@ pub enum Operator {
 }
 
 impl Operator {
-    pub(crate) fn work(self) -> Work {
+    /// What must be there for it.
+    pub fn work(self) -> Work {
         match self {
             Operator::Plain(operator) => Work::Reduce(operator),
             Operator::PreMulSum(_) => Work::PreMulSum,
@@ -29,26 +87,24 @@ impl From<ReduceOp> for Operator {
     }
 }
 
-/// An operation of a [`Communicator`](crate::nccl::Communicator). What only moves data has no type: it moves bytes.
+/// An operation of a [`Communicator`]. What only moves data has no type: it moves bytes.
 ///
 /// Operands do not overlap, but where an operation says that it can be in place.
 ///
 /// ```no_run
 /// # fn exchange(
-/// #     communicator: &drumline_cuda::nccl::Communicator,
+/// #     communicator: &dyn drumline_device::fabric::Communicator,
 /// #     stream: &dyn drumline_device::Stream,
-/// #     (mine, theirs): (drumline_device::Place, drumline_device::Place),
+/// #     (mine, theirs, peer): (drumline_device::Place, drumline_device::Place, usize),
 /// # ) -> drumline_device::Result<()> {
-/// use drumline_cuda::nccl::Call;
+/// use drumline_device::fabric::Call;
 ///
 /// // Together: one after the other would wait for ever.
-/// let peer = 1 - communicator.rank();
 /// let calls = [Call::Send { from: mine, peer }, Call::Receive { to: theirs, peer }];
 /// communicator.queue(&calls, stream)
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
 pub enum Call {
     /// All ranks get the reduction of all. In place: `to` is `from`.
     AllReduce {
@@ -138,4 +194,17 @@ pub enum Call {
         /// The rank that sends.
         peer: usize,
     },
+}
+
+/// A kind of work, for [`Fabric::supports`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Bytes are moved, and none is changed.
+    Move,
+    /// Elements are reduced.
+    Reduce(ReduceOp),
+    /// Elements are multiplied with a factor, and added.
+    PreMulSum,
+    /// Each rank gets what the ranks before it have.
+    Scan,
 }
