@@ -31,7 +31,7 @@ FLOORS = [
     ["drumline-kernels", "drumline-loader"],
 ]
 # drumline-group has the most. Its settings are the next part to get a crate of their own.
-LINES_MAX = 15_700
+LINES_MAX = 15_750
 
 # Circles that are still to be opened, by their first file. No other may come.
 TO_OPEN: set[tuple[str, str]] = set()

@@ -67,6 +67,10 @@ class DeviceGroup:
     ``device`` is the driver's number of the GPU; unless given, the one that is current on this thread, or else 0.
     Several ranks may share one. ``library`` is the driver's file (``DRUMLINE_CUDA_LIBRARY``).
 
+    ``way`` is ``"host"``: through memory of the host, with the bits of `ProcessGroup`; ``"nccl"``: by NCCL
+    (``DRUMLINE_NCCL_LIBRARY``), in whose own order sums are added; or ``"auto"``: by NCCL where all ranks can and it was
+    faster when the group was made. `why` says what was found.
+
     A call takes ``stream``: a number, or an object with ``ptr`` (CuPy) or ``cuda_stream`` (torch). Unless given, it is
     torch's current stream for a tensor, and else the stream that the array names, or the default stream.
     """
@@ -78,20 +82,26 @@ class DeviceGroup:
         *,
         library: str | None = None,
         window_bytes: int | None = None,
+        way: str = "auto",
     ) -> None:
-        self._core = _core.DeviceGroup(group._group, device, library, window_bytes)
+        self._core = _core.DeviceGroup(group._group, device, library, window_bytes, way)
 
     @property
     def device(self) -> str:
         """What the GPU is: ``cuda:0 (NAME, ADDRESS)``."""
         return self._core.device
 
+    @property
+    def why(self) -> str:
+        """Why calls go by NCCL, or through the host."""
+        return self._core.why
+
     def explain(self, dtype: Any = "f32") -> str:
         """Which way an all-reduce of this type takes, and why."""
         return self._core.explain(_CODES[dtype] if dtype in _CODES else _code(np.dtype(dtype).str))
 
     def all_reduce(self, array: Any, op: Op = "sum", stream: Any = None) -> DeviceWork:
-        """Replaces the elements by their sum over all ranks: the bits of `ProcessGroup.all_reduce`."""
+        """Replaces the elements by their sum over all ranks. Through the host: the bits of `ProcessGroup.all_reduce`."""
         at = _stream(array, stream)
         return DeviceWork(self._core.all_reduce(at, memory(array), *operator(op)), at)
 

@@ -103,6 +103,33 @@ def test_bad_arguments_are_refused_and_the_group_goes_on():
     assert run(2, mistakes) == [[2.0] * 4] * 2
 
 
+def ways(rank, world_size, directory):
+    with drumline.init_process_group(
+        f"file://{directory}/store", rank=rank, world_size=world_size, nccl_library=standin()
+    ) as group:
+        driver = Driver()
+        with pytest.raises(ValueError, match="write auto, host or nccl"):
+            DeviceGroup(group, 0, library=standin(), way="mpi")
+        if world_size > 1:
+            with pytest.raises(ValueError, match="ranks 0 and 1 are on one GPU: .*NCCL_"):
+                DeviceGroup(group, 0, library=standin(), way="nccl")
+            with DeviceGroup(group, 0, library=standin()) as on:
+                assert "are on one GPU" in on.why
+            return
+        with DeviceGroup(group, 0, library=standin(), way="nccl") as on:
+            assert on.explain().startswith("by nccl "), on.explain()
+            data = driver.array(np.arange(100, dtype=np.float32))
+            on.all_reduce(data).wait()
+            assert data.get().tolist() == list(range(100))
+            with pytest.raises(ValueError, match="NCCL has no operators on bits"):
+                on.all_reduce(driver.array(np.ones(4, np.int32)), "bor")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ways_are_named_and_said(world_size):
+    run(world_size, ways)
+
+
 def test_elements_must_lie_side_by_side():
     class Strided:
         __cuda_array_interface__ = {

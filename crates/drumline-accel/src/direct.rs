@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use drumline_device::fabric::{Call, Communicator, Fabric, Operator, Work};
 use drumline_device::{Device, Event, Place, Stream};
-use drumline_group::{DType, ProcessGroup, Rank, ReduceOp, driving};
+use drumline_group::{Cause, DType, GroupOptions, ProcessGroup, Rank, ReduceOp, driving};
 
 use crate::host_call::Operation;
 use crate::inbox::Shared;
@@ -293,7 +293,14 @@ pub(crate) fn set_up(
     if group.world_size() <= HEARD_MAX {
         driving::meet_all(group, Instant::now() + group.config().timeout);
     }
-    let joined = join(group, fabric.as_ref());
+    // If a device does not join, this group fails and no other.
+    let ranks: Vec<Rank> = (0..group.world_size()).collect();
+    let trial = group.new_group(&ranks, &GroupOptions::default().name("join"))?;
+    let joined = join(&trial, fabric.as_ref());
+    if let Err(error) = &joined {
+        let cause = Cause::Device { problem: error.to_string() };
+        driving::fail(&trial, OPERATION, cause);
+    }
     let word = match &joined {
         Ok(_) => Said { can: true, text: String::new() },
         Err(error) => Said { can: false, text: error.to_string() },
@@ -323,6 +330,9 @@ pub(crate) fn set_up(
 /// Makes the communicator, and waits until all ranks have.
 fn join(group: &ProcessGroup, fabric: &dyn Fabric) -> Result<Arc<dyn Communicator>> {
     let failed = Error::of(OPERATION);
+    if group.world_size() <= HEARD_MAX {
+        driving::meet_all(group, Instant::now() + group.config().timeout);
+    }
     let mut id = vec![0; ID_BYTES];
     let made = if group.rank() == 0 { Some(fabric.unique_id()) } else { None };
     if let Some(Ok(made)) = &made {

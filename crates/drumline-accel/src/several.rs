@@ -16,21 +16,20 @@ use crate::{DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, DeviceWork, Error
 /// ```no_run
 /// use std::sync::Arc;
 ///
-/// use drumline::{
-///     ProcessGroup, ReduceOp,
-///     device::{Device, DeviceGroups, DeviceOptions, DeviceSlice, Driver, Stream},
-/// };
+/// use drumline_accel::{Device, DeviceGroups, DeviceOptions, DeviceSlice, Stream};
+/// use drumline_group::{ProcessGroup, ReduceOp};
 ///
-/// # fn example(group: ProcessGroup, gradients: [DeviceSlice; 2]) -> Result<(), Box<dyn std::error::Error>> {
-/// let driver = Driver::load(None)?;
-/// let devices: Vec<Arc<dyn Device>> =
-///     vec![Arc::new(driver.device(0)?), Arc::new(driver.device(1)?)];
-/// let streams = [devices[0].stream()?, devices[1].stream()?];
+/// # fn example(
+/// #     group: ProcessGroup,
+/// #     devices: Vec<Arc<dyn Device>>,
+/// #     streams: Vec<Arc<dyn Stream>>,
+/// #     gradients: Vec<DeviceSlice>,
+/// # ) -> drumline_accel::Result<()> {
 /// let on = DeviceGroups::new(&group, devices, &DeviceOptions::default())?;
 /// for work in on.all_reduce_multi_on(&streams, &gradients, ReduceOp::Avg)? {
 ///     work.wait()?;
 /// }
-/// # Ok(())
+/// on.destroy()
 /// # }
 /// ```
 #[derive(Clone, Debug)]

@@ -62,16 +62,18 @@ impl DeviceGroup {
     /// `ordinal` is the driver's number of the device; unless given, the one that is current on this thread. `library`
     /// is the driver's file; unless given, it is found.
     #[new]
-    #[pyo3(signature = (group, ordinal=None, library=None, window_bytes=None))]
+    #[pyo3(signature = (group, ordinal=None, library=None, window_bytes=None, way="host"))]
     fn new(
         py: Python<'_>,
         group: &Group,
         ordinal: Option<usize>,
         library: Option<PathBuf>,
         window_bytes: Option<usize>,
+        way: &str,
     ) -> PyResult<DeviceGroup> {
         let group = group.get()?;
-        let mut options = DeviceOptions::default();
+        let way = way.parse().map_err(PyValueError::new_err::<String>)?;
+        let mut options = DeviceOptions::default().way(way);
         options.window_bytes = window_bytes.unwrap_or(options.window_bytes);
         let device = open(ordinal, library)?;
         let of_core = device.clone();
@@ -92,6 +94,12 @@ impl DeviceGroup {
             PyValueError::new_err(format!("no element type has the code {dtype}"))
         })?;
         Ok(self.get()?.explain(dtype).to_string())
+    }
+
+    /// Why calls go by NCCL, or through the host.
+    #[getter]
+    fn why(&self) -> PyResult<String> {
+        Ok(self.get()?.why())
     }
 
     #[pyo3(signature = (stream, data, op, factor=None))]

@@ -34,7 +34,7 @@
 
 pub use drumline_accel::{
     Device, DeviceGroup, DeviceGroups, DeviceMessages, DeviceOp, DeviceOptions, DeviceSlice,
-    DeviceWork, Error, Event, Gate, Identity, Place, Result, Stream, Way,
+    DeviceWork, Error, Event, Gate, Identity, Place, Result, Stream, Wanted, Way,
 };
 pub use drumline_cuda::{CudaDevice, DeviceMemory, Driver, Family};
 /// What a driver says.
