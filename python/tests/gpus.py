@@ -39,7 +39,7 @@ class Driver:
         assert code == 0, f"{name}: {code}"
 
     def array(self, values):
-        return Array(self, np.asarray(values))
+        return Array(self, np.ascontiguousarray(values))
 
 
 class Array:
@@ -95,7 +95,7 @@ class Gpus:
 
     def __init__(self):
         self.driver, self.library, self.arrays = Driver(), standin(), {}
-        self.copies = 0
+        self.copies = self.followed = 0
 
     def tensor(self, values, dtype=None):
         import torch
@@ -143,8 +143,8 @@ class Gpus:
         address = whole.address + tensor.storage_offset() * tensor.element_size()
         return address, count, code, whole
 
-    def ordinal(self, _):
-        return 0
+    def numbered(self, device):
+        return device
 
     def stream(self, _):
         return 0
@@ -162,11 +162,11 @@ class Gpus:
         for one, other in zip(to, source, strict=True):
             self.set(one, self.get(other))
 
-    def mark(self, _):
-        return None
+    def mark(self, device):
+        return device
 
     def follow(self, *_):
-        pass
+        self.followed += 1
 
 
 def _key(tensor):

@@ -201,6 +201,7 @@ def test_messages_are_queued_and_may_end_on_a_cpu():
 
 def odd_tensors(rank, world_size, directory):
     import torch
+    import torch._C._distributed_c10d as c10d
     import torch.distributed as dist
 
     gpus, backend = start(rank, world_size, directory)
@@ -211,6 +212,14 @@ def odd_tensors(rank, world_size, directory):
     call("allreduce", "AllreduceOptions", [data])
     np.testing.assert_array_equal(gpus.get(data), 2 * np.arange(6).reshape(2, 3).T)
     assert gpus.copies == (2 if rank == 0 else 0)
+    # It is copied back once, and whoever waits again waits for that.
+    work = backend.allreduce([data], c10d.AllreduceOptions())
+    work.wait()
+    assert gpus.followed == 0
+    work.wait()
+    assert gpus.followed == (1 if rank == 0 else 0)
+    assert gpus.copies == (4 if rank == 0 else 0)
+    np.testing.assert_array_equal(gpus.get(data), 4 * np.arange(6).reshape(2, 3).T)
     # The second column of three, gathered.
     got = gpus.tensor(np.zeros((2, 2, 2)))
     own = gpus.tensor(np.arange(6).reshape(2, 3) + 10 * rank)[:, 1]
@@ -281,3 +290,66 @@ def one_without_a_driver(rank, world_size, directory):
 
 def test_all_ranks_stage_where_one_has_no_driver():
     run(2, one_without_a_driver)
+
+
+def anything(rank, world_size, directory, seed):
+    """The same calls on GPUs and on CPUs, in a common order that chance has made, with the same results."""
+    import random
+
+    import torch
+    import torch.distributed as dist
+
+    gpus, backend = start(rank, world_size, directory)
+    call, common = Call(rank, backend), random.Random(seed)
+    own = np.random.default_rng(100 * seed + rank)
+
+    def pair(*shape):
+        """A tensor of the CPU, and one of the GPU with the same elements, that may lie apart."""
+        values = own.integers(-9, 9, shape).astype(np.float32)
+        there = gpus.tensor(values) if own.random() < 0.7 else gpus.tensor(values.T).t()
+        return torch.from_numpy(values), there
+
+    # Of these arguments torch makes lists of lists: the outputs, or the inputs.
+    nested = {"allgather": 0, "gather": 0, "scatter": 1, "reduce_scatter": 1}
+
+    def both(method, options, *lists, **settings):
+        """Calls with lists of pairs, on either device."""
+        for which in (0, 1) if common.random() < 0.5 else (1, 0):
+            tensors = [[one[which] for one in it] for it in lists]
+            if method in nested:
+                at = nested[method]
+                tensors[at] = [tensors[at]] if tensors[at] else []
+            call(method, options, *tensors, **settings)
+        for it in lists:
+            for here, there in it:
+                np.testing.assert_array_equal(gpus.get(there), here.numpy(), err_msg=method)
+
+    for _ in range(40):
+        n, root = common.randrange(1, 3000), common.randrange(world_size)
+        op = common.choice([dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG])
+        some = lambda: [pair(n, 2) for _ in range(world_size)]  # noqa: B023, E731
+        match common.randrange(8):
+            case 0:
+                both("allreduce", "AllreduceOptions", [pair(n, 2)], reduceOp=op)
+            case 1:
+                both("broadcast", "BroadcastOptions", [pair(n, 2)], rootRank=root)
+            case 2:
+                both("reduce", "ReduceOptions", [pair(n, 2)], rootRank=root, reduceOp=op)
+            case 3:
+                both("allgather", "AllgatherOptions", some(), [pair(n, 2)])
+            case 4:
+                got = some() if rank == root else []
+                both("gather", "GatherOptions", got, [pair(n, 2)], rootRank=root)
+            case 5:
+                dealt = some() if rank == root else []
+                both("scatter", "ScatterOptions", [pair(n, 2)], dealt, rootRank=root)
+            case 6:
+                both("reduce_scatter", "ReduceScatterOptions", [pair(n, 2)], some(), reduceOp=op)
+            case 7:
+                both("alltoall", "AllToAllOptions", some(), some())
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_calls_have_the_results_of_cpus(seed):
+    run(3, anything, seed)

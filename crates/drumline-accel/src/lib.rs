@@ -33,6 +33,7 @@
 //! | file | what |
 //! |---|---|
 //! | `group.rs`, `collectives.rs`, `pieces.rs`, `coalesced.rs` | the handle: what is checked before any rank hears of a call |
+//! | `several.rs` | several devices of one process |
 //! | `messages.rs` | messages between devices and hosts |
 //! | `agreement.rs` | what ranks tell each other when they make the group, and the way of an all-reduce |
 //! | `inbox.rs`, `watcher.rs` | what handles and the watching thread share, and what that thread does |
@@ -55,6 +56,7 @@ mod options;
 mod pieces;
 mod pool;
 mod ring;
+mod several;
 mod slice;
 mod staged;
 mod watcher;
@@ -70,5 +72,6 @@ pub use operator::DeviceOp;
 pub use options::DeviceOptions;
 #[doc(hidden)]
 pub use options::Planted;
+pub use several::DeviceGroups;
 pub use slice::DeviceSlice;
 pub use work::DeviceWork;

@@ -3,6 +3,7 @@
 //! It needs no toolkit and no compiler on the machine with the GPU: build it elsewhere, and copy the program there. It
 //! says what it left out.
 
+mod by_name;
 mod copies;
 mod sums;
 mod table;
@@ -41,6 +42,10 @@ struct Options {
     #[arg(long, hide = true)]
     sum_with: Option<usize>,
 
+    /// The same, for gradients by name.
+    #[arg(long, hide = true)]
+    by_name_with: Option<usize>,
+
     #[arg(long, hide = true, default_value_t = 0.0)]
     link_gb_s: f64,
 }
@@ -48,7 +53,10 @@ struct Options {
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     if let Some(ranks) = options.sum_with {
-        return sums::run(&options, ranks);
+        return sums::run(ranks, |rank| sums::one(&options, rank));
+    }
+    if let Some(ranks) = options.by_name_with {
+        return sums::run(ranks, |rank| by_name::one(&options, rank));
     }
     let driver = Driver::load(options.library.as_deref()).context("there is nothing to try")?;
     println!("driver   {driver}, {} devices", driver.devices()?);
@@ -62,11 +70,14 @@ fn main() -> anyhow::Result<()> {
     drop(device);
     sums::headline();
     for &ranks in &options.ranks {
-        sums::measure(&options, ranks, link_gb_s)?;
+        sums::measure(&options, "sum-with", ranks, link_gb_s)?;
+    }
+    by_name::headline();
+    for &ranks in &options.ranks {
+        sums::measure(&options, "by-name-with", ranks, link_gb_s)?;
     }
     println!(
-        "\nleft out: NCCL; programs of torch and burn; gradients by name; copies between processes by CUDA IPC, which \
-         Drumline does not use"
+        "\nleft out: NCCL; programs of torch and burn; copies between processes by CUDA IPC, which Drumline does not use"
     );
     Ok(())
 }

@@ -18,14 +18,19 @@ pub(crate) fn headline() {
 }
 
 /// Has a process of its own start so many ranks. `link_gb_s`: what copies both ways at once bring together.
-pub(crate) fn measure(options: &Options, ranks: usize, link_gb_s: f64) -> anyhow::Result<()> {
+pub(crate) fn measure(
+    options: &Options,
+    what: &str,
+    ranks: usize,
+    link_gb_s: f64,
+) -> anyhow::Result<()> {
     let mut program = Command::new(env::current_exe()?);
     program.args([
         format!("--device={}", options.device),
         format!("--bytes-max={}", options.bytes_max),
         format!("--rounds={}", options.rounds),
         format!("--link-gb-s={link_gb_s}"),
-        format!("--sum-with={ranks}"),
+        format!("--{what}={ranks}"),
     ]);
     if let Some(library) = &options.library {
         program.arg("--library").arg(library);
@@ -36,13 +41,13 @@ pub(crate) fn measure(options: &Options, ranks: usize, link_gb_s: f64) -> anyhow
 }
 
 /// Starts the ranks, and waits for them. In each of them, this is where they begin.
-pub(crate) fn run(options: &Options, ranks: usize) -> anyhow::Result<()> {
-    let ranks =
-        spawn(ranks, |rank| one(options, rank).map_err(|error| anyhow!("rank {rank}: {error:#}")))?;
+pub(crate) fn run(ranks: usize, one: impl Fn(usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let ranks = spawn(ranks, |rank| one(rank).map_err(|error| anyhow!("rank {rank}: {error:#}")))?;
     Ok(ranks.join()?)
 }
 
-fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
+/// What one rank does.
+pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
     let group = init_process_group("env://", &Config::from_env()?)?;
     let device = Driver::load(options.library.as_deref())?.device(options.device)?;
     let on = DeviceGroup::new(&group, Arc::new(device.clone()), &DeviceOptions::default())?;
@@ -80,11 +85,11 @@ fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
 }
 
 /// Sums of these differ by their order.
-fn value(rank: usize, at: usize) -> f32 {
+pub(crate) fn value(rank: usize, at: usize) -> f32 {
     let mixed = (rank as u64 * 0x9e37_79b9 + at as u64 + 1).wrapping_mul(0x94d0_49bb_1331_11eb);
     (mixed >> 40) as f32 / 4096.0 - 2048.0
 }
 
-fn bytes_of(values: &[f32]) -> Vec<u8> {
+pub(crate) fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_ne_bytes()).collect()
 }

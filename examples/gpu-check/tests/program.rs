@@ -11,7 +11,13 @@ fn it_tries_a_device_and_says_what_it_left_out() {
         .unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
     assert!(output.status.success(), "{out}{err}");
-    for part in ["cuda:0 (Stand-in 0", "64 KiB", "all_reduce of f32 by processes", "left out: "] {
+    for part in [
+        "cuda:0 (Stand-in 0",
+        "64 KiB",
+        "all_reduce of f32 by processes",
+        "46 gradients by name",
+        "left out: ",
+    ] {
         assert!(out.contains(part), "{out}");
     }
 }

@@ -31,8 +31,8 @@ class Gpus(Protocol):
     kind: str
     """What torch calls these devices."""
 
-    def ordinal(self, device: torch.device) -> int:
-        """The driver's number of a device; of the current one if it has no number."""
+    def numbered(self, device: torch.device) -> torch.device:
+        """The current device, for one without a number."""
         ...
 
     def memory(self, tensor: torch.Tensor, reduce: bool) -> Memory:
@@ -72,8 +72,10 @@ class OfTorch:
     library = os.environ.get("DRUMLINE_CUDA_LIBRARY") or None
     kind = "cuda"
 
-    def ordinal(self, device: torch.device) -> int:
-        return torch.cuda.current_device() if device.index is None else device.index
+    def numbered(self, device: torch.device) -> torch.device:
+        if device.type != "cuda" or device.index is not None:
+            return device
+        return torch.device("cuda", torch.cuda.current_device())
 
     def memory(self, tensor: torch.Tensor, reduce: bool) -> Memory:
         return memory_of(tensor, reduce)
@@ -119,15 +121,18 @@ class OnDevice:
 
     def staging_on(self, device: torch.device | None) -> Staging:
         """How the tensors of a call on this device reach the core."""
-        end = None if device is None else self._of(device)
-        return Staging() if device is None or end is None else Placing(end, device)
+        if device is None:
+            return Staging()
+        device = GPUS.numbered(device)
+        end = self._of(device)
+        return Staging() if end is None else Placing(end, device)
 
     def staging_of_message(self, tensor: torch.Tensor) -> Staging:
         """How a message reaches the core. Only two ranks know of it, and one of them may have no GPU."""
         device = tensor.device
         if device.type != GPUS.kind:
             return Staging()
-        ordinal = GPUS.ordinal(device)
+        ordinal = _ordinal(device)
         if ordinal not in self._messages:
             able = can_be_used(device)
             self._messages[ordinal] = (
@@ -145,7 +150,7 @@ class OnDevice:
         """The end on a GPU. None: some rank cannot have one."""
         if device.type != GPUS.kind:
             return None
-        ordinal = GPUS.ordinal(device)
+        ordinal = _ordinal(device)
         # Autograd has threads of its own, which may be the first to have a call.
         with self._making:
             if ordinal not in self._made:
@@ -157,7 +162,7 @@ class OnDevice:
         self._group.all_reduce((able.data_ptr(), 1, CODE[torch.uint8], able), "min", None)
         if not able.item():
             return None
-        return _core.DeviceGroup(self._group, GPUS.ordinal(device), GPUS.library)
+        return _core.DeviceGroup(self._group, _ordinal(device), GPUS.library)
 
     def leave(self, patience: float) -> None:
         """Leaves the other ranks."""
@@ -166,6 +171,7 @@ class OnDevice:
             with suppress(_core.DrumlineError):
                 message.wait(max(until - time.monotonic(), 0.001))
         self._sent.clear()
+        self._messages.clear()
         made, self._made = self._made, {}
         for end in made.values():
             if end is not None:
@@ -180,7 +186,12 @@ class OnDevice:
 
 def can_be_used(device: torch.device) -> bool:
     """Whether the core can use this device. Says once that it was not tried."""
-    return device.type == GPUS.kind and _can_be_used(GPUS.ordinal(device))
+    return device.type == GPUS.kind and _can_be_used(_ordinal(device))
+
+
+def _ordinal(device: torch.device) -> int:
+    """The driver's number of a device."""
+    return device.index or 0
 
 
 @functools.cache

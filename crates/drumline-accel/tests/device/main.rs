@@ -12,4 +12,5 @@ mod messages;
 mod pieces;
 mod rounds;
 mod seeds;
+mod several;
 mod sums;

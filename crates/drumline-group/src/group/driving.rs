@@ -92,6 +92,16 @@ pub fn help(group: &ProcessGroup, deadline: Option<Instant>, done: &dyn Fn() -> 
     group.inner.driven().upgrade().is_some_and(|lane| lane.help(deadline, done))
 }
 
+/// A group in which every rank of this one has `count` members in its process, for engines whose ranks have several
+/// devices. Member `i` of rank `r` is rank `r * count + i`. All ranks call this.
+///
+/// # Errors
+///
+/// As for [`ProcessGroup::new_group`].
+pub fn with_members(group: &ProcessGroup, label: &str, count: usize) -> Result<Vec<ProcessGroup>> {
+    group.with_members(label, count)
+}
+
 /// Poisons the group for a cause that an engine has found elsewhere, and tells the peers. A group that has failed stays
 /// as it is. Not to be called by an `end`.
 pub fn fail(group: &ProcessGroup, operation: &'static str, cause: Cause) {

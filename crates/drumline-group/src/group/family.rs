@@ -23,25 +23,43 @@ pub(super) struct Family {
     rendezvous: Option<Rendezvous>,
     /// The names of the groups that this rank is joining now.
     joining: Mutex<BTreeSet<String>>,
+    /// Of one of several members of a rank: the family of the rank.
+    of_rank: Option<Arc<Family>>,
 }
 
 impl Family {
     pub(super) fn new(root: &str, store: Arc<dyn Store>) -> Arc<Family> {
         let root = root.to_owned();
-        Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default() })
+        Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default(), of_rank: None })
     }
 
     pub(super) fn of(root: &str, rendezvous: Rendezvous) -> Arc<Family> {
         let (root, store) = (root.to_owned(), rendezvous.store.clone());
-        Arc::new(Family { root, store, rendezvous: Some(rendezvous), joining: Mutex::default() })
+        Arc::new(Family {
+            root,
+            store,
+            rendezvous: Some(rendezvous),
+            joining: Mutex::default(),
+            of_rank: None,
+        })
+    }
+
+    /// For one of several members of a rank. Each joins groups by itself.
+    pub(super) fn of_member(rank: &Arc<Family>) -> Arc<Family> {
+        let (root, store, of_rank) = (rank.root.clone(), rank.store.clone(), Some(rank.clone()));
+        Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default(), of_rank })
     }
 
     /// Drops a group's hold on the family. The last group leaves the place where the ranks have met: see
     /// [`Rendezvous::leave`].
     pub(super) fn leave(self: Arc<Family>, patience: Duration) {
-        if let Some(Family { rendezvous: Some(rendezvous), store, .. }) = Arc::into_inner(self) {
-            drop(store);
+        let Some(Family { rendezvous, store, of_rank, .. }) = Arc::into_inner(self) else { return };
+        drop(store);
+        if let Some(rendezvous) = rendezvous {
             rendezvous.leave(patience);
+        }
+        if let Some(of_rank) = of_rank {
+            of_rank.leave(patience);
         }
     }
 

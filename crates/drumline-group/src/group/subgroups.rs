@@ -5,7 +5,7 @@ use std::time::Duration;
 use drumline_engine::membership::{GlobalRanks, list};
 use drumline_schedule::step::Rank;
 
-use super::ProcessGroup;
+use super::{ProcessGroup, family::Family};
 use crate::{Config, Error, Result};
 
 /// How a group of some ranks differs from the group that it is made from.
@@ -189,6 +189,31 @@ impl ProcessGroup {
         );
         drop(joining);
         group
+    }
+
+    /// A group in which every rank of this one has `count` members, all of them in its process. Member `i` of rank `r` is
+    /// rank `r * count + i`. Always over the library's own transports.
+    pub(super) fn with_members(&self, label: &str, count: usize) -> Result<Vec<ProcessGroup>> {
+        let family = self.inner.family().ok_or_else(|| Error::InvalidArgument {
+            operation: "with_members",
+            problem: format!("group {:?} has been destroyed", self.name()),
+        })?;
+        let of_here = (0..self.world_size()).map(|rank| self.inner.member.global.of(rank));
+        let of_here = list(&of_here.collect::<Vec<_>>());
+        let name = format!("{}/{label}[{of_here} x {count}]", family.root);
+        let config = Config { backend: None, ..self.config_for(&GroupOptions::default()) };
+        let join = |member: usize| {
+            let place = (self.rank() * count + member, self.world_size() * count);
+            let family = Family::of_member(&family);
+            ProcessGroup::join(family, &name, place, GlobalRanks::default(), &config)
+        };
+        // Each waits for the others.
+        std::thread::scope(|threads| {
+            let joining: Vec<_> =
+                (0..count).map(|member| threads.spawn(move || join(member))).collect();
+            let panicked = |_| Err(Error::Memory { problem: "a thread has panicked".to_owned() });
+            joining.into_iter().map(|it| it.join().unwrap_or_else(panicked)).collect()
+        })
     }
 
     /// Divides this group into groups of `size` consecutive ranks each, and connects this rank's group. All
