@@ -16,10 +16,9 @@ use crate::{DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, DeviceWork, Error
 /// ```no_run
 /// use std::sync::Arc;
 ///
-/// use drumline::{
-///     ProcessGroup, ReduceOp,
-///     device::{Device, DeviceGroups, DeviceOptions, DeviceSlice, Driver, Stream},
-/// };
+/// use drumline_accel::{Device, DeviceGroups, DeviceOptions, DeviceSlice, Stream};
+/// use drumline_cuda::Driver;
+/// use drumline_group::{ProcessGroup, ReduceOp};
 ///
 /// # fn example(group: ProcessGroup, gradients: [DeviceSlice; 2]) -> Result<(), Box<dyn std::error::Error>> {
 /// let driver = Driver::load(None)?;
