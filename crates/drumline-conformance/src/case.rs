@@ -1,5 +1,7 @@
+use std::ops::Range;
+
 use drumline::{DType, ReduceOp};
-use drumline_schedule::Collective;
+use drumline_schedule::{Collective, Topology, slice_holders};
 use fastrand::Rng;
 
 use crate::value::{by_type, random_elements};
@@ -25,6 +27,8 @@ pub struct Case {
 pub enum Kind {
     /// Every rank gets the data of all ranks, reduced.
     AllReduce(ReduceOp),
+    /// On each host every rank gets a slice of the data of all ranks, reduced, where its neighbours read it.
+    ReduceSlices(ReduceOp),
     /// This rank gets the data of all ranks, reduced.
     Reduce(ReduceOp, usize),
     /// Every rank gets its block of the data of all ranks, reduced.
@@ -64,6 +68,7 @@ impl Kind {
     pub fn collective(self) -> Collective {
         match self {
             Kind::AllReduce(_) => Collective::AllReduce,
+            Kind::ReduceSlices(_) => Collective::ReduceSlices,
             Kind::Reduce(..) => Collective::Reduce,
             Kind::ReduceScatter(_) => Collective::ReduceScatter,
             Kind::Scan(_) => Collective::Scan,
@@ -92,6 +97,7 @@ impl Kind {
     pub fn reduce_op(self) -> Option<ReduceOp> {
         match self {
             Kind::AllReduce(op)
+            | Kind::ReduceSlices(op)
             | Kind::Reduce(op, _)
             | Kind::ReduceScatter(op)
             | Kind::Scan(op)
@@ -161,6 +167,7 @@ impl Case {
         };
         let (data, input) = match self.kind {
             Kind::AllReduce(_)
+            | Kind::ReduceSlices(_)
             | Kind::Reduce(..)
             | Kind::Scan(_)
             | Kind::ExclusiveScan(_)
@@ -176,6 +183,18 @@ impl Case {
             Kind::Barrier => (vec![], vec![]),
         };
         Buffers { data, input }
+    }
+
+    /// Which of the `bytes` of the result of `rank` the collective sets: all of them, but for slices.
+    pub fn defined(&self, rank: usize, topology: &Topology, bytes: usize) -> Range<usize> {
+        let Kind::ReduceSlices(_) = self.kind else { return 0..bytes };
+        let size = self.dtype.size();
+        let holders = slice_holders(topology, rank);
+        let border = |slice: usize| self.elements * slice / holders.len() * size;
+        match holders.iter().position(|holder| *holder == rank) {
+            Some(slice) => border(slice)..border(slice + 1),
+            None => 0..0,
+        }
     }
 
     /// The first `elements` that `rank` contributes, as bytes.

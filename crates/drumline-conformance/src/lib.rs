@@ -31,6 +31,7 @@ mod oracle;
 mod part;
 mod program;
 pub mod same_bits;
+mod slices;
 pub mod suite;
 pub mod under_mpi;
 mod value;

@@ -5,7 +5,7 @@ use drumline::{Element, ProcessGroup, RegisteredBuffer, Result};
 use drumline_schedule::Topology;
 
 use crate::{
-    Buffers, Case, Kind,
+    Buffers, Case, Kind, slices,
     value::{by_type, read_all},
     wait::Wait,
 };
@@ -30,7 +30,7 @@ impl Form {
     /// Whether the collective `kind` has this form.
     pub fn is_of(self, kind: Kind) -> bool {
         match self {
-            Form::Blocking | Form::Async => true,
+            Form::Blocking | Form::Async => !matches!(kind, Kind::ReduceSlices(_)),
             Form::Registered => kind != Kind::Barrier,
             Form::OutOfPlace => matches!(kind, Kind::AllReduce(_) | Kind::Reduce(..)),
         }
@@ -132,14 +132,17 @@ fn at_once<T: Element + Pod>(
     input: &[u8],
 ) -> Result<Vec<u8>> {
     let (mut data, input) = (read_all::<T>(data), read_all::<T>(input));
-    match form {
-        Form::Registered => {
+    match (form, case.kind) {
+        (_, Kind::ReduceSlices(op)) => {
+            data = slices::gathered(group, in_registered(group, &data)?, op)?
+        }
+        (Form::Registered, _) => {
             let mut result = in_registered(group, &data)?;
             blocking(case, group, &mut result, &in_registered(group, &input)?)?;
             data = result.to_vec();
         }
-        Form::OutOfPlace => data = out_of_place(case, group, &input, data)?,
-        Form::Blocking | Form::Async => blocking(case, group, &mut data, &input)?,
+        (Form::OutOfPlace, _) => data = out_of_place(case, group, &input, data)?,
+        (Form::Blocking | Form::Async, _) => blocking(case, group, &mut data, &input)?,
     }
     Ok(bytemuck::cast_slice(&data).to_vec())
 }
@@ -154,6 +157,7 @@ fn blocking<T: Element>(
     let counts = || case.counts(world_size);
     match (case.kind, case.uneven) {
         (Kind::AllReduce(op), _) => group.all_reduce(data, op),
+        (Kind::ReduceSlices(_), _) => unreachable!("slices need registered memory"),
         (Kind::Reduce(op, root), _) => group.reduce(data, op, root),
         (Kind::Scan(op), _) => group.scan(data, op),
         (Kind::ExclusiveScan(op), _) => group.exclusive_scan(data, op),
@@ -189,6 +193,7 @@ where
     let counts = || case.counts(group.world_size());
     let work = match (case.kind, case.uneven) {
         (Kind::AllReduce(op), _) => group.all_reduce_async(data, op),
+        (Kind::ReduceSlices(_), _) => unreachable!("no program draws slices"),
         (Kind::Reduce(op, root), _) => group.reduce_async(data, op, root)?,
         (Kind::Scan(op), _) => group.scan_async(data, op),
         (Kind::ExclusiveScan(op), _) => group.exclusive_scan_async(data, op),

@@ -44,7 +44,10 @@ impl Case {
         let of_first =
             |op, inputs: &[Vec<u8>]| self.reduced(op, &Topology::flat(inputs.len()), inputs);
         match self.kind {
-            Kind::AllReduce(op) => all(self.reduced(op, topology, &inputs(self.elements))),
+            // The slices of a host together.
+            Kind::AllReduce(op) | Kind::ReduceSlices(op) => {
+                all(self.reduced(op, topology, &inputs(self.elements)))
+            }
             Kind::Reduce(op, root) => {
                 let mut answers = inputs(self.elements);
                 answers[root] = self.reduced(op, topology, &answers);

@@ -151,6 +151,7 @@ pub fn values((case, form): &Call) -> [String; 6] {
 fn kinds(op: ReduceOp, roots: &[usize]) -> Vec<Kind> {
     let mut kinds = vec![
         Kind::AllReduce(op),
+        Kind::ReduceSlices(op),
         Kind::ReduceScatter(op),
         Kind::Scan(op),
         Kind::ExclusiveScan(op),

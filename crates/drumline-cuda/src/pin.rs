@@ -1,20 +1,39 @@
 //! Host memory that the driver has pinned in place.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_device::Result;
 
 use crate::loaded::ALREADY_REGISTERED;
 use crate::opened::Opened;
 
-/// Pages that the driver keeps in place, until this is released or dropped.
+/// Pages that the driver keeps in place, until this is released or dropped. A driver pins pages once for all devices of
+/// the process, so pins of the same pages share that: the last of them unpins.
 pub(crate) struct Pin {
     device: Arc<Opened>,
-    address: usize,
-    /// Whether the driver has pinned them for this value, and not yet unpinned them.
+    range: Range,
+    /// Whether it counts among the pins of its range.
     is_held: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Range {
+    /// The address of the driver's library: each driver pins for itself.
+    library: usize,
+    start: usize,
+    bytes: usize,
+}
+
+/// What drivers have pinned.
+static PINNED: Mutex<BTreeMap<Range, Shared>> = Mutex::new(BTreeMap::new());
+
+struct Shared {
+    /// Who has asked the driver for it.
+    by: Arc<Opened>,
+    pins: usize,
 }
 
 /// For all contexts of the process.
@@ -23,29 +42,50 @@ const PORTABLE: u32 = 1;
 impl Pin {
     /// Pins mapped memory. The caller keeps it mapped for as long as the pin lives.
     pub(crate) fn new(device: Arc<Opened>, start: *const u8, bytes: usize) -> Result<Pin> {
-        let mut is_held = bytes > 0;
-        if is_held {
-            let code = device.inside(|functions| {
-                // SAFETY: the driver checks the range. It changes no byte, and whoever made the pin keeps the pages
-                // mapped.
-                unsafe { (functions.host_register)(start.cast_mut().cast(), bytes, PORTABLE) }
-            })?;
-            match code {
-                // For another device of this process, say. Whoever has pinned them unpins them.
-                ALREADY_REGISTERED => is_held = false,
-                code => device.done("cuMemHostRegister", code)?,
-            }
-        }
-        Ok(Pin { device, address: start.addr(), is_held: AtomicBool::new(is_held) })
+        let library = Arc::as_ptr(&device.library).addr();
+        let range = Range { library, start: start.addr(), bytes };
+        let is_held = bytes > 0 && Pin::hold(&device, start, range)?;
+        Ok(Pin { device, range, is_held: AtomicBool::new(is_held) })
     }
 
-    /// Unpins the pages, once.
+    /// Adds a pin. `false`: somebody else has pinned some of the pages, and unpins them.
+    fn hold(device: &Arc<Opened>, start: *const u8, range: Range) -> Result<bool> {
+        let mut all = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = all.get_mut(&range) {
+            shared.pins += 1;
+            return Ok(true);
+        }
+        let code = device.inside(|functions| {
+            // SAFETY: the driver checks the range. It changes no byte, and whoever made the pin keeps the pages
+            // mapped.
+            unsafe { (functions.host_register)(start.cast_mut().cast(), range.bytes, PORTABLE) }
+        })?;
+        if code == ALREADY_REGISTERED {
+            return Ok(false);
+        }
+        device.done("cuMemHostRegister", code)?;
+        all.insert(range, Shared { by: device.clone(), pins: 1 });
+        Ok(true)
+    }
+
+    /// Gives the pin up, once. The last pin of the pages unpins them.
     pub(crate) fn release(&self) {
-        if self.is_held.swap(false, Ordering::SeqCst) {
-            self.device.give_back(|functions| {
+        if !self.is_held.swap(false, Ordering::SeqCst) || !self.device.library.is_own_process() {
+            return;
+        }
+        let mut all = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(shared) = all.get_mut(&self.range) else { return };
+        shared.pins -= 1;
+        if shared.pins == 0 {
+            // Nobody pins them anew before they are unpinned.
+            shared.by.give_back(|functions| {
                 // SAFETY: the range was registered, and is not yet unregistered.
-                unsafe { (functions.host_unregister)(self.address as *mut c_void) }
+                unsafe { (functions.host_unregister)(self.range.start as *mut c_void) }
             });
+            // What may be the last of a device is dropped when others can pin again.
+            let unpinned = all.remove(&self.range);
+            drop(all);
+            drop(unpinned);
         }
     }
 }

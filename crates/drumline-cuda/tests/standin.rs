@@ -225,16 +225,40 @@ fn pinned_memory_is_unpinned_before_it_is_detached_and_once() {
     assert_eq!(bench.controls.leaks(), 0);
     assert_eq!(pinned.unpin().unwrap().as_ptr(), address);
     bench.is_clean();
-    // The same pages for two devices of a process.
-    let window = || {
-        let peer = PeerSegment::map(segment.handles().unwrap()).unwrap();
-        peer.window(0, 4096).unwrap()
-    };
-    let window = window();
-    let pins = [0, 1]
-        .map(|ordinal| bench.driver.device(ordinal).unwrap().pin_window(window.clone()).unwrap());
-    drop(pins);
+}
+
+#[test]
+fn a_window_that_two_devices_pin_is_unpinned_by_the_last_of_them() {
+    let bench = bench();
+    let segment = segment();
+    let mut buffer = segment.arena().allocate::<u8>(BYTES).unwrap();
+    buffer.copy_from_slice(&pattern(5));
+    let peer = PeerSegment::map(segment.handles().unwrap()).unwrap();
+    let window = peer.window(segment.arena().offset_of(&buffer).unwrap(), BYTES).unwrap();
+    for first in [0, 1] {
+        for seed in 0..20 {
+            bench.controls.seed(seed);
+            let devices = [first, 1 - first].map(|ordinal| bench.driver.device(ordinal).unwrap());
+            let [one, two] = devices.each_ref().map(|it| it.pin_window(window.clone()).unwrap());
+            let [early, late] = devices;
+            let (stream, to) = (late.stream().unwrap(), late.allocate(BYTES).unwrap());
+            let own = late.pinned(8).unwrap();
+            let before = bench.controls.leaks();
+            // The copy is under way when the device that has pinned the pages is given back.
+            let parts = [Part { place: to.place(), at: 0, window: Some(two) }];
+            let copy = stream.copy_in(&parts, own.into()).unwrap();
+            drop((one, early));
+            let _own = copy.land().unwrap();
+            assert_eq!(bench.controls.leaks(), before, "it is still pinned");
+            drop(parts);
+            assert_eq!(bench.controls.leaks(), before - 1, "it is unpinned");
+            let mut found = vec![0; BYTES];
+            to.read(&mut found).unwrap();
+            assert!(found == pattern(5), "seed {seed}");
+        }
+    }
     bench.is_clean();
+    assert_eq!(bench.controls.retained(), 0);
 }
 
 #[test]

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use drumline_conformance::{Case, on_group::Form};
 use drumline_engine::Settings;
-use drumline_schedule::{SumOrder, Topology};
+use drumline_schedule::{ALGORITHMS, Collective, SumOrder, Topology};
 use fastrand::Rng;
 
 use crate::{
     call::PlannedCall,
     network::LinkQuality,
     process::Record,
-    scenario::{GroupSetup, Instruction, Scenario},
+    scenario::{GroupSetup, Instruction, Scenario, leaves_slices},
     simulation::Simulation,
     summary::{RunSummary, caught},
     time::{TIMEOUT, WARN_AFTER},
@@ -132,6 +132,20 @@ impl ConformanceJob<'_> {
             _ => Topology::placed(self.hosts()),
         };
         topology.with_order(self.sum_order)
+    }
+
+    /// Whether some algorithm can carry out the case. None sums blocks by placement if the ranks of a host are no
+    /// node of the tree.
+    pub fn serves(&self, case: &Case) -> bool {
+        let topology = self.topology();
+        let collective = case.kind.collective();
+        match collective {
+            Collective::ReduceSlices => leaves_slices(&topology, case.dtype),
+            _ => {
+                let mut rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
+                rows.any(|row| (row.applies)(&topology))
+            }
+        }
     }
 
     fn hosts(&self) -> Vec<usize> {

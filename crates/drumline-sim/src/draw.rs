@@ -181,7 +181,17 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[GroupSetup]) -> PlannedCall 
         Kind::Barrier => DType::U8,
         _ => dtype,
     };
-    let case = Case { kind, dtype, elements, uneven, seed: rng.u64(..) };
+    let seed = rng.u64(..);
+    let kind = match kind {
+        // Devices fetch such sums in slices. No draw of its own: the other jobs stay what they are.
+        Kind::AllReduce(op)
+            if registered && seed.is_multiple_of(2) && group.leaves_slices(dtype) =>
+        {
+            Kind::ReduceSlices(op)
+        }
+        kind => kind,
+    };
+    let case = Case { kind, dtype, elements, uneven, seed };
     PlannedCall {
         group: index,
         case,
@@ -247,6 +257,8 @@ fn another(rng: &mut Rng, call: PlannedCall, world_size: usize) -> Option<Planne
     let other = match (rng.u8(0..6), case.kind) {
         (0, _) => return None,
         (1, Kind::AllReduce(op)) => is(Kind::AllReduce(other_op(op))),
+        (1, Kind::ReduceSlices(op)) => is(Kind::ReduceSlices(other_op(op))),
+        (2, Kind::ReduceSlices(op)) => is(Kind::AllReduce(op)),
         (1, Kind::ReduceScatter(op)) => is(Kind::ReduceScatter(other_op(op))),
         (1, Kind::Scan(op)) => is(Kind::Scan(other_op(op))),
         (2, Kind::Scan(op)) => is(Kind::ExclusiveScan(op)),

@@ -1,6 +1,6 @@
 //! A whole job, before it runs: its ranks, groups, programs, network and fault.
 
-use drumline_engine::Settings;
+use drumline_engine::{DType, Settings};
 
 use crate::member::posting::Side;
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, SumOrder, Topology};
@@ -107,6 +107,11 @@ impl GroupSetup {
         })
     }
 
+    /// Whether some algorithm leaves sums of this type in slices.
+    pub(crate) fn leaves_slices(&self, dtype: DType) -> bool {
+        self.slot_bytes.is_some() && leaves_slices(&self.topology, dtype)
+    }
+
     /// Whether some algorithm can carry out the collective.
     pub(crate) fn has(&self, collective: Collective) -> bool {
         ALGORITHMS.iter().any(|row| {
@@ -115,4 +120,11 @@ impl GroupSetup {
                 && (self.slot_bytes.is_some() || row.memory == MemoryUse::Private)
         })
     }
+}
+
+/// Whether some algorithm leaves sums of this type in slices, in registered buffers: wider sums have no room there.
+pub(crate) fn leaves_slices(topology: &Topology, dtype: DType) -> bool {
+    let mut rows = ALGORITHMS.iter().filter(|row| row.collective == Collective::ReduceSlices);
+    let is_narrow = dtype.accumulator() != dtype;
+    rows.any(|row| (row.applies)(topology) && !(is_narrow && row.partial_sums_travel))
 }

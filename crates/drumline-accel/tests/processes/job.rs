@@ -1,6 +1,8 @@
 //! The processes of a job. Each is this test program again, with `ACCEL_RANK` in its environment.
 
 use std::env;
+use std::ffi::OsStr;
+use std::iter::repeat_n;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -65,14 +67,55 @@ pub(crate) struct Ended {
     pub(crate) output: String,
 }
 
+/// How the ranks of a job are placed, and over what those of a host talk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    /// By host: its number of ranks.
+    pub(crate) hosts: &'static [usize],
+    /// `shared`, `unix` or `tcp`.
+    pub(crate) over: &'static str,
+}
+
+impl Placed {
+    /// Whether this machine can stand for that many hosts.
+    pub(crate) fn is_possible(self) -> bool {
+        let mut on_other_host = on_host(1, "true".as_ref());
+        let can = self.hosts.len() == 1
+            || on_other_host.output().is_ok_and(|output| output.status.success());
+        assert!(
+            can || env::var_os("DRUMLINE_TEST_HOSTS").is_none(),
+            "{self:?} takes `unshare`, and the right to make users"
+        );
+        if !can {
+            println!("SKIPPED: {self:?} takes `unshare`, and the right to make users");
+        }
+        can
+    }
+}
+
+/// A program on a host of this number. Ranks of two users are as far from each other as ranks of two hosts: they
+/// share no memory, and talk over TCP. In a namespace of its own a process is another user.
+fn on_host(host: usize, program: &OsStr) -> Command {
+    if host == 0 {
+        return Command::new(program);
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--user", &format!("--map-user={}", 10_000 + host)]).arg(program);
+    command
+}
+
 /// Runs `entry`, a test of this program, as the process of each rank, until all have ended.
-pub(crate) fn run(entry: &str, world_size: usize, over: &str, stage: &str) -> Vec<Ended> {
+pub(crate) fn run(entry: &str, placed: Placed, stage: &str) -> Vec<Ended> {
+    let Placed { hosts, over } = placed;
+    let world_size: usize = hosts.iter().sum();
+    let host_of: Vec<usize> =
+        hosts.iter().enumerate().flat_map(|(host, ranks)| repeat_n(host, *ranks)).collect();
     let name = format!("accel-{}-{over}-{}", std::process::id(), stage.replace(' ', "-"));
     let server =
         TcpStoreServer::bind_secured(&Endpoint::Unix(name.clone()), &Secret::new(SECRET).unwrap())
             .unwrap();
     let start = |rank: Rank| {
-        let child = Command::new(env::current_exe().unwrap())
+        let child = on_host(host_of[rank], env::current_exe().unwrap().as_ref())
             .args(["--exact", entry, "--nocapture", "--test-threads=1"])
             .env("ACCEL_RANK", rank.to_string())
             .env("ACCEL_WORLD", world_size.to_string())

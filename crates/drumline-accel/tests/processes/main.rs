@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails this way")]
 
 mod deaths;
+mod hosts;
 mod job;
 mod survivors;

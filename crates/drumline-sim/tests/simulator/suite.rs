@@ -5,7 +5,7 @@ use drumline_conformance::{
     on_group::Form,
     suite::{Call, WORLD_SIZES, calls},
 };
-use drumline_schedule::{ALGORITHMS, SumOrder};
+use drumline_schedule::SumOrder;
 use drumline_sim::{ConformanceJob, Place};
 
 /// Small worlds run every collective, type and operator. Large worlds run every size.
@@ -32,16 +32,9 @@ fn run(calls: &[Call], world_size: usize, place: Place, sum_order: SumOrder) {
     for form in Form::ALL {
         let job =
             ConformanceJob { world_size, place, sum_order, all_reduce: None, form, cases: &[] };
-        // No algorithm sums blocks by placement if a host's ranks are no node of the tree.
-        let serves = |collective| {
-            let topology = job.topology();
-            let mut rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
-            rows.any(|row| (row.applies)(&topology))
-        };
         let is_possible = form != Form::Registered || job.shares_memory();
-        let cases = calls
-            .iter()
-            .filter(|(case, of)| *of == form && is_possible && serves(case.kind.collective()));
+        let cases =
+            calls.iter().filter(|(case, of)| *of == form && is_possible && job.serves(case));
         let cases: Vec<Case> = cases.map(|(case, _)| *case).collect();
         if let Err(problem) = (ConformanceJob { cases: &cases, ..job }).run() {
             panic!("{problem}");
