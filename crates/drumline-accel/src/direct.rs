@@ -228,7 +228,10 @@ fn agree(shared: &Arc<Shared>, words: &[u64], text: &str) -> Arc<AtomicBool> {
     driving::all_gather_then(&shared.group, words.to_vec(), move |heard| {
         let result = heard.map_err(Error::from).and_then(|all| {
             match all.chunks_exact(own.len()).position(|theirs| theirs != own) {
-                None => Ok(flag.store(true, Ordering::Release)),
+                None => {
+                    flag.store(true, Ordering::Release);
+                    Ok(())
+                }
                 Some(peer) => Err(Error::Differs {
                     operation: "nccl",
                     peer,
