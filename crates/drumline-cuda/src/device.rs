@@ -1,22 +1,13 @@
 //! A device: its places, and what it makes.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
-use drumline_device::fabric::Fabric;
-use drumline_device::{
-    Device, Error, Gate, Identity, Memory, Pinned, PinnedWindow, Place, Refused, Result, Stream,
-};
-use drumline_shm::{PeerWindow, Registered};
+use drumline_device::{Result, Stream};
 
-use crate::gate::CudaGate;
 use crate::loaded::Loaded;
-use crate::memory::{DeviceMemory, HostMemory};
-use crate::nccl::Nccl;
-use crate::nccl::fabric::OfNccl;
+use crate::memory::DeviceMemory;
 use crate::opened::Opened;
-use crate::pin::Pin;
 use crate::stream::CudaStream;
 use crate::table::Handle;
 
@@ -80,62 +71,6 @@ impl CudaDevice {
             unsafe { (functions.can_access_peer)(&raw mut can, self.0.number, other.0.number) }
         })?;
         Ok(can != 0)
-    }
-}
-
-impl Device for CudaDevice {
-    fn identity(&self) -> &Identity {
-        &self.0.identity
-    }
-
-    fn check(&self, place: Place) -> Result<()> {
-        self.0.check(place)
-    }
-
-    fn stream(&self) -> Result<Arc<dyn Stream>> {
-        Ok(Arc::new(CudaStream::new(self.0.clone())?))
-    }
-
-    fn pin(&self, memory: Registered<u8>) -> Result<Pinned, Refused<Registered<u8>>> {
-        let pin = match Pin::new(self.0.clone(), memory.as_ptr(), memory.len()) {
-            Ok(pin) => Arc::new(pin),
-            Err(error) => return Err(Box::new((error, memory))),
-        };
-        let of_detach = pin.clone();
-        let hook = memory.before_detach(move || of_detach.release());
-        // A tuple drops in order. The pin is released by whichever comes first.
-        Ok(Pinned::in_place(memory, (pin, hook)))
-    }
-
-    fn pin_window(&self, window: PeerWindow) -> Result<PinnedWindow> {
-        let pin = Pin::new(self.0.clone(), window.address(), window.len())?;
-        Ok(PinnedWindow::new(window, pin))
-    }
-
-    fn pinned(&self, bytes: usize) -> Result<Pinned> {
-        Ok(Pinned::of_driver(HostMemory::new(self.0.clone(), bytes)?))
-    }
-
-    fn gate(&self) -> Result<Arc<dyn Gate>> {
-        if self.0.functions().wait_value.is_none() {
-            let device = self.0.name.clone();
-            return Err(Error::Unsupported { device, what: "let streams wait for the host" });
-        }
-        Ok(Arc::new(CudaGate::new(self.0.clone())?))
-    }
-
-    fn fabric(&self, library: Option<&Path>) -> Result<Arc<dyn Fabric>> {
-        Ok(Arc::new(OfNccl { nccl: Nccl::load(library)?, device: self.clone() }))
-    }
-
-    fn memory(&self, bytes: usize) -> Result<Box<dyn Memory>> {
-        Ok(Box::new(self.allocate(bytes)?))
-    }
-}
-
-impl Memory for DeviceMemory {
-    fn place(&self) -> Place {
-        DeviceMemory::place(self)
     }
 }
 

@@ -20,11 +20,13 @@ pub mod fabric;
 mod flight;
 mod pinned;
 mod place;
+mod stream;
 
-pub use device::{Device, Identity, Memory, Part, Stream};
+pub use device::{Device, Identity, Memory};
 pub use drumline_schedule::device::{Action, Pipeline, Rule};
 pub use error::{Error, Refused, Result};
 pub use event::{Event, Gate};
 pub use flight::Flight;
 pub use pinned::{DriverMemory, Pinned, PinnedWindow};
 pub use place::Place;
+pub use stream::{Part, Stream};
