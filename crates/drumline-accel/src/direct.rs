@@ -13,7 +13,6 @@ use drumline_device::{Device, Event, Place, Stream};
 use drumline_group::{Cause, DType, GroupOptions, ProcessGroup, Rank, ReduceOp, driving};
 
 use crate::host_call::Operation;
-use crate::inbox::Shared;
 use crate::{DeviceOptions, DeviceSlice, Error, Result, Wanted};
 
 const OPERATION: &str = "DeviceGroup::new";
@@ -160,20 +159,19 @@ impl DirectCall {
         matches!(self.stage, Stage::Queued | Stage::Running(_))
     }
 
-    /// Goes on, as far as nothing must be waited for: whether the next call may be queued.
+    /// Goes on, as far as nothing must be waited for: whether the next call may be queued. `agree` compares words on all
+    /// ranks, and returns what is set when they are the same.
     pub(crate) fn go_on(
         &mut self,
         direct: &Direct,
         stream: &dyn Stream,
-        shared: &Arc<Shared>,
         after: &dyn Event,
-        agreeing: &mut usize,
+        agree: impl FnOnce(&[u64], &str) -> Arc<AtomicBool>,
     ) -> Result<bool> {
         let failed = Error::of("nccl");
         match &self.stage {
             Stage::Asked => {
-                *agreeing += 1;
-                self.stage = Stage::Agreeing(agree(shared, &self.words, &self.text));
+                self.stage = Stage::Agreeing(agree(&self.words, &self.text));
             }
             Stage::Agreeing(agreed) => {
                 if agreed.load(Ordering::Acquire)
@@ -218,40 +216,6 @@ impl DirectCall {
             _ => true,
         }
     }
-}
-
-/// Compares a call on all ranks. The flag is set when all make the same one.
-fn agree(shared: &Arc<Shared>, words: &[u64], text: &str) -> Arc<AtomicBool> {
-    let agreed = Arc::new(AtomicBool::new(false));
-    let (told, flag, own) = (shared.clone(), agreed.clone(), words.to_vec());
-    let text = text.to_owned();
-    driving::all_gather_then(&shared.group, words.to_vec(), move |heard| {
-        let result = heard.map_err(Error::from).and_then(|all| {
-            match all.chunks_exact(own.len()).position(|theirs| theirs != own) {
-                None => {
-                    flag.store(true, Ordering::Release);
-                    Ok(())
-                }
-                Some(peer) => Err(Error::Differs {
-                    operation: "nccl",
-                    peer,
-                    theirs: "another call".to_owned(),
-                    ours: text,
-                }),
-            }
-        });
-        told.tell(|inbox| inbox.agreed.push(result));
-    });
-    agreed
-}
-
-/// A call on the process group that ends only when all ranks answer: after a hint that one is lost, it says which.
-pub(crate) fn ask_all(shared: &Arc<Shared>) {
-    let told = shared.clone();
-    driving::all_gather_then(&shared.group, vec![u64::MAX], move |heard| {
-        let result = heard.map(drop).map_err(Error::from);
-        told.tell(|inbox| inbox.agreed.push(result));
-    });
 }
 
 /// Joins the devices of all ranks, if that is wanted and possible. If not: why.

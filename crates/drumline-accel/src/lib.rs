@@ -38,6 +38,7 @@
 //! | `messages.rs` | messages between devices and hosts |
 //! | `agreement.rs` | what ranks tell each other when they make the group, and the way of an all-reduce |
 //! | `inbox.rs`, `watcher.rs` | what handles and the watching thread share, and what that thread does |
+//! | `rounds.rs` | what ranks tell each other beside calls |
 //! | `ring.rs`, `staged.rs` | the windows of an all-reduce, and every other call |
 //! | `host_call.rs`, `pool.rs` | calls of the host on pinned memory, and that memory |
 //! | `work.rs` | the end of a call, for hosts and streams |
@@ -58,6 +59,7 @@ mod options;
 mod pieces;
 mod pool;
 mod ring;
+mod rounds;
 mod several;
 mod slice;
 mod staged;

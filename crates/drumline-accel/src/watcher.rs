@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use drumline_device::{Action, Event, Stream};
 use drumline_group::{Rank, driving};
 
-use crate::direct::{self, Direct, DirectCall, LOOK_EVERY};
+use crate::direct::{Direct, DirectCall, LOOK_EVERY};
 use crate::host_call::Operation;
 use crate::inbox::{Body, Call, Closing, Shared};
 use crate::options::Planted;
 use crate::pool::Pool;
 use crate::ring::{Ring, Window};
+use crate::rounds;
 use crate::staged::Staged;
 use crate::work::Promise;
 use crate::{Error, Result};
@@ -299,7 +300,11 @@ impl Watcher {
                         unreachable!("such calls are made where devices are joined")
                     };
                     let (shared, agreeing) = (&self.shared, &mut self.agreeing);
-                    if !it.go_on(direct, &**stream, shared, &*call.after, agreeing)? {
+                    let agree = |words: &[u64], text: &str| {
+                        *agreeing += 1;
+                        rounds::agree_on_call(shared, words, text)
+                    };
+                    if !it.go_on(direct, &**stream, &*call.after, agree)? {
                         break;
                     }
                 }
@@ -312,7 +317,7 @@ impl Watcher {
                 Part::Windows(windows) => {
                     if windows.total > 1 && !windows.is_compared {
                         windows.is_compared = true;
-                        agree_on_length(&self.shared, windows.elements);
+                        rounds::agree_on_length(&self.shared, windows.elements);
                         self.agreeing += 1;
                     }
                     while windows.reduced < windows.total {
@@ -352,7 +357,7 @@ impl Watcher {
             if driving::hear(&self.shared.group).is_some() {
                 self.is_asking = true;
                 self.agreeing += 1;
-                direct::ask_all(&self.shared);
+                rounds::ask_all(&self.shared);
             }
         }
         Ok(moved)
@@ -512,24 +517,4 @@ impl Running {
             Part::Direct(call) => call.is_done(),
         }
     }
-}
-
-/// Compares the lengths of a call on all ranks. The host compares those of single windows: ranks whose lengths differ by
-/// whole windows would go on with parts of different calls.
-fn agree_on_length(shared: &Arc<Shared>, elements: u64) {
-    let told = shared.clone();
-    driving::all_gather_then(&shared.group, vec![elements], move |heard| {
-        let agreed = heard.map_err(Error::from).and_then(|all| {
-            match all.iter().position(|theirs| *theirs != elements) {
-                None => Ok(()),
-                Some(peer) => Err(Error::Differs {
-                    operation: "all_reduce",
-                    peer,
-                    theirs: format!("{} elements", all[peer]),
-                    ours: format!("{elements} elements"),
-                }),
-            }
-        });
-        told.tell(|inbox| inbox.agreed.push(agreed));
-    });
 }

@@ -55,9 +55,9 @@
 //!
 //! # Files
 //!
-//! `driver` finds the library, `loaded` is what it finds, `table` its functions. `device` is a device, `as_device` what it does for those who know no driver, `opened` its
-//! context. `places` looks up addresses, `pin` pins memory, `memory` allocates it. `stream`, `event` and `gate` are what
-//! their names say. `nccl/` is NCCL.
+//! `driver` finds the library, `loaded` is what it finds, `table` its functions. `device` is a device, `as_device` what it
+//! does for those who know no driver, `opened` its context. `places` looks up addresses, `pin` pins memory, `memory`
+//! allocates it. `stream`, `event` and `gate` are what their names say. `nccl/` is NCCL.
 
 mod as_device;
 mod device;
