@@ -258,6 +258,27 @@ fn sums_that_nccl_lacks_are_refused_where_it_was_asked_for() {
 }
 
 #[test]
+fn some_of_the_ranks_make_a_group_of_their_own() {
+    let bench = bench();
+    world(&bench, |member| {
+        let on = member.on(&options(Wanted::Nccl));
+        let own = on.new_group(&[member.rank()]).unwrap();
+        let stream = member.stream();
+        let data = Data::new(&member.device, &[1_f32; 50]);
+        data.put(&*stream);
+        own.all_reduce_on(&stream, data.slice(), ReduceOp::Sum).unwrap().wait().unwrap();
+        on.all_reduce_on(&stream, data.slice(), ReduceOp::Sum).unwrap().join(&stream).unwrap();
+        data.fetch(&*stream);
+        finish(&stream);
+        assert_eq!(data.found(), [2.0; 50]);
+        assert_eq!((own.world_size(), on.world_size()), (1, 2));
+        own.destroy().unwrap();
+        on.destroy().unwrap();
+    });
+    bench.is_clean();
+}
+
+#[test]
 fn ranks_in_different_calls_hear_of_it_and_streams_go_on() {
     let bench = bench();
     let told = world(&bench, |member| {
@@ -277,6 +298,9 @@ fn ranks_in_different_calls_hear_of_it_and_streams_go_on() {
     });
     let names_peer = |at: usize| told[at].contains(&format!("rank {}", 1 - at));
     assert!(names_peer(0) && names_peer(1), "{told:?}");
+    for part in ["all_reduce(sum) of 600 f32", "all_reduce(sum) of 100 f32"] {
+        assert!(told.iter().all(|text| text.contains(part)), "{told:?}");
+    }
     bench.is_clean();
 }
 
