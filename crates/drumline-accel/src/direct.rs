@@ -259,7 +259,11 @@ pub(crate) fn set_up(
             "NCCL adds in an order of its own, and sums in the order of {order:?} were asked for"
         ));
     }
-    let found = device.fabric(group.config().nccl_library.as_deref());
+    let of_backend = driving::on_device(group).map(|it| it.downcast::<Arc<dyn Fabric>>());
+    let found = match of_backend {
+        Some(Ok(fabric)) => Ok((*fabric).clone()),
+        _ => device.fabric(group.config().nccl_library.as_deref()),
+    };
     let word = match &found {
         Ok(fabric) => Said { can: true, text: fabric.one_rank_each().unwrap_or_default() },
         Err(error) => Said { can: false, text: error.to_string() },
