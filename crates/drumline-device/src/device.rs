@@ -96,7 +96,7 @@ pub trait Memory: fmt::Debug + Send + Sync {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The driver: `cuda` or `hip`.
+    /// The driver: `cuda` or `hip`, or `host` where there is none.
     pub kind: &'static str,
     /// The driver's number in this process.
     pub ordinal: usize,

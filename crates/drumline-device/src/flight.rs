@@ -46,6 +46,19 @@ impl<T> Flight<T> {
         Ok(true)
     }
 
+    /// Waits until all copies have ended: nothing uses the memory now.
+    ///
+    /// # Errors
+    ///
+    /// Why the device has failed.
+    pub fn settled(&mut self) -> Result<&mut T> {
+        self.wait()?;
+        match &mut self.held {
+            Some(held) => Ok(held),
+            None => unreachable!("a flight that has landed is gone"),
+        }
+    }
+
     /// Waits until all copies have ended, and gives the memory back.
     ///
     /// # Errors
@@ -132,9 +145,11 @@ mod tests {
         let (first, second) = (switch(true), switch(false));
         let mut flight = Flight::from(vec![1]).until(first, ()).until(second.clone(), ());
         assert!(!flight.has_landed().unwrap());
+        assert!(flight.settled().is_err());
         second.0.store(true, Ordering::Relaxed);
+        flight.settled().unwrap()[0] = 2;
         assert!(flight.has_landed().unwrap());
-        assert_eq!(flight.land().unwrap(), [1]);
+        assert_eq!(flight.land().unwrap(), [2]);
     }
 
     #[test]

@@ -39,4 +39,6 @@ pub use drumline_accel::{
 pub use drumline_cuda::{CudaDevice, DeviceMemory, Driver, Family};
 /// What a driver says.
 pub use drumline_device::Error as DriverError;
-pub use drumline_device::{DriverMemory, Flight, Part, Pinned, PinnedWindow, Refused};
+pub use drumline_device::{
+    DriverMemory, Flight, HostDevice, HostMemory, Part, Pinned, PinnedWindow, Refused,
+};

@@ -9,6 +9,7 @@ mod drops;
 mod each_call;
 mod failures;
 mod messages;
+mod mixed;
 mod nccl;
 mod pieces;
 mod rounds;
