@@ -213,6 +213,41 @@ fn bad_places_are_refused_by_name() {
     assert!(error.contains("do not lie in 64 bytes of the host"), "{error}");
 }
 
+/// As allocators have it that map memory piece by piece.
+#[test]
+fn a_place_of_several_allocations_is_checked_in_each_of_them() {
+    const EACH: usize = 1 << 16;
+    let bench = bench();
+    let (device, other) = (bench.device(), bench.driver.device(1).unwrap());
+    bench.controls.side_by_side(4 * EACH);
+    let of = |device: &CudaDevice| device.allocate(EACH).unwrap();
+    let memory = [of(&device), of(&device), of(&other), of(&device)];
+    let start = memory[0].place().address;
+    let starts = memory.each_ref().map(|it| it.place().address);
+    assert_eq!(starts, [0, 1, 2, 3].map(|it| start + it * EACH as u64));
+    let place = |from: usize, to: usize| Place { address: start + from as u64, bytes: to - from };
+    device.check(place(0, 2 * EACH)).unwrap();
+    device.check(place(EACH - 1, EACH + 1)).unwrap();
+    other.check(place(2 * EACH, 3 * EACH)).unwrap();
+    let told = |device: &CudaDevice, place: Place| device.check(place).unwrap_err().to_string();
+    let error = told(&device, place(100, 4 * EACH));
+    let good = 2 * EACH - 100;
+    assert!(error.contains(&format!("only {good} bytes")), "{error}");
+    assert!(error.contains("memory of cuda:1"), "{error}");
+    let error = told(&other, place(3 * EACH - 1, 3 * EACH + 1));
+    assert!(error.contains("only 1 bytes") && error.contains("memory of cuda:0"), "{error}");
+    let stream = device.stream().unwrap();
+    let across = place(2 * EACH - 32, 2 * EACH + 32);
+    assert!(stream.copy_out(&[part(across, 0)], device.pinned(64).unwrap().into()).is_err());
+    let [one, two, three, four] = memory;
+    drop(two);
+    let error = told(&device, place(0, 2 * EACH));
+    assert!(error.contains(&format!("only {EACH} bytes")), "{error}");
+    assert!(error.contains("was freed"), "{error}");
+    drop((one, three, four, stream));
+    bench.is_clean();
+}
+
 #[test]
 fn pinned_memory_is_unpinned_before_it_is_detached_and_once() {
     let bench = bench();
