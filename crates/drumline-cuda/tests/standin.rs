@@ -297,6 +297,28 @@ fn a_window_that_two_devices_pin_is_unpinned_by_the_last_of_them() {
 }
 
 #[test]
+fn a_range_that_overlaps_a_pinned_one_in_part_is_refused() {
+    let bench = bench();
+    let (device, segment) = (bench.device(), segment());
+    let buffer = segment.arena().allocate::<u8>(BYTES).unwrap();
+    let offset = segment.arena().offset_of(&buffer).unwrap();
+    let peer = PeerSegment::map(segment.handles().unwrap()).unwrap();
+    let pin =
+        |from: usize, to: usize| device.pin_window(peer.window(offset + from, to - from).unwrap());
+    let (low, high) = (pin(1_000, 2_000).unwrap(), pin(2_000, 3_000).unwrap());
+    let before = bench.controls.leaks();
+    for (from, to) in [(999, 1_001), (1_999, 2_001), (1_200, 1_300), (0, 4_000), (1_000, 3_000)] {
+        let error = pin(from, to).unwrap_err();
+        let Error::Driver { code: 712, ref name, .. } = error else { panic!("{error:?}") };
+        assert_eq!(name, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "{from} to {to}");
+    }
+    assert_eq!(bench.controls.leaks(), before);
+    drop((low, high));
+    drop(pin(1_000, 3_000).unwrap());
+    bench.is_clean();
+}
+
+#[test]
 fn a_stream_waits_at_a_gate_until_the_host_opens_it() {
     let bench = bench();
     let device = bench.device();
