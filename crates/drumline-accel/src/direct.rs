@@ -32,7 +32,6 @@ pub(crate) struct DirectCall {
     call: Call,
     /// What is compared on all ranks.
     words: Vec<u64>,
-    text: String,
     stage: Stage,
 }
 
@@ -135,19 +134,15 @@ impl DirectCall {
             Operation::ReduceScatter(_) => to,
             _ => from,
         };
-        let name = operation.name();
-        let number = name.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31) + u64::from(byte));
+        let number = NAMES.iter().position(|name| *name == operation.name());
         let words = vec![
-            number,
+            number.map_or(u64::MAX, |number| number as u64),
             block.dtype as u64,
             block.len() as u64,
             op.map_or(u64::MAX, |op| op as u64),
             root.map_or(u64::MAX, |root| root as u64),
         ];
-        let op = op.map(|op| format!("({op})")).unwrap_or_default();
-        let root = root.map(|root| format!("(root {root})")).unwrap_or_default();
-        let text = format!("{name}{op}{root} of {} {}", block.len(), block.dtype);
-        DirectCall { call, words, text, stage: Stage::Asked }
+        DirectCall { call, words, stage: Stage::Asked }
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -166,12 +161,12 @@ impl DirectCall {
         direct: &Direct,
         stream: &dyn Stream,
         after: &dyn Event,
-        agree: impl FnOnce(&[u64], &str) -> Arc<AtomicBool>,
+        agree: impl FnOnce(&[u64]) -> Arc<AtomicBool>,
     ) -> Result<bool> {
         let failed = Error::of("nccl");
         match &self.stage {
             Stage::Asked => {
-                self.stage = Stage::Agreeing(agree(&self.words, &self.text));
+                self.stage = Stage::Agreeing(agree(&self.words));
             }
             Stage::Agreeing(agreed) => {
                 if agreed.load(Ordering::Acquire)
@@ -218,6 +213,30 @@ impl DirectCall {
     }
 }
 
+/// The calls, by the number that stands for each in words.
+const NAMES: [&str; 8] = [
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+];
+
+/// What words say: `reduce(sum)(root 1) of 100 f32`.
+pub(crate) fn describe(words: &[u64]) -> String {
+    let &[name, dtype, len, op, root] = words else { return "another call".to_owned() };
+    let name = usize::try_from(name).ok().and_then(|at| NAMES.get(at)).unwrap_or(&"another call");
+    let code = |word: u64| u8::try_from(word).ok();
+    let op = code(op).and_then(ReduceOp::from_code).map(|op| format!("({op})"));
+    let root = (root != u64::MAX).then(|| format!("(root {root})"));
+    let dtype = code(dtype).and_then(DType::from_code).map(|dtype| dtype.to_string());
+    let [op, root, dtype] = [op, root, dtype].map(Option::unwrap_or_default);
+    format!("{name}{op}{root} of {len} {dtype}")
+}
+
 /// Joins the devices of all ranks, if that is wanted and possible. If not: why.
 ///
 /// # Errors
@@ -240,7 +259,11 @@ pub(crate) fn set_up(
             "NCCL adds in an order of its own, and sums in the order of {order:?} were asked for"
         ));
     }
-    let found = device.fabric(group.config().nccl_library.as_deref());
+    let of_backend = driving::on_device(group).map(|it| it.downcast::<Arc<dyn Fabric>>());
+    let found = match of_backend {
+        Some(Ok(fabric)) => Ok((*fabric).clone()),
+        _ => device.fabric(group.config().nccl_library.as_deref()),
+    };
     let word = match &found {
         Ok(fabric) => Said { can: true, text: fabric.one_rank_each().unwrap_or_default() },
         Err(error) => Said { can: false, text: error.to_string() },
@@ -253,7 +276,8 @@ pub(crate) fn set_up(
         let other = all[..rank].iter().position(|(_, other)| other == uuid);
         let is_refused = !said.text.is_empty() || options.way == Wanted::Auto;
         if let Some(other) = other.filter(|_| is_refused) {
-            return refuse(format!("ranks {other} and {rank} are on one GPU: {}", said.text));
+            let hint = if said.text.is_empty() { "NCCL was let to share it" } else { &said.text };
+            return refuse(format!("ranks {other} and {rank} are on one GPU: {hint}"));
         }
     }
     let Ok(fabric) = found else { return refuse("NCCL is not there".to_owned()) };

@@ -45,8 +45,7 @@ enum Running {
     Ended,
 }
 
-/// How long the data is with which both ways are tried, and how often.
-const TRIED_BYTES: usize = 4 << 20;
+/// How often both ways are tried.
 const TRIES: usize = 5;
 
 impl DeviceGroup {
@@ -75,14 +74,15 @@ impl DeviceGroup {
         made.inspect_err(|error| shared.fail(error.clone()))
     }
 
-    /// Times an all-reduce each way, where both can be gone, and takes the faster one on all ranks.
+    /// Times an all-reduce of one window each way, where both can be gone, and takes the faster one on all ranks.
     fn try_both(&self) -> Result<()> {
         let agreed = &self.0.agreed;
         if agreed.joined().is_none() {
             return Ok(());
         }
         let failed = Error::of("DeviceGroup::new");
-        let memory = self.device().memory(TRIED_BYTES).map_err(&failed)?;
+        let bytes = self.options().window_bytes;
+        let memory = self.device().memory(bytes).map_err(&failed)?;
         let data = DeviceSlice::new(memory.place(), DType::F32);
         let stream = self.device().stream().map_err(&failed)?;
         let mut micros = [u64::MAX; 2];
@@ -102,7 +102,7 @@ impl DeviceGroup {
         self.group().all_reduce(&mut micros, ReduceOp::Max)?;
         let [host, direct] = micros;
         let figures = format!(
-            "an all_reduce of 4 MiB took {direct} us by NCCL, and {host} us through the host, when the group was made"
+            "an all_reduce of {bytes} bytes took {direct} us by NCCL, and {host} us through the host, when the group was made"
         );
         agreed.choose(direct <= host, figures);
         Ok(())
@@ -131,6 +131,17 @@ impl DeviceGroup {
         let watcher = Watcher::new(shared.clone(), ring, streams, direct);
         let watcher = Mutex::new(Running::Idle(Box::new(watcher)));
         DeviceGroup(Arc::new(Handle { shared, agreed, watcher }))
+    }
+
+    /// A device group of some of these ranks, which all call this together. They are numbered in their old order. It takes
+    /// the same options, and a way of its own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ProcessGroup::new_group`] and [`DeviceGroup::new`].
+    pub fn new_group(&self, ranks: &[Rank]) -> Result<DeviceGroup> {
+        let group = self.group().new_group(ranks, &GroupOptions::default())?;
+        DeviceGroup::new(&group, self.device().clone(), self.options())
     }
 
     /// This process's number in the group.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use drumline_group::driving;
 
 use crate::Error;
+use crate::direct::describe;
 use crate::inbox::Shared;
 
 /// Compares the lengths of a call on all ranks. The host compares those of single windows: ranks whose lengths differ by
@@ -29,22 +30,21 @@ pub(crate) fn agree_on_length(shared: &Arc<Shared>, elements: u64) {
 }
 
 /// Compares a call on all ranks. The flag is set when all make the same one.
-pub(crate) fn agree_on_call(shared: &Arc<Shared>, words: &[u64], text: &str) -> Arc<AtomicBool> {
+pub(crate) fn agree_on_call(shared: &Arc<Shared>, words: &[u64]) -> Arc<AtomicBool> {
     let agreed = Arc::new(AtomicBool::new(false));
     let (told, flag, own) = (shared.clone(), agreed.clone(), words.to_vec());
-    let text = text.to_owned();
     driving::all_gather_then(&shared.group, words.to_vec(), move |heard| {
         let result = heard.map_err(Error::from).and_then(|all| {
-            match all.chunks_exact(own.len()).position(|theirs| theirs != own) {
+            match all.chunks_exact(own.len()).enumerate().find(|(_, theirs)| *theirs != own) {
                 None => {
                     flag.store(true, Ordering::Release);
                     Ok(())
                 }
-                Some(peer) => Err(Error::Differs {
+                Some((peer, theirs)) => Err(Error::Differs {
                     operation: "nccl",
                     peer,
-                    theirs: "another call".to_owned(),
-                    ours: text,
+                    theirs: describe(theirs),
+                    ours: describe(&own),
                 }),
             }
         });

@@ -296,13 +296,12 @@ impl Watcher {
             let call = &mut self.calls[(self.host_at - self.first) as usize];
             match &mut call.part {
                 Part::Direct(it) => {
-                    let Some((direct, stream)) = &self.direct else {
-                        unreachable!("such calls are made where devices are joined")
-                    };
+                    // Such calls are made where devices are joined.
+                    let Some((direct, stream)) = &self.direct else { break };
                     let (shared, agreeing) = (&self.shared, &mut self.agreeing);
-                    let agree = |words: &[u64], text: &str| {
+                    let agree = |words: &[u64]| {
                         *agreeing += 1;
-                        rounds::agree_on_call(shared, words, text)
+                        rounds::agree_on_call(shared, words)
                     };
                     if !it.go_on(direct, &**stream, &*call.after, agree)? {
                         break;

@@ -4,6 +4,7 @@
 //! says what it left out.
 
 mod by_name;
+mod by_nccl;
 mod copies;
 mod sums;
 mod table;
@@ -46,6 +47,10 @@ struct Options {
     #[arg(long, hide = true)]
     by_name_with: Option<usize>,
 
+    /// The same, for NCCL.
+    #[arg(long, hide = true)]
+    by_nccl_with: Option<usize>,
+
     #[arg(long, hide = true, default_value_t = 0.0)]
     link_gb_s: f64,
 }
@@ -57,6 +62,9 @@ fn main() -> anyhow::Result<()> {
     }
     if let Some(ranks) = options.by_name_with {
         return sums::run(ranks, |rank| by_name::one(&options, rank));
+    }
+    if let Some(ranks) = options.by_nccl_with {
+        return sums::run(ranks, |rank| by_nccl::one(&options, rank));
     }
     let driver = Driver::load(options.library.as_deref()).context("there is nothing to try")?;
     println!("driver   {driver}, {} devices", driver.devices()?);
@@ -76,8 +84,12 @@ fn main() -> anyhow::Result<()> {
     for &ranks in &options.ranks {
         sums::measure(&options, "by-name-with", ranks, link_gb_s)?;
     }
+    by_nccl::headline();
+    for &ranks in &options.ranks {
+        sums::measure(&options, "by-nccl-with", ranks, link_gb_s)?;
+    }
     println!(
-        "\nleft out: NCCL; programs of torch and burn; copies between processes by CUDA IPC, which Drumline does not use"
+        "\nleft out: a rank that is killed; programs of torch and burn; copies between processes by CUDA IPC, which Drumline does not use"
     );
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 fn it_tries_a_device_and_says_what_it_left_out() {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
         .env("DRUMLINE_CUDA_LIBRARY", drumline_standin::library())
+        .env("DRUMLINE_NCCL_LIBRARY", drumline_standin::library())
         .args(["--bytes-max", "65536", "--rounds", "2", "--ranks", "1,2"])
         .output()
         .unwrap();
@@ -16,6 +17,7 @@ fn it_tries_a_device_and_says_what_it_left_out() {
         "64 KiB",
         "all_reduce of f32 by processes",
         "46 gradients by name",
+        "by nccl ",
         "left out: ",
     ] {
         assert!(out.contains(part), "{out}");

@@ -18,10 +18,17 @@ pub(crate) struct Bench {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The devices of this machine. Whoever has them is alone with them.
+/// The two devices of this machine. Whoever has them is alone with them.
 pub(crate) fn bench() -> Bench {
+    bench_of(2)
+}
+
+/// The same with so many devices.
+pub(crate) fn bench_of(devices: usize) -> Bench {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let controls = Controls::load();
+    controls.unset_all();
+    controls.set("STANDIN_DEVICES", Some(&devices.to_string()));
     controls.reset();
     let driver = Driver::load(Some(&library())).unwrap();
     Bench { controls, driver, _turn: turn }

@@ -1,11 +1,17 @@
 //! Calls of the devices among themselves, by a stand-in for NCCL.
 
+use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use drumline_accel::{
     DeviceGroup, DeviceOptions, DeviceSlice, DeviceWork, Error, Result, Stream, Wanted, Way,
 };
+use drumline_device::fabric::{Communicator, Fabric, Work};
+use drumline_group::backend::{Backend, Request, register_backend};
+use drumline_group::{Cause, CollectiveError};
 use drumline_group::{Config, DType, Element, Operator, ReduceOp, SumOrder, bf16};
 use drumline_standin::library;
 
@@ -258,6 +264,27 @@ fn sums_that_nccl_lacks_are_refused_where_it_was_asked_for() {
 }
 
 #[test]
+fn some_of_the_ranks_make_a_group_of_their_own() {
+    let bench = bench();
+    world(&bench, |member| {
+        let on = member.on(&options(Wanted::Nccl));
+        let own = on.new_group(&[member.rank()]).unwrap();
+        let stream = member.stream();
+        let data = Data::new(&member.device, &[1_f32; 50]);
+        data.put(&*stream);
+        own.all_reduce_on(&stream, data.slice(), ReduceOp::Sum).unwrap().wait().unwrap();
+        on.all_reduce_on(&stream, data.slice(), ReduceOp::Sum).unwrap().join(&stream).unwrap();
+        data.fetch(&*stream);
+        finish(&stream);
+        assert_eq!(data.found(), [2.0; 50]);
+        assert_eq!((own.world_size(), on.world_size()), (1, 2));
+        own.destroy().unwrap();
+        on.destroy().unwrap();
+    });
+    bench.is_clean();
+}
+
+#[test]
 fn ranks_in_different_calls_hear_of_it_and_streams_go_on() {
     let bench = bench();
     let told = world(&bench, |member| {
@@ -277,6 +304,9 @@ fn ranks_in_different_calls_hear_of_it_and_streams_go_on() {
     });
     let names_peer = |at: usize| told[at].contains(&format!("rank {}", 1 - at));
     assert!(names_peer(0) && names_peer(1), "{told:?}");
+    for part in ["all_reduce(sum) of 600 f32", "all_reduce(sum) of 100 f32"] {
+        assert!(told.iter().all(|text| text.contains(part)), "{told:?}");
+    }
     bench.is_clean();
 }
 
@@ -338,4 +368,106 @@ fn a_call_of_nccl_that_fails_is_told_to_all() {
         assert!(told.iter().all(names) || function == "ncclGroupEnd", "{function}: {told:?}");
         bench.gives_back();
     }
+}
+
+/// A backend for one rank, which has a fabric of its own.
+#[derive(Debug)]
+struct WithFabric(Arc<dyn Fabric>);
+
+/// Calls that went by that fabric.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+impl Backend for WithFabric {
+    fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
+        let own = request.contribution().to_vec();
+        request.data.copy_from_slice(&own);
+        Ok(())
+    }
+
+    fn on_device(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(Arc::new(self.0.clone()))
+    }
+
+    fn abort(&self, _: &CollectiveError) {}
+
+    fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Counted<T: ?Sized>(Arc<T>);
+
+impl Fabric for Counted<dyn Fabric> {
+    fn name(&self) -> String {
+        "nccl, counted".to_owned()
+    }
+
+    fn supports(&self, dtype: DType, work: Work) -> Result<(), String> {
+        self.0.supports(dtype, work)
+    }
+
+    fn unique_id(&self) -> drumline_device::Result<Vec<u8>> {
+        self.0.unique_id()
+    }
+
+    fn join(
+        &self,
+        id: &[u8],
+        rank: usize,
+        size: usize,
+    ) -> drumline_device::Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(Joined(self.0.join(id, rank, size)?)))
+    }
+
+    fn one_rank_each(&self) -> Option<String> {
+        None
+    }
+}
+
+#[derive(Debug)]
+struct Joined(Arc<dyn Communicator>);
+
+impl Communicator for Joined {
+    fn is_ready(&self) -> drumline_device::Result<bool> {
+        self.0.is_ready()
+    }
+
+    fn queue(
+        &self,
+        calls: &[drumline_device::fabric::Call],
+        stream: &dyn Stream,
+    ) -> drumline_device::Result<()> {
+        CALLS.fetch_add(calls.len(), Ordering::Relaxed);
+        self.0.queue(calls, stream)
+    }
+
+    fn abort(&self) -> drumline_device::Result<()> {
+        self.0.abort()
+    }
+}
+
+#[test]
+fn a_backend_may_have_a_fabric_of_its_own() {
+    let bench = bench();
+    // The registry keeps this, so it keeps nothing of the device.
+    let fabric = || -> Arc<dyn Fabric> {
+        let device = drumline_cuda::Driver::load(Some(&library())).unwrap().device(0).unwrap();
+        Arc::new(Counted(drumline_accel::Device::fabric(&device, Some(&library())).unwrap()))
+    };
+    register_backend("with-fabric", move |_| Ok(Arc::new(WithFabric(fabric())))).unwrap();
+    bench.world(1, &config().backend("with-fabric"), |member| {
+        let on = member.on(&options(Wanted::Nccl));
+        assert!(on.explain(DType::F32).to_string().contains("nccl, counted"));
+        let data = Data::new(&member.device, &[1_f32; 50]);
+        let stream = member.stream();
+        data.put(&*stream);
+        on.all_reduce_on(&stream, data.slice(), ReduceOp::Sum).unwrap().join(&stream).unwrap();
+        data.fetch(&*stream);
+        finish(&stream);
+        assert_eq!(data.found(), [1.0; 50]);
+        on.destroy().unwrap();
+    });
+    assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+    bench.is_clean();
 }

@@ -9,7 +9,7 @@ mod report;
 mod system;
 mod try_out;
 
-use drumline::{Config, backend};
+use drumline::{Config, backend, device::Wanted};
 
 use self::{
     on_device::try_on_device,
@@ -39,7 +39,7 @@ pub fn check(as_json: bool) -> Result<u8> {
     };
     let mut columns =
         vec![over("shm", true, true), over("unix", false, true), over("tcp", false, false)];
-    columns.push(try_on_device(&config));
+    columns.extend([Wanted::Host, Wanted::Nccl].map(|way| try_on_device(&config, way)));
     // Two ranks of MPI are two processes, which its launcher starts.
     let is_tried = |name: &String| *name != backend::BUILT_IN && name != "mpi";
     for name in backend::backends().into_iter().filter(is_tried) {

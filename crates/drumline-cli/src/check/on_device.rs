@@ -1,18 +1,18 @@
-//! Calls every operation on two ranks that share a GPU.
+//! Calls every operation on two ranks with GPUs.
 
 use std::{fmt::Display, sync::Arc};
 
 use drumline::{
-    Config, DType, ProcessGroup, ReduceOp,
+    Config, DType, ProcessGroup, ReduceOp, backend,
     device::{
         CudaDevice, Device as _, DeviceGroup, DeviceMemory, DeviceOptions, DeviceSlice, DeviceWork,
-        Driver, DriverError, Result, Stream,
+        Driver, DriverError, Result, Stream, Wanted,
     },
 };
 
 use super::{
     operations::OPERATIONS,
-    report::Column,
+    report::{Column, RANKS},
     try_out::{attempt, world},
 };
 
@@ -100,42 +100,54 @@ const ON_DEVICE: [(&str, Attempt); 12] = [
     ("barrier", |rank| rank.on.barrier_on(&rank.stream)?.wait().map(|()| true)),
 ];
 
-/// What two ranks can do that share the first GPU of this machine.
-pub(super) fn try_on_device(config: &Config) -> Column {
+/// What two ranks can do: through the host on the first GPU, which they share, or by NCCL, which takes two.
+pub(super) fn try_on_device(config: &Config, way: Wanted) -> Column {
+    let carrier = if way == Wanted::Nccl { "nccl" } else { backend::BUILT_IN };
+    let column = |kind, tried| Column::on_device(carrier, kind, tried);
     let found = Driver::load(config.cuda_library.as_deref()).and_then(|driver| {
-        let kind = driver.family().name();
-        let device = (driver.devices()? > 0).then(|| driver.device(0)).transpose()?;
-        Ok((kind, device))
+        let taken = if way == Wanted::Nccl { RANKS } else { 1 };
+        let devices = (0..driver.devices()?.min(taken)).map(|ordinal| driver.device(ordinal));
+        Ok((driver.family().name(), devices.collect::<Result<Vec<_>, _>>()?))
     });
-    let (kind, device) = match found {
-        Ok((kind, Some(device))) => (kind, device),
-        Ok((kind, None)) => {
-            return Column::on_device(kind, Err("the driver has no device".to_owned()));
+    let (kind, devices) = match found {
+        Ok((kind, devices)) if devices.is_empty() => {
+            return column(kind, Err("the driver has no device".to_owned()));
         }
-        Err(error) => return Column::on_device("cuda", Err(error.to_string())),
+        Ok(found) => found,
+        Err(error) => return column("cuda", Err(error.to_string())),
     };
+    let tried_on = |call: Attempt| {
+        world(config, |group| on(group, &devices[group.rank() % devices.len()], way, call))
+    };
+    if way == Wanted::Nccl
+        && let Err(problem) = tried_on(|_| Ok(true))
+    {
+        return column(kind, Err(problem));
+    }
     let of_host = |name: &str| OPERATIONS.iter().find(|(known, _)| *known == name);
     let tried = OPERATIONS.iter().map(|(name, _)| {
         let on_device = ON_DEVICE.iter().find(|(known, _)| known == name);
         match (on_device, of_host(name)) {
-            (Some((_, call)), _) => {
-                attempt(name, world(config, |group| on(group, &device, *call).map_err(text)))
+            (Some((_, call)), _) if way == Wanted::Host || !name.contains("scan") => {
+                attempt(name, tried_on(*call))
             }
+            (Some(_), _) => Some("NCCL has no scans".to_owned()),
             (None, Some((_, call))) => {
                 attempt(name, world(config, |group| call(group).map_err(text)))
             }
             (None, None) => None,
         }
     });
-    Column::on_device(kind, Ok(tried.collect()))
+    column(kind, Ok(tried.collect()))
 }
 
 fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-fn on(group: &ProcessGroup, device: &CudaDevice, call: Attempt) -> Result<bool> {
-    let on = DeviceGroup::new(group, Arc::new(device.clone()), &DeviceOptions::default())?;
+fn on(group: &ProcessGroup, device: &CudaDevice, way: Wanted, call: Attempt) -> Result<bool> {
+    let options = DeviceOptions::default().way(way);
+    let on = DeviceGroup::new(group, Arc::new(device.clone()), &options)?;
     let stream = device.stream().map_err(of_driver)?;
     let rank = Rank { group, on: on.clone(), device: device.clone(), stream };
     let is_right = call(&rank)?;

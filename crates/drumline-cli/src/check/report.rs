@@ -43,8 +43,9 @@ pub(super) struct Column {
 const ABSENT: &str = "-";
 
 impl Column {
-    /// The column of a kind of GPU: what was tried, or why nothing could be.
+    /// The column of a kind of GPU: what was tried, or why nothing could be. `carrier`: who carries the calls.
     pub(super) fn on_device(
+        carrier: &str,
         kind: &'static str,
         tried: Result<Vec<Option<String>>, String>,
     ) -> Column {
@@ -52,8 +53,7 @@ impl Column {
             Ok(tried) => (tried, None),
             Err(why) => (Vec::new(), Some(why)),
         };
-        let backend = backend::BUILT_IN.to_owned();
-        Column { backend, transport: "", device: kind, absent, tried }
+        Column { backend: carrier.to_owned(), transport: "", device: kind, absent, tried }
     }
 
     /// `drumline/shm`, or `drumline/cuda`.
@@ -69,6 +69,8 @@ impl Column {
         match self.tried.get(operation) {
             None => ABSENT,
             Some(None) => "yes",
+            // The library that carries the calls lacks it.
+            Some(Some(problem)) if problem.contains(" has no ") => "no",
             Some(Some(_)) => "FAILED",
         }
     }
@@ -106,8 +108,12 @@ impl fmt::Display for Report {
             Ok(library) => line("MPI", library)?,
             Err(problem) => line("MPI", &format!("none: {problem}"))?,
         }
-        let mut backends: Vec<&str> =
-            self.columns.iter().map(|column| column.backend.as_str()).collect();
+        let mut backends: Vec<&str> = self
+            .columns
+            .iter()
+            .filter(|it| it.device == CPU)
+            .map(|it| it.backend.as_str())
+            .collect();
         backends.dedup();
         line("backends", &list(backends.iter(), ""))?;
         line("auto", &backend::BUILT_IN)?;

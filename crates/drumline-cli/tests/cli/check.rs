@@ -31,11 +31,13 @@ fn everything_is_tried_everywhere() {
     let columns = report["backends"].as_array().unwrap();
     let transports: Vec<&str> =
         columns.iter().map(|column| column["transport"].as_str().unwrap()).collect();
-    assert_eq!(transports, ["shm", "unix", "tcp", ""]);
-    let (cuda, columns) = columns.split_last().unwrap();
-    assert_eq!((&cuda["device"], &cuda["operations"]), (&"cuda".into(), &Map::new().into()));
-    let why = cuda["absent"].as_str().unwrap();
-    assert!(why.contains("found no driver") && why.contains("/no/libcuda.so"), "{cuda}");
+    assert_eq!(transports, ["shm", "unix", "tcp", "", ""]);
+    let (columns, on_gpu) = columns.split_at(columns.len() - 2);
+    for cuda in on_gpu {
+        assert_eq!((&cuda["device"], &cuda["operations"]), (&"cuda".into(), &Map::new().into()));
+        let why = cuda["absent"].as_str().unwrap();
+        assert!(why.contains("found no driver") && why.contains("/no/libcuda.so"), "{cuda}");
+    }
     for column in columns.iter().filter(|column| column["absent"].is_null()) {
         let operations = column["operations"].as_object().unwrap();
         assert_eq!(operations.len(), 14);
@@ -47,14 +49,22 @@ fn everything_is_tried_everywhere() {
 #[test]
 fn a_gpu_is_tried_as_well() {
     let library = drumline_standin::library();
-    let output = check(&["--json"], &[("DRUMLINE_CUDA_LIBRARY", library.to_str().unwrap())]);
+    let library = library.to_str().unwrap();
+    let both = [("DRUMLINE_CUDA_LIBRARY", library), ("DRUMLINE_NCCL_LIBRARY", library)];
+    let output = check(&["--json"], &both);
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let cuda = report["backends"].as_array().unwrap().last().unwrap();
-    assert_eq!((&cuda["device"], &cuda["absent"]), (&"cuda".into(), &Value::Null));
-    let operations = cuda["operations"].as_object().unwrap();
-    assert_eq!(operations.len(), 14);
-    assert!(operations.values().all(|tried| tried["works"] == true), "{cuda}");
+    let columns = report["backends"].as_array().unwrap();
+    let [cuda, nccl] = &columns[columns.len() - 2..] else { unreachable!() };
+    for (column, carrier) in [(cuda, "drumline"), (nccl, "nccl")] {
+        assert_eq!((&column["device"], &column["absent"]), (&"cuda".into(), &Value::Null));
+        assert_eq!(column["backend"], carrier);
+        let operations = column["operations"].as_object().unwrap();
+        assert_eq!(operations.len(), 14);
+        let lacks = |name: &str| carrier == "nccl" && name.contains("scan");
+        let is_right = |(name, tried): (&String, &Value)| tried["works"] == !lacks(name);
+        assert!(operations.iter().all(is_right), "{column}");
+    }
 }
 
 #[test]
@@ -69,8 +79,8 @@ fn what_does_not_work_is_said_and_is_a_failure() {
     let cells = |name: &str| -> Vec<String> {
         row(name)[name.len()..].split_whitespace().map(str::to_owned).collect()
     };
-    assert_eq!(cells("all_reduce")[1..], ["yes", "-", "-"], "{text}");
-    assert_eq!(cells("device"), ["cpu", "cpu", "cpu", "cuda"]);
+    assert_eq!(cells("all_reduce")[1..], ["yes", "-", "-", "-"], "{text}");
+    assert_eq!(cells("device"), ["cpu", "cpu", "cpu", "cuda", "cuda"]);
     assert!(row("drumline/cuda: ").contains("found no driver"), "{text}");
     assert!(row("drumline/tcp: ").contains(&port.to_string()), "{text}");
 }

@@ -1,6 +1,6 @@
 //! The interface of a backend, and what the library passes to it.
 
-use std::{fmt, sync::Arc, time::Instant};
+use std::{any::Any, fmt, sync::Arc, time::Instant};
 
 use drumline_engine::{Cause, CollectiveError};
 use drumline_schedule::{Collective, step::Rank};
@@ -245,6 +245,13 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
         let _ = wanted;
         Err(Cause::Backend { problem: NO_MESSAGES.to_owned() })
+    }
+
+    /// What carries calls on the memory of devices, if this backend has such a thing: an `Arc<dyn Fabric>` of
+    /// `drumline-device`. Without it, the library copies the data of devices through pinned memory of the host, and calls
+    /// [`Backend::collective`].
+    fn on_device(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
     }
 
     /// The group has failed on this rank. Tells the peers why, and makes calls that are under way return.

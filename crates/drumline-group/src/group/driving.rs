@@ -3,6 +3,8 @@
 //! Each call here ends in a function, `end`, which may begin other calls. `end` runs on the thread that
 //! drives the group, while the group is locked. So it must not wait for a call.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Instant;
 
 use drumline_engine::{operator::Operator, recorder::Recorder};
@@ -100,6 +102,14 @@ pub fn help(group: &ProcessGroup, deadline: Option<Instant>, done: &dyn Fn() -> 
 /// As for [`ProcessGroup::new_group`].
 pub fn with_members(group: &ProcessGroup, label: &str, count: usize) -> Result<Vec<ProcessGroup>> {
     group.with_members(label, count)
+}
+
+/// What a foreign backend has for the memory of devices: [`Backend::on_device`](crate::backend::Backend::on_device).
+pub fn on_device(group: &ProcessGroup) -> Option<Arc<dyn Any + Send + Sync>> {
+    match &group.inner.carrier {
+        Carrier::Lane(_) => None,
+        Carrier::Backend(backend) => backend.on_device(),
+    }
 }
 
 /// Looks whether a peer has ended, failed or left, also when no call is under way. What it says is a hint: a call that

@@ -8,6 +8,7 @@
 //! receive never holds up a send. A queue has a thread while it is not empty.
 
 use std::{
+    any::Any,
     collections::{HashMap, VecDeque, hash_map::Entry},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -106,6 +107,10 @@ impl Drop for Turn<'_> {
 }
 
 impl Foreign {
+    pub(super) fn on_device(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.backend.on_device()
+    }
+
     pub(super) fn new(
         Carried { backend, name, guard }: Carried<'_>,
         member: Membership,

@@ -226,7 +226,9 @@ impl DeviceAsyncReduce {
         self.brought.clear();
         let pending = self.pending.iter_mut().zip(&self.background.layout.buckets);
         pending.for_each(|(pending, bucket)| *pending = bucket.tensors.len());
-        let joined = self.before.iter().try_for_each(|work| work.join(stream));
+        // All of them, also after one that has failed.
+        let joined: Vec<_> = self.before.iter().map(|work| work.join(stream)).collect();
+        let joined: Result<(), DeviceError> = joined.into_iter().collect();
         match (result, joined) {
             (Ok(()), Err(error)) => Err(self.end_with(error)),
             (result, _) => result,

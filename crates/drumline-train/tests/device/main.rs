@@ -139,6 +139,7 @@ fn train(rank: &Rank, seed: u64) {
     let streams = [rank.stream(), rank.stream()];
     let mut gradients: Vec<Gradient> =
         LENGTHS.iter().map(|(_, len)| Gradient::new(rank, len * 4)).collect();
+    let mut in_place = Gradient::new(rank, 33 * 8);
     for step in 0..5 {
         let mut order: Vec<usize> = (0..LENGTHS.len()).collect();
         random.shuffle(&mut order);
@@ -154,21 +155,31 @@ fn train(rank: &Rank, seed: u64) {
             stream.copy_within(source.place(), memory.place()).unwrap();
             let from = DeviceSlice::new(memory.place(), DType::F32);
             if number == 3 {
-                // This one lies in its place.
+                // This one is put in its place.
+                let own = [(rank.rank() + step + 1) as f64; 33];
+                in_place.source.write(bytemuck::cast_slice(&own)).unwrap();
+                let place = engine.gradient("of f64").unwrap().place;
+                stream.copy_within(in_place.source.place(), place).unwrap();
                 engine.async_reduce("of f64", stream).unwrap();
             }
             engine.async_reduce_from(name, from, stream).unwrap();
         }
         engine.synchronize(&streams[0]).unwrap();
         for (tensor, (name, _)) in LENGTHS.iter().enumerate() {
-            let Gradient { source, memory, result } = &gradients[tensor];
+            let Gradient { memory, result, .. } = &gradients[tensor];
             let found = engine.gradient(name).unwrap();
             streams[0].copy_within(found.place, result.place()).unwrap();
             // The next backward: whoever still copied the gradient would find something else.
             streams[0].copy_within(result.place(), memory.place()).unwrap();
-            let _ = source;
         }
+        let summed = engine.gradient("of f64").unwrap().place;
+        streams[0].copy_within(summed, in_place.result.place()).unwrap();
         streams[0].record().unwrap().wait().unwrap();
+        let mut found = [0_f64; 33];
+        in_place.result.read(bytemuck::cast_slice_mut(&mut found)).unwrap();
+        let ranks = engine.device_group().world_size();
+        let expected: usize = (0..ranks).map(|rank| rank + step + 1).sum();
+        assert_eq!(found, [expected as f64; 33]);
         for (tensor, (name, len)) in LENGTHS.iter().enumerate() {
             let mut found = vec![0_f32; *len];
             if *len > 0 {
