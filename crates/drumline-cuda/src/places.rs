@@ -10,40 +10,44 @@ use crate::opened::Opened;
 impl Opened {
     /// See [`Device::check`](drumline_device::Device::check).
     pub(crate) fn check(&self, place: Place) -> Result<()> {
-        if place.bytes == 0 {
-            return Ok(());
+        // What an allocator has mapped piece by piece consists of several ranges. Each may be another device's.
+        let (mut address, mut left) = (place.address, place.bytes as u64);
+        while left > 0 {
+            let bytes = self.own_from(address)?.map_err(|why| {
+                let problem = match address - place.address {
+                    0 => why,
+                    good => format!("only {good} bytes are memory of this device, and then {why}"),
+                };
+                Error::Place { place, problem }
+            })?;
+            left = left.saturating_sub(bytes);
+            address = address.saturating_add(bytes);
         }
-        let no = |problem: String| Err(Error::Place { place, problem });
+        Ok(())
+    }
+
+    /// The bytes from `address` to the end of its range, if that is memory of this device and this context; or what it
+    /// is.
+    fn own_from(&self, address: u64) -> Result<std::result::Result<u64, String>> {
+        let no = |why: &str| Ok(Err(why.to_owned()));
         let unknown = "it is memory of the host, or was freed";
-        match self.attribute::<c_uint>(MEMORY_TYPE, place.address)? {
-            None => return no(unknown.to_owned()),
+        match self.attribute::<c_uint>(MEMORY_TYPE, address)? {
+            None => return no(unknown),
             Some(OF_DEVICE) => {}
-            Some(_) => return no("it is memory of the host".to_owned()),
+            Some(_) => return no("it is memory of the host"),
         }
-        let ordinal = self.attribute::<c_int>(DEVICE_ORDINAL, place.address)?;
+        let ordinal = self.attribute::<c_int>(DEVICE_ORDINAL, address)?;
         if let Some(ordinal) = ordinal.filter(|it| *it != self.number) {
-            return no(format!("it is memory of {}:{ordinal}", self.identity.kind));
+            return no(&format!("it is memory of {}:{ordinal}", self.identity.kind));
         }
         // Memory of a pool has no context.
-        let context = self.attribute::<usize>(CONTEXT, place.address)?.unwrap_or(0);
+        let context = self.attribute::<usize>(CONTEXT, address)?.unwrap_or(0);
         if context != 0 && context != self.context.addr() {
-            return no("it is memory of another context of this device".to_owned());
+            return no("it is memory of another context of this device");
         }
-        // What an allocator has mapped piece by piece consists of several ranges.
-        let (mut address, mut left) = (place.address, place.bytes as u64);
-        loop {
-            match self.bytes_from(address)? {
-                Some(bytes) if bytes >= left => return Ok(()),
-                Some(bytes) if bytes > 0 => {
-                    left -= bytes;
-                    address += bytes;
-                }
-                _ if address == place.address => return no(unknown.to_owned()),
-                _ => {
-                    let bytes = address - place.address;
-                    return no(format!("only {bytes} bytes are allocated there"));
-                }
-            }
+        match self.bytes_from(address)? {
+            Some(bytes) if bytes > 0 => Ok(Ok(bytes)),
+            _ => no(unknown),
         }
     }
 

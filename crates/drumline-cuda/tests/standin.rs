@@ -213,6 +213,41 @@ fn bad_places_are_refused_by_name() {
     assert!(error.contains("do not lie in 64 bytes of the host"), "{error}");
 }
 
+/// As allocators have it that map memory piece by piece.
+#[test]
+fn a_place_of_several_allocations_is_checked_in_each_of_them() {
+    const EACH: usize = 1 << 16;
+    let bench = bench();
+    let (device, other) = (bench.device(), bench.driver.device(1).unwrap());
+    bench.controls.side_by_side(4 * EACH);
+    let of = |device: &CudaDevice| device.allocate(EACH).unwrap();
+    let memory = [of(&device), of(&device), of(&other), of(&device)];
+    let start = memory[0].place().address;
+    let starts = memory.each_ref().map(|it| it.place().address);
+    assert_eq!(starts, [0, 1, 2, 3].map(|it| start + it * EACH as u64));
+    let place = |from: usize, to: usize| Place { address: start + from as u64, bytes: to - from };
+    device.check(place(0, 2 * EACH)).unwrap();
+    device.check(place(EACH - 1, EACH + 1)).unwrap();
+    other.check(place(2 * EACH, 3 * EACH)).unwrap();
+    let told = |device: &CudaDevice, place: Place| device.check(place).unwrap_err().to_string();
+    let error = told(&device, place(100, 4 * EACH));
+    let good = 2 * EACH - 100;
+    assert!(error.contains(&format!("only {good} bytes")), "{error}");
+    assert!(error.contains("memory of cuda:1"), "{error}");
+    let error = told(&other, place(3 * EACH - 1, 3 * EACH + 1));
+    assert!(error.contains("only 1 bytes") && error.contains("memory of cuda:0"), "{error}");
+    let stream = device.stream().unwrap();
+    let across = place(2 * EACH - 32, 2 * EACH + 32);
+    assert!(stream.copy_out(&[part(across, 0)], device.pinned(64).unwrap().into()).is_err());
+    let [one, two, three, four] = memory;
+    drop(two);
+    let error = told(&device, place(0, 2 * EACH));
+    assert!(error.contains(&format!("only {EACH} bytes")), "{error}");
+    assert!(error.contains("was freed"), "{error}");
+    drop((one, three, four, stream));
+    bench.is_clean();
+}
+
 #[test]
 fn pinned_memory_is_unpinned_before_it_is_detached_and_once() {
     let bench = bench();
@@ -259,6 +294,28 @@ fn a_window_that_two_devices_pin_is_unpinned_by_the_last_of_them() {
     }
     bench.is_clean();
     assert_eq!(bench.controls.retained(), 0);
+}
+
+#[test]
+fn a_range_that_overlaps_a_pinned_one_in_part_is_refused() {
+    let bench = bench();
+    let (device, segment) = (bench.device(), segment());
+    let buffer = segment.arena().allocate::<u8>(BYTES).unwrap();
+    let offset = segment.arena().offset_of(&buffer).unwrap();
+    let peer = PeerSegment::map(segment.handles().unwrap()).unwrap();
+    let pin =
+        |from: usize, to: usize| device.pin_window(peer.window(offset + from, to - from).unwrap());
+    let (low, high) = (pin(1_000, 2_000).unwrap(), pin(2_000, 3_000).unwrap());
+    let before = bench.controls.leaks();
+    for (from, to) in [(999, 1_001), (1_999, 2_001), (1_200, 1_300), (0, 4_000), (1_000, 3_000)] {
+        let error = pin(from, to).unwrap_err();
+        let Error::Driver { code: 712, ref name, .. } = error else { panic!("{error:?}") };
+        assert_eq!(name, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "{from} to {to}");
+    }
+    assert_eq!(bench.controls.leaks(), before);
+    drop((low, high));
+    drop(pin(1_000, 3_000).unwrap());
+    bench.is_clean();
 }
 
 #[test]

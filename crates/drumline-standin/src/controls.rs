@@ -81,6 +81,15 @@ pub(crate) unsafe extern "C" fn standin_break_device(ordinal: c_int, code: c_int
     }
 }
 
+/// Lays the next allocations of device memory side by side, until `len` bytes are used up.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_side_by_side(len: usize) -> c_int {
+    match world().memory.lay_side_by_side(len) {
+        Ok(()) => 0,
+        Err(code) => code.0,
+    }
+}
+
 /// Mistakes of the program that a real device would not tell.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn standin_violations() -> u64 {

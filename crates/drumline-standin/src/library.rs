@@ -158,6 +158,7 @@ controls! {
     calls: "standin_calls", unsafe extern "C" fn() -> u64;
     nccl_calls: "standin_nccl_calls", unsafe extern "C" fn() -> u64;
     break_device: "standin_break_device", unsafe extern "C" fn(c_int, c_int);
+    side_by_side: "standin_side_by_side", unsafe extern "C" fn(usize) -> c_int;
     violations: "standin_violations", unsafe extern "C" fn() -> u64;
     last_violation: "standin_last_violation", unsafe extern "C" fn(*mut c_char, usize);
     leaks: "standin_leaks", unsafe extern "C" fn() -> u64;
@@ -272,6 +273,18 @@ impl Controls {
     pub fn break_device(&self, ordinal: i32, code: i32) {
         // SAFETY: takes any numbers.
         unsafe { (self.break_device)(ordinal, code) }
+    }
+
+    /// Lays the next allocations of device memory side by side, whichever devices they are of, until `bytes` are used up.
+    /// Each takes whole pages.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many addresses.
+    pub fn side_by_side(&self, bytes: usize) {
+        // SAFETY: takes any number.
+        let code = unsafe { (self.side_by_side)(bytes) };
+        assert!(code == 0, "no {bytes} bytes of addresses: {code}");
     }
 
     /// How many mistakes the program made that a real device would not tell.

@@ -4,6 +4,7 @@
 //! bytes lie in a second mapping, which only the stand-in knows.
 
 use std::collections::BTreeMap;
+use std::ops;
 
 use crate::code::Code;
 use crate::host::{self, PAGE};
@@ -71,9 +72,38 @@ impl Span {
 pub(crate) struct Memory {
     ranges: BTreeMap<usize, Range>,
     made: u64,
+    /// Reserved addresses for the next allocations of device memory, one behind the other.
+    stretch: ops::Range<usize>,
 }
 
 impl Memory {
+    /// Lays the next allocations of device memory side by side, as long as they fit into `len` bytes.
+    pub(crate) fn lay_side_by_side(&mut self, len: usize) -> Result<(), Code> {
+        self.give_stretch_back();
+        let len = len.next_multiple_of(PAGE);
+        let start = map(len, libc::PROT_NONE)?;
+        self.stretch = start..start + len;
+        Ok(())
+    }
+
+    fn give_stretch_back(&mut self) {
+        let rest = std::mem::take(&mut self.stretch);
+        if !rest.is_empty() {
+            unmap(rest.start, rest.len());
+        }
+    }
+
+    /// Addresses for device memory, without any right.
+    fn reserve(&mut self, len: usize) -> Result<usize, Code> {
+        let whole = len.next_multiple_of(PAGE);
+        if whole > self.stretch.len() {
+            return map(len, libc::PROT_NONE);
+        }
+        let start = self.stretch.start;
+        self.stretch.start += whole;
+        Ok(start)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
@@ -126,7 +156,7 @@ impl Memory {
         device: usize,
     ) -> Result<usize, Code> {
         let hidden = map(len, libc::PROT_READ | libc::PROT_WRITE)?;
-        let start = match map(len, libc::PROT_NONE) {
+        let start = match self.reserve(len) {
             Ok(start) => start,
             Err(code) => {
                 unmap(hidden, len);
@@ -190,6 +220,7 @@ impl Memory {
     }
 
     pub(crate) fn clear(&mut self) {
+        self.give_stretch_back();
         let starts: Vec<usize> = self.ranges.keys().copied().collect();
         for start in starts {
             self.release(start, |_| true);
