@@ -35,7 +35,7 @@ fn wrong_arguments_are_refused_before_any_rank_hears() {
             };
             refused(sum(at(of_host.as_ptr().addr() as u64, 16)), "memory of the host");
             refused(sum(at(freed.address, 64)), "cannot be used on this device");
-            refused(sum(at(place.address, 4_096)), "only 1024 bytes are allocated there");
+            refused(sum(at(place.address, 4_096)), "only 1024 bytes are memory of this device");
             refused(sum(DeviceSlice::new(elsewhere.place(), DType::F32)), "it is memory of cuda:1");
             refused(sum(f32s(0..7)), "no whole number of f32");
             refused(sum(f32s(2..10)), "not aligned: f32 begin at multiples of 4");
