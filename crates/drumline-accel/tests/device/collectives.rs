@@ -11,15 +11,15 @@ type Host = fn(&ProcessGroup, &[f32], &mut [f32], usize) -> drumline_group::Resu
 
 /// A call: how long its input and its output are in blocks, here and at the root, and both forms of it. Calls without
 /// an input change their output.
-struct Case {
-    name: &'static str,
-    input: Length,
-    output: Length,
-    on: On,
-    host: Host,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) input: Length,
+    pub(crate) output: Length,
+    pub(crate) on: On,
+    pub(crate) host: Host,
 }
 
-enum Length {
+pub(crate) enum Length {
     Empty,
     Block,
     Blocks,
@@ -28,7 +28,7 @@ enum Length {
 }
 
 impl Length {
-    fn of(&self, block: usize, ranks: usize, is_root: bool) -> usize {
+    pub(crate) fn of(&self, block: usize, ranks: usize, is_root: bool) -> usize {
         match self {
             Length::Empty => 0,
             Length::Block => block,
@@ -41,7 +41,7 @@ impl Length {
 
 use Length::{AtRoot, Block, Blocks, Empty};
 
-const CASES: [Case; 11] = [
+pub(crate) const CASES: [Case; 11] = [
     Case {
         name: "reduce",
         input: Empty,
@@ -125,7 +125,7 @@ const CASES: [Case; 11] = [
     },
 ];
 
-fn values(member: &Member, len: usize, salt: usize) -> Vec<f32> {
+pub(crate) fn values(member: &Member, len: usize, salt: usize) -> Vec<f32> {
     let rank = member.rank();
     (0..len)
         .map(|index| ((index * 37 + rank * 101 + salt * 7) % 1_009) as f32 * 0.37 - 150.0)

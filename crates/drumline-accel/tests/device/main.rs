@@ -10,6 +10,7 @@ mod each_call;
 mod failures;
 mod messages;
 mod mixed;
+mod mixed_calls;
 mod nccl;
 mod pieces;
 mod rounds;

@@ -12,15 +12,15 @@ type On = fn(&DeviceGroup, &Arc<dyn Stream>, Pieces<'_>, Pieces<'_>, &Counts) ->
 type Host = fn(&ProcessGroup, &[f32], &mut [f32], &Counts) -> drumline_group::Result<()>;
 
 /// A call, with what each rank has: a number of elements for each rank, by rank.
-struct Case {
-    name: &'static str,
-    on: On,
-    host: Host,
-    input: fn(&Counts) -> usize,
-    output: fn(&Counts) -> usize,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) on: On,
+    pub(crate) host: Host,
+    pub(crate) input: fn(&Counts) -> usize,
+    pub(crate) output: fn(&Counts) -> usize,
 }
 
-struct Counts {
+pub(crate) struct Counts {
     rank: usize,
     root: usize,
     counts: Vec<usize>,
@@ -29,7 +29,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn new(rank: usize, ranks: usize, salt: usize) -> Counts {
+    pub(crate) fn new(rank: usize, ranks: usize, salt: usize) -> Counts {
         let pair = |from: usize, to: usize| (from * 5 + to * 3 + salt) % 7 * 100;
         Counts {
             rank,
@@ -53,7 +53,7 @@ impl Counts {
     }
 }
 
-const CASES: [Case; 5] = [
+pub(crate) const CASES: [Case; 5] = [
     Case {
         name: "all_gather_v",
         on: |on, stream, input, output, of| on.all_gather_v_on(stream, input, output, &of.counts),
