@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 use crate::code::Code;
 use crate::nccl::communicator;
 use crate::out::Out;
+use crate::streams::Capture;
 use crate::variables::{forget_overrides, override_variable};
 use crate::world::world;
 
@@ -88,6 +89,19 @@ pub(crate) unsafe extern "C" fn standin_side_by_side(len: usize) -> c_int {
         Ok(()) => 0,
         Err(code) => code.0,
     }
+}
+
+/// The stream that the program has made last on a device begins a capture, or ends it. 1: it was in none before it began,
+/// or in one that nothing has spoilt before it ended.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn standin_capture(ordinal: c_int, begins: c_int) -> c_int {
+    let (was, is) = match begins {
+        0 => (Capture::Active, Capture::None),
+        _ => (Capture::None, Capture::Active),
+    };
+    let mut world = world();
+    let stream = usize::try_from(ordinal).ok().and_then(|it| world.streams.last_of(it));
+    stream.map_or(0, |it| c_int::from(std::mem::replace(&mut it.capture, is) == was))
 }
 
 /// Mistakes of the program that a real device would not tell.

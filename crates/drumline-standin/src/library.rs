@@ -159,6 +159,7 @@ controls! {
     nccl_calls: "standin_nccl_calls", unsafe extern "C" fn() -> u64;
     break_device: "standin_break_device", unsafe extern "C" fn(c_int, c_int);
     side_by_side: "standin_side_by_side", unsafe extern "C" fn(usize) -> c_int;
+    capture: "standin_capture", unsafe extern "C" fn(c_int, c_int) -> c_int;
     violations: "standin_violations", unsafe extern "C" fn() -> u64;
     last_violation: "standin_last_violation", unsafe extern "C" fn(*mut c_char, usize);
     leaks: "standin_leaks", unsafe extern "C" fn() -> u64;
@@ -285,6 +286,24 @@ impl Controls {
         // SAFETY: takes any number.
         let code = unsafe { (self.side_by_side)(bytes) };
         assert!(code == 0, "no {bytes} bytes of addresses: {code}");
+    }
+
+    /// The stream that was made last on a device begins a capture.
+    ///
+    /// # Panics
+    ///
+    /// If there is none, or if it is in a capture.
+    pub fn begin_capture(&self, ordinal: i32) {
+        // SAFETY: takes any numbers.
+        let done = unsafe { (self.capture)(ordinal, 1) };
+        assert!(done == 1, "no stream of device {ordinal} can begin a capture");
+    }
+
+    /// The same stream ends its capture: whether nothing has spoilt it.
+    #[must_use]
+    pub fn end_capture(&self, ordinal: i32) -> bool {
+        // SAFETY: takes any numbers.
+        unsafe { (self.capture)(ordinal, 0) == 1 }
     }
 
     /// How many mistakes the program made that a real device would not tell.

@@ -140,6 +140,12 @@ impl Streams {
             }))
     }
 
+    /// The stream that the program has made last on a device. Handles grow.
+    pub(crate) fn last_of(&mut self, device: usize) -> Option<&mut Stream> {
+        let is_meant = |it: &&mut Stream| it.owner == Owner::Program && it.device == device;
+        self.streams.values_mut().rev().find(is_meant)
+    }
+
     pub(crate) fn is_legacy(&self, handle: usize) -> bool {
         self.streams.get(&handle).is_some_and(|it| it.owner == Owner::Legacy)
     }

@@ -25,10 +25,16 @@ pub(crate) fn bench() -> Bench {
 
 /// The same with so many devices.
 pub(crate) fn bench_of(devices: usize) -> Bench {
+    bench_with(devices, &[])
+}
+
+/// The same with variables of the stand-in.
+pub(crate) fn bench_with(devices: usize, variables: &[(&str, &str)]) -> Bench {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let controls = Controls::load();
     controls.unset_all();
     controls.set("STANDIN_DEVICES", Some(&devices.to_string()));
+    variables.iter().for_each(|(name, value)| controls.set(name, Some(value)));
     controls.reset();
     let driver = Driver::load(Some(&library())).unwrap();
     Bench { controls, driver, _turn: turn }

@@ -16,4 +16,5 @@ mod pieces;
 mod rounds;
 mod seeds;
 mod several;
+mod streams;
 mod sums;
