@@ -130,6 +130,7 @@ soak:
 	cargo test --locked -p drumline-shm --test segments a_million -- --ignored
 	cargo test --locked -p drumline-kernels -- --ignored
 	DRUMLINE_TEST_DEVICE_WORLDS=500 cargo test --locked -p drumline-accel --test device seeds
+	DRUMLINE_TEST_EACH_CALL_STEP=1 cargo test --locked -p drumline-accel --test device each_call
 	cargo test --locked -p fashion-mnist --features soak --test program resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 	cargo run --locked --release -p drumline-sim -- --membership --seeds $(SEEDS)

@@ -89,7 +89,7 @@ TESTS = {
 }
 
 # A test tells its own processes by these; nobody else sets them. CALL, STEPS and so on are of examples.
-INNER = re.compile(r"DRUMLINE_TEST_(ALONE|MEET|URL|FILE|TASK|MARKER|DEVICE_WORLDS|MPI_(ROLE|RANK|LIBRARY|DEATH|NOTES|CASE))$")
+INNER = re.compile(r"DRUMLINE_TEST_(ALONE|MEET|URL|FILE|TASK|MARKER|DEVICE_WORLDS|EACH_CALL_STEP|MPI_(ROLE|RANK|LIBRARY|DEATH|NOTES|CASE))$")
 
 # Programs that test others, with variables of their own.
 NOT_THE_LIBRARY = {"target", "drumline-fuzz", "drumline-faults", "drumline-standin"}
