@@ -51,7 +51,7 @@ values!(
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Sum,
-    /// In pieces that each rank cuts for itself, to other memory.
+    /// In pieces that each rank cuts for itself, in place or to other memory.
     SumInPieces,
     Broadcast,
     AllGather,
@@ -104,8 +104,11 @@ fn round_of<T: Value>(member: &Member, on: &DeviceGroup, seed: u64) -> Result<Ve
             (0..len).map(|_| T::of(random.u64(..))).collect()
         };
         let brought = values(len, 0);
+        // Of sums in pieces. A rank may choose for itself.
+        let is_in_place = own.bool();
         let (before, input) = match kind {
             Kind::AllGather => (values(len * ranks, 1), true),
+            Kind::SumInPieces if is_in_place => (brought.clone(), false),
             Kind::Message | Kind::SumInPieces => (values(len, 1), true),
             Kind::Sum | Kind::Broadcast => (brought.clone(), false),
         };
@@ -184,7 +187,7 @@ fn begin<T: Value>(
                 DeviceSlice::new(of.place.part(bytes).unwrap(), T::DTYPE)
             };
             let all = |of| cuts.iter().map(move |range| piece(of, range)).collect::<Vec<_>>();
-            let (from, to) = (all(of(input)), all(data.slice()));
+            let (from, to) = (all(input.unwrap_or(data).slice()), all(data.slice()));
             vec![on.all_reduce_coalesced_on(stream, &from, &to, ReduceOp::Sum)]
         }
         Kind::Broadcast => vec![on.broadcast_on(stream, data.slice(), root)],
