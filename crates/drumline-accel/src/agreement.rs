@@ -46,8 +46,11 @@ pub(crate) struct Parts {
 /// The way of an all-reduce on devices.
 ///
 /// ```no_run
-/// # let group: drumline_accel::DeviceGroup = unimplemented!();
-/// println!("{}", group.explain(drumline_accel::DType::F32));
+/// use drumline_accel::{DType, DeviceGroup, Way};
+///
+/// fn adds_on_gpus(on: &DeviceGroup) -> bool {
+///     matches!(on.explain(DType::F32), Way::Direct { .. })
+/// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

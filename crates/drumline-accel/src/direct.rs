@@ -281,9 +281,7 @@ pub(crate) fn set_up(
         }
     }
     let Ok(fabric) = found else { return refuse("NCCL is not there".to_owned()) };
-    if group.world_size() <= HEARD_MAX {
-        driving::meet_all(group, Instant::now() + group.config().timeout);
-    }
+    listen_to_all(group);
     // If a device does not join, this group fails and no other.
     let ranks: Vec<Rank> = (0..group.world_size()).collect();
     let trial = group.new_group(&ranks, &GroupOptions::default().name("join"))?;
@@ -321,20 +319,18 @@ pub(crate) fn set_up(
 /// Makes the communicator, and waits until all ranks have.
 fn join(group: &ProcessGroup, fabric: &dyn Fabric) -> Result<Arc<dyn Communicator>> {
     let failed = Error::of(OPERATION);
-    if group.world_size() <= HEARD_MAX {
-        driving::meet_all(group, Instant::now() + group.config().timeout);
-    }
+    listen_to_all(group);
     let mut id = vec![0; ID_BYTES];
-    let made = if group.rank() == 0 { Some(fabric.unique_id()) } else { None };
-    if let Some(Ok(made)) = &made {
-        id[..made.len()].copy_from_slice(made);
+    let made = (group.rank() == 0).then(|| fabric.unique_id());
+    if let Some(Ok(made)) = &made
+        && made.len() == ID_BYTES
+    {
+        id.copy_from_slice(made);
     }
     group.broadcast(&mut id, 0)?;
-    if let Some(made) = made {
-        made.map_err(&failed)?;
-    }
+    made.transpose().map_err(&failed)?;
     if id.iter().all(|byte| *byte == 0) {
-        let problem = "rank 0 could not make the id of the communicator".to_owned();
+        let problem = "rank 0 could not make an id of 128 bytes for the communicator".to_owned();
         return Err(Error::Argument { operation: OPERATION, problem });
     }
     let communicator = fabric.join(&id, group.rank(), group.world_size()).map_err(&failed)?;
@@ -358,11 +354,18 @@ fn join(group: &ProcessGroup, fabric: &dyn Fabric) -> Result<Arc<dyn Communicato
     }
 }
 
+/// Connects to all ranks, so that this one hears of each that is lost.
+fn listen_to_all(group: &ProcessGroup) {
+    if group.world_size() <= HEARD_MAX {
+        driving::meet_all(group, Instant::now() + group.config().timeout);
+    }
+}
+
 /// The most ranks that all listen to each other while devices are at it. In a larger group a rank listens to those that it
 /// exchanges words with, and a failure is told from rank to rank.
 const HEARD_MAX: usize = 64;
 
-/// The length of an id of NCCL.
+/// The length of an id: that of NCCL.
 const ID_BYTES: usize = 128;
 
 /// How often a thread that waits for a library looks for lost peers.

@@ -19,7 +19,7 @@ pub trait Fabric: Debug + Send + Sync {
     /// What it lacks, as a sentence.
     fn supports(&self, dtype: DType, work: Work) -> Result<(), String>;
 
-    /// How the ranks of a new communicator find each other: one rank makes it, and gives it to all others.
+    /// How the ranks of a new communicator find each other: one rank makes these 128 bytes, and gives them to all others.
     ///
     /// # Errors
     ///

@@ -45,17 +45,7 @@ impl AsyncReduce {
         op: &str,
         bucket_bytes: Option<usize>,
     ) -> PyResult<AsyncReduce> {
-        let mut registry = TensorRegistry::new();
-        for (name, len, code) in tensors {
-            let dtype = DType::from_code(code).ok_or_else(|| {
-                PyValueError::new_err(format!("no element type has the code {code}"))
-            })?;
-            with_element!(dtype, T => registry.register::<T>(name, len).map_err(raise))?;
-        }
-        let op =
-            op.parse::<ReduceOp>().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let mut options = AsyncReduceOptions::default().op(op);
-        options.bucket_bytes = bucket_bytes.unwrap_or(options.bucket_bytes);
+        let (registry, options) = registry_of(tensors, op, bucket_bytes)?;
         let group = group.get()?;
         let core = signals::run_beside(py, move || registry.freeze(&group, &options))?;
         let mut bytes = 0;
@@ -176,6 +166,24 @@ impl AsyncReduce {
         let left = py.detach(|| self.lock().as_mut().map_or(Ok(()), |it| it.leave(patience)));
         left.map_err(raise)
     }
+}
+
+/// The tensors, and how they are reduced, as the package passes them.
+pub(crate) fn registry_of(
+    tensors: Vec<(String, usize, u8)>,
+    op: &str,
+    bucket_bytes: Option<usize>,
+) -> PyResult<(TensorRegistry, AsyncReduceOptions)> {
+    let mut registry = TensorRegistry::new();
+    for (name, len, code) in tensors {
+        let dtype = DType::from_code(code)
+            .ok_or_else(|| PyValueError::new_err(format!("no element type has the code {code}")))?;
+        with_element!(dtype, T => registry.register::<T>(name, len).map_err(raise))?;
+    }
+    let op = op.parse::<ReduceOp>().map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let mut options = AsyncReduceOptions::default().op(op);
+    options.bucket_bytes = bucket_bytes.unwrap_or(options.bucket_bytes);
+    Ok((registry, options))
 }
 
 fn left() -> PyErr {

@@ -7,18 +7,17 @@ use std::{
 };
 
 use drumline::{
-    DType, ReduceOp,
-    async_reduce::{AsyncReduceOptions, DeviceAsyncReduce as Core, TensorRegistry},
+    async_reduce::DeviceAsyncReduce as Core,
     device::{CudaDevice, DeviceOptions},
     train::Result,
 };
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::prelude::*;
 
 use crate::{
+    async_reduce::registry_of,
     device::{OnDevice, open, stream_of},
     error::raise,
     group::Group,
-    memory::with_element,
     signals,
 };
 
@@ -58,17 +57,7 @@ impl DeviceAsyncReduce {
         library: Option<PathBuf>,
         window_bytes: Option<usize>,
     ) -> PyResult<DeviceAsyncReduce> {
-        let mut registry = TensorRegistry::new();
-        for (name, len, code) in tensors {
-            let dtype = DType::from_code(code).ok_or_else(|| {
-                PyValueError::new_err(format!("no element type has the code {code}"))
-            })?;
-            with_element!(dtype, T => registry.register::<T>(name, len).map_err(raise))?;
-        }
-        let op =
-            op.parse::<ReduceOp>().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let mut options = AsyncReduceOptions::default().op(op);
-        options.bucket_bytes = bucket_bytes.unwrap_or(options.bucket_bytes);
+        let (registry, options) = registry_of(tensors, op, bucket_bytes)?;
         let mut on = DeviceOptions::default();
         on.window_bytes = window_bytes.unwrap_or(on.window_bytes);
         let (group, device, place) = (group.get()?, open(ordinal, library)?, fused.slice.place);

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use drumline::{
     Config, DType, ReduceOp,
     async_reduce::{AsyncReduceOptions, TensorRegistry},
-    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver},
+    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
     init_process_group,
 };
 
@@ -33,7 +33,8 @@ pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
     let stream = device.stream()?;
 
     let whole = device.allocate(TENSORS * bytes)?;
-    let on = DeviceGroup::new(&group, Arc::new(device.clone()), &DeviceOptions::default())?;
+    let through_host = DeviceOptions::default().way(Wanted::Host);
+    let on = DeviceGroup::new(&group, Arc::new(device.clone()), &through_host)?;
     let all = DeviceSlice::new(whole.place(), DType::F32);
     let once =
         median(options.rounds, || Ok(on.all_reduce_on(&stream, all, ReduceOp::Avg)?.wait()?))?;

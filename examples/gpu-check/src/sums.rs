@@ -5,7 +5,7 @@ use std::{env, process::Command, sync::Arc};
 use anyhow::{Context, anyhow, ensure};
 use drumline::{
     Config, DType, ReduceOp,
-    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver},
+    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
     init_process_group, spawn,
 };
 
@@ -50,7 +50,8 @@ pub(crate) fn run(ranks: usize, one: impl Fn(usize) -> anyhow::Result<()>) -> an
 pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
     let group = init_process_group("env://", &Config::from_env()?)?;
     let device = Driver::load(options.library.as_deref())?.device(options.device)?;
-    let on = DeviceGroup::new(&group, Arc::new(device.clone()), &DeviceOptions::default())?;
+    let through_host = DeviceOptions::default().way(Wanted::Host);
+    let on = DeviceGroup::new(&group, Arc::new(device.clone()), &through_host)?;
     let stream = device.stream()?;
     if rank == 0 {
         println!("{:>10}  {}", group.world_size(), on.explain(DType::F32));

@@ -236,7 +236,7 @@ fn cost(hosts: &[Vec<Rank>], n: usize, between: &BetweenHosts) -> Cost {
 }
 
 /// Ranks of the largest host.
-fn largest(hosts: &[Vec<Rank>]) -> usize {
+pub(super) fn largest(hosts: &[Vec<Rank>]) -> usize {
     hosts.iter().map(Vec::len).max().unwrap_or(1)
 }
 

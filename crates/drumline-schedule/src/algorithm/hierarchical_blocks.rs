@@ -6,6 +6,8 @@
 
 use super::cost::Cost;
 use super::direct::DIRECT_MAX_RANKS;
+use super::hierarchical::largest;
+use super::seats::{Seats, slices};
 use super::shared::others;
 use crate::schedule::Shelves;
 use crate::step::{Loc, Rank, Span, Step};
@@ -94,8 +96,7 @@ pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
 pub(super) fn all_gather_shelves(topology: &Topology, rank: Rank) -> Shelves {
     let seat = Seat::of(topology, rank);
     // Of one host, the largest number of ranks with the same carrier.
-    let smallest = seat.hosts.iter().map(Vec::len).min().unwrap_or(1);
-    let of_a_host = largest(seat.hosts).div_ceil(smallest);
+    let of_a_host = largest(seat.hosts).div_ceil(slices(seat.hosts));
     let shelf = |owner: Rank| match seat.round_before(owner) {
         0 => 0,
         round => {
@@ -344,7 +345,7 @@ impl Seat<'_> {
     fn of(topology: &Topology, rank: Rank) -> Seat<'_> {
         let host = topology.host_of(rank);
         let hosts = topology.ranks_by_host();
-        let seat = hosts[host].partition_point(|&other| other < rank);
+        let Seats { seat, .. } = Seats::of(hosts, host, rank);
         Seat { topology, hosts, host, seat }
     }
 
@@ -422,11 +423,6 @@ impl Seat<'_> {
         let waits = self.peers().map(move |(_, peer)| Step::Wait { peer, upto });
         [Step::Post].into_iter().chain(waits)
     }
-}
-
-/// Ranks of the largest host.
-fn largest(hosts: &[Vec<Rank>]) -> usize {
-    hosts.iter().map(Vec::len).max().unwrap_or(1)
 }
 
 /// The maximum of a figure over all ranks.

@@ -4,7 +4,7 @@ use std::{fmt, mem::take, ops::Range, sync::Arc};
 
 use drumline_accel::{
     Device, DeviceGroup, DeviceOptions, DeviceSlice, DeviceWork, Error as DeviceError, Event,
-    Place, Stream,
+    Place, Stream, Wanted,
 };
 use drumline_group::{Cause, DType, ProcessGroup, ReduceOp, driving};
 
@@ -131,7 +131,8 @@ impl DeviceAsyncReduce {
         op: ReduceOp,
         allocate: impl FnOnce(usize) -> Result<Place, String>,
     ) -> Result<DeviceAsyncReduce> {
-        let on = DeviceGroup::new(&group, device, device_options)?;
+        // Data in pieces goes through the host, so no other way need be tried.
+        let on = DeviceGroup::new(&group, device, &device_options.clone().way(Wanted::Host))?;
         let fused = Arc::new(Fused::new(&on, &layout, allocate)?);
         let sources = layout.tensors.iter().map(|_| None).collect();
         let brought = Bitmap::new(layout.tensors.len());
