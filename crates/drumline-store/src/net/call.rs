@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_shm::Unforked;
+use drumline_shm::{Credentials, Unforked};
 use rustix::{
     event::PollFlags,
     io::Errno,
@@ -18,6 +18,7 @@ use rustix::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
         sockopt::socket_error,
     },
+    process::geteuid,
 };
 
 use super::{sleep_until, stream::Stream};
@@ -134,15 +135,45 @@ pub fn shake_hands(
     has_secret: bool,
     deadline: Instant,
 ) -> Result<Stream, CallError> {
-    if let Some(suspicion) = stream.suspicion(has_secret) {
-        return Err(CallError::Refused(suspicion));
-    }
+    check_peer(&stream, has_secret)?;
     while !shake(&mut stream, &mut handshake)? {
         time_left(deadline)?;
         let writes = !handshake.output().is_empty();
         sleep_until(&stream, if writes { PollFlags::OUT } else { PollFlags::IN }, deadline);
     }
     Ok(stream.under(handshake.take_layer())?)
+}
+
+/// Whether the other end can belong to this job, judging by what the kernel knows of it.
+///
+/// A Unix socket must be held by this process's user or by root. Without a secret, a TCP
+/// connection must not leave this host.
+///
+/// # Errors
+///
+/// [`CallError::Refused`] says why it cannot. [`CallError::HungUp`] says that a TCP connection is gone
+/// already, so the kernel no longer knows the other end.
+pub(super) fn check_peer(stream: &Stream, has_secret: bool) -> Result<(), CallError> {
+    let refusal = match stream {
+        Stream::Unix(unix) => match Credentials::of_peer(unix) {
+            Ok(peer) if peer.check().is_ok() => return Ok(()),
+            Ok(peer) => format!(
+                "it runs as user {}, this process as user {}; one job runs as one user",
+                peer.uid,
+                geteuid().as_raw()
+            ),
+            Err(error) => format!("the kernel does not say whose it is: {error}"),
+        },
+        Stream::Tcp(_) | Stream::Secured(_) if has_secret => return Ok(()),
+        Stream::Tcp(_) | Stream::Secured(_) => match stream.peer_address() {
+            Some(address) if address.ip().is_loopback() => return Ok(()),
+            Some(_) => "it is on another host, and there is no secret: set DRUMLINE_SECRET or \
+                        DRUMLINE_SECRET_FILE for all processes of the job"
+                .to_owned(),
+            None => return Err(CallError::HungUp),
+        },
+    };
+    Err(CallError::Refused(refusal))
 }
 
 /// Brings a handshake as far as possible without waiting. Returns whether it is over. If not, wait until the

@@ -12,7 +12,7 @@ use rustix::{
 };
 
 use super::{
-    call::{CallError, shake, tcp_socket},
+    call::{CallError, check_peer, shake, tcp_socket},
     pacing,
     stream::Stream,
 };
@@ -74,9 +74,7 @@ impl Dial {
             return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
         }
         self.stream.tune()?;
-        if let Some(suspicion) = self.stream.suspicion(self.has_secret) {
-            return Err(CallError::Refused(suspicion));
-        }
+        check_peer(&self.stream, self.has_secret)?;
         self.is_connecting = false;
         Ok(true)
     }

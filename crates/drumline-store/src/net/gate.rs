@@ -20,7 +20,12 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use super::{call::say, owner, pacing, stream::Stream, warnings::Warnings};
+use super::{
+    call::{check_peer, say},
+    owner, pacing,
+    stream::Stream,
+    warnings::Warnings,
+};
 use crate::{
     auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
     text::escaped,
@@ -360,9 +365,7 @@ impl Gate {
                 Ok(Proof::Opening { missing: bytes })
             }
             Admission::Handshake { ours, expected, secret, level } => {
-                if let Some(suspicion) = stream.suspicion(secret.is_some()) {
-                    return Err(suspicion);
-                }
+                check_peer(stream, secret.is_some()).map_err(|error| error.to_string())?;
                 let nonce = Nonce::random().map_err(|error| error.to_string())?;
                 let secret = secret.clone();
                 let handshake = Handshake::answer(*ours, expected.clone(), secret, nonce)

@@ -11,7 +11,7 @@ use std::{
 };
 
 use drumline_shm::{Credentials, Unforked};
-use rustix::{net::sockopt, process::geteuid};
+use rustix::net::sockopt;
 
 use super::pacing;
 use crate::{
@@ -136,33 +136,6 @@ impl Stream {
             (Stream::Unix(stream), _) => match Credentials::of_peer(stream) {
                 Ok(Credentials { pid: Some(pid), .. }) => format!("process {pid} of this host"),
                 _ => "a process of this host".to_owned(),
-            },
-        }
-    }
-
-    /// Why the other end cannot belong to this job, judging by what the kernel knows of it.
-    ///
-    /// A Unix socket must be held by this process's user or by root. Without a secret, a TCP
-    /// connection must not leave this host.
-    pub fn suspicion(&self, has_secret: bool) -> Option<String> {
-        match self {
-            Stream::Unix(stream) => match Credentials::of_peer(stream) {
-                Ok(peer) if peer.check().is_ok() => None,
-                Ok(peer) => Some(format!(
-                    "it runs as user {}, this process as user {}; one job runs as one user",
-                    peer.uid,
-                    geteuid().as_raw()
-                )),
-                Err(error) => Some(format!("the kernel does not say whose it is: {error}")),
-            },
-            Stream::Tcp(_) | Stream::Secured(_) if has_secret => None,
-            Stream::Tcp(_) | Stream::Secured(_) => match self.peer_address() {
-                Some(address) if address.ip().is_loopback() => None,
-                _ => Some(
-                    "it is on another host, and there is no secret: set DRUMLINE_SECRET or \
-                     DRUMLINE_SECRET_FILE for all processes of the job"
-                        .to_owned(),
-                ),
             },
         }
     }

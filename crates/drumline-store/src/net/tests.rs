@@ -14,7 +14,7 @@ use drumline_shm::Unforked;
 use rustix::event::PollFlags;
 
 use super::{
-    call::{Address, CallError, open, say, shake, shake_hands},
+    call::{Address, CallError, check_peer, open, say, shake, shake_hands},
     gate::{Admission, Arrival, GUESTS_MAX, Gate, Listener},
     sleep_until,
     stream::Stream,
@@ -301,6 +301,20 @@ fn an_address_is_free_again_and_a_caller_is_refused_although_a_fork_lives() {
     rustix::process::waitpid(Some(fork), rustix::process::WaitOptions::empty()).unwrap();
 }
 
+/// The kernel no longer knows the other end of a connection that was reset. It is not taken for a stranger's.
+#[test]
+fn a_connection_that_is_gone_is_nobody_elses() {
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    let stream = open(&address, Instant::now() + HANG).unwrap();
+    check_peer(&stream, false).unwrap();
+    // The connection waits to be accepted, so the kernel resets it.
+    drop(listener);
+    sleep_until(&stream, PollFlags::IN, Instant::now() + HANG);
+    let checked = check_peer(&stream, false);
+    assert!(matches!(checked, Err(CallError::HungUp)), "{checked:?}");
+}
+
 /// As between two containers that share a network: neither has a number for the other's process.
 #[test]
 fn a_process_of_another_pid_namespace_is_known_by_its_user() {
@@ -308,7 +322,7 @@ fn a_process_of_another_pid_namespace_is_known_by_its_user() {
     const APART: [&str; 3] = ["--map-root-user", "--pid", "--fork"];
     if let Ok(name) = std::env::var(MEET) {
         let stream = open(&Address::Unix(name), Instant::now() + HANG).unwrap();
-        assert_eq!(stream.suspicion(true), None);
+        check_peer(&stream, true).unwrap();
         assert_eq!(stream.peer(), "a process of this host");
         return;
     }
