@@ -26,13 +26,19 @@ fn hierarchies_are_right_with_a_short_last_host() {
 }
 
 #[test]
-fn hierarchies_are_right_for_any_placement_that_sums_follow() {
-    let by_placement = |topology: Topology| topology.with_order(SumOrder::Placement);
+fn hierarchies_are_right_for_any_placement_that_they_serve() {
+    let expect_right = |topology: Topology| {
+        // Some serve any placement, and others any that sums follow.
+        if topology.ranks_by_host().len() > 1 {
+            expect_right(&topology);
+        }
+        expect_right(&topology.with_order(SumOrder::Placement));
+    };
     for sizes in [&[3][..], &[3, 3], &[6, 6, 6], &[1, 2, 3], &[5, 1, 7, 2], &[2, 9]] {
-        expect_right(&by_placement(Topology::hosts(sizes)));
+        expect_right(Topology::hosts(sizes));
     }
     for (world_size, hosts) in [(4, 2), (9, 3), (10, 4), (24, 3), (64, 8)] {
-        expect_right(&by_placement(Topology::placed((0..world_size).map(|rank| rank % hosts))));
+        expect_right(Topology::placed((0..world_size).map(|rank| rank % hosts)));
     }
 }
 
@@ -118,10 +124,14 @@ fn expect_right(topology: &Topology) {
     let serving = hierarchies().filter(|algorithm| (algorithm.applies)(topology));
     assert!(serving.clone().count() >= 2, "{topology:?}");
     for algorithm in serving {
-        for elements in [0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }] {
-            if let Err(error) = check::check(algorithm, topology, 0, elements) {
-                let name = algorithm.name;
-                panic!("{name}, {:?}, n = {elements}: {error}", topology.ranks_by_host());
+        // As root a rank that leads its host, one in the middle, and the last one.
+        let roots = if algorithm.collective.has_root() { vec![0, p / 2, p - 1] } else { vec![0] };
+        let lengths = [0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }];
+        for (root, elements) in roots.into_iter().flat_map(|root| lengths.map(|n| (root, n))) {
+            if let Err(error) = check::check(algorithm, topology, root, elements) {
+                let (Algorithm { collective, name, .. }, hosts) =
+                    (algorithm, topology.ranks_by_host());
+                panic!("{collective} {name}, {hosts:?}, root {root}, n = {elements}: {error}");
             }
         }
     }

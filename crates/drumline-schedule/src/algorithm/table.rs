@@ -2,7 +2,7 @@ use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
-    hierarchical_blocks, hierarchical_rooted, leaders, nodes, registered, rooted, scan, shared,
+    hierarchical_blocks, hierarchical_gather, hierarchical_rooted, leaders, nodes, registered, rooted, scan, shared,
     shared_blocks, shared_rooted,
 };
 use crate::collective::Collective::{self, *};
@@ -19,6 +19,7 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
 const FULL: &str = "several hosts, each with several ranks";
+const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
                             them, at most 256, one with several ranks";
@@ -171,6 +172,13 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
         .with_uneven_blocks(),
+    staged(Gather, "hierarchical", hierarchical_gather::gather, hierarchical_gather::gather_cost)
+        .only_where(hierarchical_gather::serves, ANY_HOSTS)
+        .for_lengths(Lengths::Short),
+    staged(Scatter, "hierarchical", hierarchical_gather::scatter, hierarchical_gather::scatter_cost)
+        .only_where(hierarchical_gather::serves, ANY_HOSTS)
+        .with_shelves(hierarchical_gather::scatter_shelves)
+        .for_lengths(Lengths::Short),
     staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
     staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
     staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
