@@ -17,6 +17,7 @@ mod gather;
 mod halving;
 mod hierarchical;
 mod hierarchical_blocks;
+mod hierarchical_exchange;
 mod hierarchical_gather;
 mod hierarchical_rooted;
 mod leaders;

@@ -106,9 +106,7 @@ impl Chooser {
             Lengths::Short => first.copied(&counts) as u128 * width as u128,
             Lengths::Any | Lengths::Long => 0,
         };
-        self.prices.of(cost, width)
-            + first.posts() as u128 * POST_PS
-            + copied * COPIED_BYTE_PS
+        self.prices.of(cost, width) + first.posts() as u128 * POST_PS + copied * COPIED_BYTE_PS
     }
 
     fn choose_over_links(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {

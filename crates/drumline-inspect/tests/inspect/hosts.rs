@@ -126,8 +126,12 @@ fn expect_right(topology: &Topology) {
     for algorithm in serving {
         // As root a rank that leads its host, one in the middle, and the last one.
         let roots = if algorithm.collective.has_root() { vec![0, p / 2, p - 1] } else { vec![0] };
-        let lengths = [0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }];
-        for (root, elements) in roots.into_iter().flat_map(|root| lengths.map(|n| (root, n))) {
+        // No algorithm cuts a block.
+        let lengths = match algorithm.collective.has_input() {
+            true => vec![0, 1, 5],
+            false => vec![0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }],
+        };
+        for (root, &elements) in roots.iter().flat_map(|root| lengths.iter().map(|n| (*root, n))) {
             if let Err(error) = check::check(algorithm, topology, root, elements) {
                 let (Algorithm { collective, name, .. }, hosts) =
                     (algorithm, topology.ranks_by_host());

@@ -119,9 +119,8 @@ pub(super) fn scatter(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> 
     }
     let mut steps = vec![Step::Recv { from: root, dst: blocks_in(0, ranks.len()) }];
     let peers = (1..).zip(&ranks[1..]);
-    steps.extend(
-        peers.map(|(seat, peer)| Step::Copy { dst: block(*peer), src: block_in(0, seat) }),
-    );
+    steps
+        .extend(peers.map(|(seat, peer)| Step::Copy { dst: block(*peer), src: block_in(0, seat) }));
     steps.extend([Step::Post, Step::Copy { dst: DATA, src: block_in(0, 0) }]);
     steps
 }

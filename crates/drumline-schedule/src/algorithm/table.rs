@@ -2,8 +2,8 @@ use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
-    hierarchical_blocks, hierarchical_gather, hierarchical_rooted, leaders, nodes, registered, rooted, scan, shared,
-    shared_blocks, shared_rooted,
+    hierarchical_blocks, hierarchical_exchange, hierarchical_gather, hierarchical_rooted, leaders,
+    nodes, registered, rooted, scan, shared, shared_blocks, shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::schedule::MemoryUse;
@@ -175,11 +175,24 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(Gather, "hierarchical", hierarchical_gather::gather, hierarchical_gather::gather_cost)
         .only_where(hierarchical_gather::serves, ANY_HOSTS)
         .for_lengths(Lengths::Short),
-    staged(Scatter, "hierarchical", hierarchical_gather::scatter, hierarchical_gather::scatter_cost)
-        .only_where(hierarchical_gather::serves, ANY_HOSTS)
-        .with_shelves(hierarchical_gather::scatter_shelves)
-        .for_lengths(Lengths::Short),
+    staged(
+        Scatter,
+        "hierarchical",
+        hierarchical_gather::scatter,
+        hierarchical_gather::scatter_cost,
+    )
+    .only_where(hierarchical_gather::serves, ANY_HOSTS)
+    .with_shelves(hierarchical_gather::scatter_shelves)
+    .for_lengths(Lengths::Short),
     staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
+    staged(
+        AllToAll,
+        "hierarchical",
+        hierarchical_exchange::all_to_all,
+        hierarchical_exchange::all_to_all_cost,
+    )
+    .only_where(hierarchical_gather::serves, ANY_HOSTS)
+    .for_lengths(Lengths::Short),
     staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
     staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
     in_place(ReduceSlices, "shm-pull", registered::reduce_slices, registered::reduce_slices_cost),
