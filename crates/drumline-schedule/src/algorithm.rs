@@ -20,6 +20,7 @@ mod hierarchical_blocks;
 mod hierarchical_exchange;
 mod hierarchical_gather;
 mod hierarchical_rooted;
+mod hierarchical_scan;
 mod leaders;
 mod nodes;
 mod registered;

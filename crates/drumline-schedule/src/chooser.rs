@@ -7,6 +7,7 @@ use crate::extent::Counts;
 use crate::price::{Choices, ElementKind, Prices, price};
 use crate::schedule::MemoryUse;
 use crate::situation::{Situation, eligible};
+use crate::step::Step;
 
 /// Chooses the algorithms of one group by prices that all its ranks have agreed on.
 ///
@@ -94,9 +95,10 @@ impl Chooser {
         let Ok(first) = row.schedule(topology, 0, 0) else { return u128::MAX };
         let counts = Counts::Even(elements);
         let (messages, received) = first.received(&counts);
-        let rounds = cost.rounds.saturating_sub(first.posts());
+        let on_host = rounds_on_host(&first.steps);
+        let between_hosts = cost.rounds.saturating_sub(on_host);
         let cost = Cost {
-            rounds: rounds.max(usize::from(cost.messages > 0)),
+            rounds: between_hosts.max(usize::from(cost.messages > 0)),
             messages: cost.messages.max(messages),
             elements: cost.elements.max(received),
             ..cost
@@ -106,7 +108,7 @@ impl Chooser {
             Lengths::Short => first.copied(&counts) as u128 * width as u128,
             Lengths::Any | Lengths::Long => 0,
         };
-        self.prices.of(cost, width) + first.posts() as u128 * POST_PS + copied * COPIED_BYTE_PS
+        self.prices.of(cost, width) + on_host as u128 * POST_PS + copied * COPIED_BYTE_PS
     }
 
     fn choose_over_links(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {
@@ -125,6 +127,14 @@ impl Chooser {
         };
         Some(choices.algorithm(elements))
     }
+}
+
+/// How often a rank waits for its neighbours or they for it. A post and the waits after it are one round.
+fn rounds_on_host(steps: &[Step]) -> usize {
+    let is_post = |step: &&Step| matches!(step, Step::Post);
+    let first = steps.iter().find(|step| is_post(step) || matches!(step, Step::Wait { .. }));
+    let waits_first = first.is_some_and(|step| !is_post(&step));
+    steps.iter().filter(is_post).count() + usize::from(waits_first)
 }
 
 /// The place of an algorithm among those in shared memory that have the same price. The lowest is taken.

@@ -46,7 +46,7 @@ fn hierarchies_are_right_for_any_placement_that_they_serve() {
 #[test]
 fn placements_that_the_order_forbids_are_refused() {
     let dealt = Topology::placed([0, 1, 0, 1]);
-    for algorithm in hierarchies().filter(|row| row.collective.reduces()) {
+    for algorithm in hierarchies().filter(|row| sums_all(row.collective)) {
         let error = algorithm.schedule(&dealt, 0, 0).unwrap_err().to_string();
         assert!(error.contains("needs hosts whose ranks are nodes"), "{error}");
         assert!(algorithm.schedule(&Topology::hosts(&[3, 3]), 0, 0).is_err());
@@ -105,7 +105,7 @@ fn the_order_of_the_topology_is_what_is_checked() {
     let dealt = Topology::placed([0, 1, 0, 1]);
     let binomial = Algorithm::find(Collective::AllReduce, "binomial").unwrap();
     for (algorithm, order) in hierarchies()
-        .filter(|row| row.collective.reduces())
+        .filter(|row| sums_all(row.collective))
         .map(|algorithm| (algorithm, SumOrder::Rank))
         .chain([(binomial, SumOrder::Placement)])
     {
@@ -113,6 +113,15 @@ fn the_order_of_the_topology_is_what_is_checked() {
         let error = check::check(&reckless, &dealt.clone().with_order(order), 0, 9).unwrap_err();
         assert!(matches!(error, check::CheckError::Result { .. }), "{error}");
     }
+}
+
+/// Scans keep the order of ranks for any placement.
+fn sums_all(collective: Collective) -> bool {
+    collective.reduces() && !is_scan(collective)
+}
+
+fn is_scan(collective: Collective) -> bool {
+    matches!(collective, Collective::Scan | Collective::ExclusiveScan)
 }
 
 fn hierarchies() -> impl Iterator<Item = &'static Algorithm> + Clone {
@@ -126,10 +135,11 @@ fn expect_right(topology: &Topology) {
     for algorithm in serving {
         // As root a rank that leads its host, one in the middle, and the last one.
         let roots = if algorithm.collective.has_root() { vec![0, p / 2, p - 1] } else { vec![0] };
-        // No algorithm cuts a block.
-        let lengths = match algorithm.collective.has_input() {
-            true => vec![0, 1, 5],
-            false => vec![0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }],
+        // No algorithm cuts a block, or the data of a scan.
+        let cuts = !algorithm.collective.has_input() && !is_scan(algorithm.collective);
+        let lengths = match cuts {
+            false => vec![0, 1, 5],
+            true => vec![0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }],
         };
         for (root, &elements) in roots.iter().flat_map(|root| lengths.iter().map(|n| (*root, n))) {
             if let Err(error) = check::check(algorithm, topology, root, elements) {

@@ -47,24 +47,26 @@ pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 /// blocks of its neighbours, and lays out blocks for them.
 pub(super) fn all_to_all_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let hosts = topology.ranks_by_host();
-    let busiest = |of: &dyn Fn(&Exchange<'_>) -> usize| {
-        let figures = (0..topology.world_size).map(|rank| of(&Exchange::of(topology, rank)));
-        figures.max().unwrap_or(0)
-    };
-    let shared = |seat: &Exchange<'_>| match seat.ranks().len() {
-        1 => 0,
-        q => {
-            let carried = seat.carried();
+    let loads = hosts.iter().enumerate().flat_map(|(host, ranks)| {
+        let q = ranks.len();
+        let mut carried = vec![0; q];
+        for other in others(hosts.len(), host) {
+            carried[agent(hosts, host, other)] += hosts[other].len();
+        }
+        let load = move |carried| {
             let fetched = q - 1 + topology.world_size - q - carried;
             // An agent collects blocks of all neighbours. Those for one of them it lays out in its own slot.
-            fetched + carried * (q - 1) + carried * (q - 2)
-        }
-    };
+            let shared = if q == 1 { 0 } else { fetched + carried * (q - 1) + carried * (q - 2) };
+            (q * carried, shared)
+        };
+        carried.into_iter().map(load)
+    });
+    let (sent, shared) = loads.fold((0, 0), |most, load| (most.0.max(load.0), most.1.max(load.1)));
     Cost {
         rounds: 1 + hosts.iter().filter(|ranks| ranks.len() > 1).take(2).count(),
         messages: (hosts.len() - 1).div_ceil(slices(hosts)),
-        elements: busiest(&|seat| seat.ranks().len() * seat.carried()) * n,
-        shared_elements: busiest(&shared) * n,
+        elements: sent * n,
+        shared_elements: shared * n,
         ..Cost::default()
     }
 }
@@ -191,11 +193,6 @@ impl Exchange<'_> {
     /// The agent of another host for this host.
     fn agent_of(&self, host: usize) -> Rank {
         self.hosts[host][agent(self.hosts, host, self.host)]
-    }
-
-    /// The number of ranks of the hosts for which this rank is the agent.
-    fn carried(&self) -> usize {
-        self.own_hosts().map(|host| self.hosts[host].len()).sum()
     }
 }
 
