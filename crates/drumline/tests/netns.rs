@@ -187,6 +187,20 @@ fn send_in_few_messages(group: &ProcessGroup) {
     let (input, mut swapped) = (for_all(rank), vec![0; 2 * ranks]);
     measured("all_to_all", &mut || group.all_to_all(&input, &mut swapped).unwrap());
     assert_eq!(swapped, of_all(rank));
+
+    let mut sum = [0; 2];
+    measured("scan", &mut || {
+        sum = [rank as u32, 1];
+        group.scan(&mut sum, ReduceOp::Sum).unwrap();
+    });
+    assert_eq!(sum, [(0..=rank as u32).sum(), rank as u32 + 1]);
+
+    measured("exclusive_scan", &mut || {
+        sum = [rank as u32, 1];
+        group.exclusive_scan(&mut sum, ReduceOp::Sum).unwrap();
+    });
+    let below = if rank == 0 { [0, 1] } else { [(0..rank as u32).sum(), rank as u32] };
+    assert_eq!(sum, below);
 }
 
 /// The bytes that have left this host over `eth0`.
@@ -547,6 +561,8 @@ fn hosts_send_what_they_must_once() {
                 ("gather", u64::from(first), of_a_rank),
                 ("scatter", u64::from(!first), of_a_rank),
                 ("all_to_all", 1, of_a_rank * ranks_per_host as u64),
+                ("scan", u64::from(first), 8),
+                ("exclusive_scan", u64::from(first), 8),
             ];
             for (name, messages, bytes) in calls {
                 let sent: u64 = rank.line(&format!("{name} of short data: ")).parse().unwrap();
