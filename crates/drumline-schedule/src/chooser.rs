@@ -92,18 +92,24 @@ impl Chooser {
     fn price_between_hosts(&self, row: &Algorithm, situation: &Situation<'_>) -> u128 {
         let Situation { topology, elements, kind, .. } = *situation;
         let cost = (row.cost)(topology, 0, elements);
+        let width = row.travelling(kind.bytes, kind.sum_bytes);
+        if row.memory == MemoryUse::Private && !row.collective.has_root() {
+            return self.prices.of(cost, width);
+        }
         let Ok(first) = row.schedule(topology, 0, 0) else { return u128::MAX };
         let counts = Counts::Even(elements);
         let (messages, received) = first.received(&counts);
         let on_host = rounds_on_host(&first.steps);
-        let between_hosts = cost.rounds.saturating_sub(on_host);
+        let between_hosts = match row.hops {
+            Some(hops) => hops(topology),
+            None => cost.rounds.saturating_sub(on_host).max(usize::from(cost.messages > 0)),
+        };
         let cost = Cost {
-            rounds: between_hosts.max(usize::from(cost.messages > 0)),
+            rounds: between_hosts,
             messages: cost.messages.max(messages),
             elements: cost.elements.max(received),
             ..cost
         };
-        let width = row.travelling(kind.bytes, kind.sum_bytes);
         let copied = match row.meant_for {
             Lengths::Short => first.copied(&counts) as u128 * width as u128,
             Lengths::Any | Lengths::Long => 0,

@@ -49,18 +49,17 @@ pub(super) fn all_to_all_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     let hosts = topology.ranks_by_host();
     let loads = hosts.iter().enumerate().flat_map(|(host, ranks)| {
         let q = ranks.len();
-        let mut carried = vec![0; q];
-        for other in others(hosts.len(), host) {
-            carried[agent(hosts, host, other)] += hosts[other].len();
-        }
         let load = move |carried| {
             let fetched = q - 1 + topology.world_size - q - carried;
             // An agent collects blocks of all neighbours. Those for one of them it lays out in its own slot.
             let shared = if q == 1 { 0 } else { fetched + carried * (q - 1) + carried * (q - 2) };
             (q * carried, shared)
         };
-        carried.into_iter().map(load)
+        carried(hosts, host).into_iter().map(load)
     });
+    // On equal hosts ranks do the same.
+    let equal = hosts.iter().all(|ranks| ranks.len() == hosts[0].len());
+    let loads = loads.take(if equal { hosts[0].len() } else { topology.world_size });
     let (sent, shared) = loads.fold((0, 0), |most, load| (most.0.max(load.0), most.1.max(load.1)));
     Cost {
         rounds: 1 + hosts.iter().filter(|ranks| ranks.len() > 1).take(2).count(),
@@ -194,6 +193,15 @@ impl Exchange<'_> {
     fn agent_of(&self, host: usize) -> Rank {
         self.hosts[host][agent(self.hosts, host, self.host)]
     }
+}
+
+/// For each seat of a host, the number of ranks of the hosts for which it is the agent.
+fn carried(hosts: &[Vec<Rank>], host: usize) -> Vec<usize> {
+    let mut carried = vec![0; hosts[host].len()];
+    for other in others(hosts.len(), host) {
+        carried[agent(hosts, host, other)] += hosts[other].len();
+    }
+    carried
 }
 
 /// The seat of the agent of a host for another one. The other hosts are dealt out from the next one on.

@@ -14,12 +14,6 @@ const DATA: Loc = Loc::data(Span::WHOLE);
 const INPUT: Loc = Loc::input(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
 
-/// Several hosts, one of them with several ranks.
-pub(super) fn serves(topology: &Topology) -> bool {
-    let hosts = topology.ranks_by_host();
-    hosts.len() > 1 && largest(hosts) > 1
-}
-
 /// Ranks lay their input out. The leader of a host collects it, and sends it to the root, which has read the slots of its
 /// own host.
 ///

@@ -3,7 +3,7 @@ use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
     hierarchical_blocks, hierarchical_exchange, hierarchical_gather, hierarchical_rooted,
-    hierarchical_scan, leaders, nodes, registered, rooted, scan, shared, shared_blocks,
+    hierarchical_scan, leaders, nodes, registered, ring, rooted, scan, shared, shared_blocks,
     shared_rooted,
 };
 use crate::collective::Collective::{self, *};
@@ -20,10 +20,10 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
 const FULL: &str = "several hosts, each with several ranks";
-const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const RUNS: &str = "several hosts, one with several ranks; all but the last with the same power of two of \
                     consecutive ranks";
 const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
+const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
                             them, at most 256, one with several ranks";
 const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
@@ -160,6 +160,11 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .only_where(hierarchical_blocks::serves, HOSTS)
     .with_uneven_blocks()
     .with_shelves(hierarchical_blocks::all_gather_shelves),
+    staged(AllGather, "hierarchical-ring", ring::all_gather, ring::all_gather_cost)
+        .only_where(ring::serves, ANY_HOSTS)
+        .with_uneven_blocks()
+        .with_hops(ring::hops)
+        .with_shelves(ring::all_gather_shelves),
     staged(ReduceScatter, "shm", shared_blocks::reduce_scatter, shared_blocks::reduce_scatter_cost)
         .with_uneven_blocks(),
     staged(
@@ -176,7 +181,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
         .with_uneven_blocks(),
     staged(Gather, "hierarchical", hierarchical_gather::gather, hierarchical_gather::gather_cost)
-        .only_where(hierarchical_gather::serves, ANY_HOSTS)
+        .only_where(ring::serves, ANY_HOSTS)
         .for_lengths(Lengths::Short),
     staged(
         Scatter,
@@ -184,7 +189,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical_gather::scatter,
         hierarchical_gather::scatter_cost,
     )
-    .only_where(hierarchical_gather::serves, ANY_HOSTS)
+    .only_where(ring::serves, ANY_HOSTS)
     .with_shelves(hierarchical_gather::scatter_shelves)
     .for_lengths(Lengths::Short),
     staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
@@ -194,7 +199,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical_exchange::all_to_all,
         hierarchical_exchange::all_to_all_cost,
     )
-    .only_where(hierarchical_gather::serves, ANY_HOSTS)
+    .only_where(ring::serves, ANY_HOSTS)
     .for_lengths(Lengths::Short),
     staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
     staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
@@ -258,6 +263,15 @@ pub static ALGORITHMS: &[Algorithm] = &[
     )
     .only_where(hierarchical_blocks::serves, HOSTS)
     .with_uneven_blocks(),
+    in_place(
+        AllGather,
+        "hierarchical-ring-push",
+        ring::all_gather_push,
+        ring::all_gather_push_cost,
+    )
+    .only_where(ring::serves, ANY_HOSTS)
+    .with_uneven_blocks()
+    .with_hops(ring::hops),
     in_place(
         ReduceScatter,
         "shm-pull",
