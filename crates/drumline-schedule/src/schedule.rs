@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::collective::Collective;
 use crate::extent::{Blocks, Counts};
+use crate::lags::Lags;
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
 use crate::tree::{Node, merges, tiled};
 
@@ -45,8 +46,8 @@ pub struct Schedule {
     pub memory: MemoryUse,
     /// Whether it serves blocks of different lengths.
     pub uneven: bool,
-    /// Whether several windows may be under way at once.
-    pub pipelined: bool,
+    /// By how much steps lag, if several windows are under way at once.
+    pub lags: Lags,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: Shelves,
     /// The steps, in the order in which they take effect.
@@ -65,6 +66,11 @@ impl Schedule {
             matches!(step, Step::Send { .. } | Step::Recv { .. } | Step::RecvReduce { .. })
         };
         self.steps.iter().any(is_message)
+    }
+
+    /// Whether several windows of long data are under way at once. The same on all ranks.
+    pub fn is_pipelined(&self) -> bool {
+        self.lags != Lags::NONE
     }
 
     /// The number of blocks for which a slot has room at the same time.

@@ -76,7 +76,7 @@ impl Program {
             pieces,
             working_bytes: pricing.working_bytes,
             posts: schedule.posts(),
-            windows: match schedule.pipelined {
+            windows: match schedule.is_pipelined() {
                 true => ((elements * element_bytes) as u64).div_ceil(WINDOW_BYTES).max(1),
                 false => 1,
             },
