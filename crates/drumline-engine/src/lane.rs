@@ -329,7 +329,8 @@ impl Lane {
         let schedule = self.schedule(choice.algorithm, call)?;
         let layout = Layout::new(&schedule, call.counts.clone(), slot);
         let layout = match schedule.is_pipelined() {
-            true => layout.in_windows_of_bytes(self.settings.window_bytes, choice.element_bytes),
+            true => layout
+                .within(schedule.window_of_bytes(self.settings.window_bytes, choice.element_bytes)),
             false => layout,
         };
         let alone = Seats::default();

@@ -90,6 +90,19 @@ impl Schedule {
         (slot / windows / self.slot_blocks()).max(1)
     }
 
+    /// The number of elements of each block in a window of about `bytes` bytes of a rank's data. With more than 16 ranks
+    /// windows are longer, so that a message stays long enough to be worth its price: it carries at least a sixteenth of
+    /// `bytes`.
+    pub fn window_of_bytes(&self, bytes: usize, element_bytes: usize) -> usize {
+        let message = bytes / self.world_size.clamp(1, 16) / element_bytes.max(1);
+        let elements = match self.collective {
+            // There is one block, and each rank reduces a part of it.
+            Collective::AllReduce => message.saturating_mul(self.world_size),
+            _ => message,
+        };
+        elements.max(1)
+    }
+
     /// The number of ranks that contribute to the result of rank `owner`.
     pub fn contributions(&self, owner: Rank) -> usize {
         match self.collective {

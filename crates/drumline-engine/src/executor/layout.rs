@@ -83,7 +83,7 @@ impl Layout {
 
     /// The same layout in one window, if it has at most `elements` elements of each block, and otherwise in several
     /// windows that are no longer.
-    fn within(self, elements: usize) -> Layout {
+    pub fn within(self, elements: usize) -> Layout {
         match self.piece <= elements {
             true => self,
             false => Layout { piece: elements.min(self.several).max(1), ..self },
@@ -93,20 +93,6 @@ impl Layout {
     /// The same layout in windows of `elements` elements of each block, at least one.
     pub fn in_windows_of(self, elements: usize) -> Layout {
         Layout { piece: self.longest.min(elements.max(1)), ..self }
-    }
-
-    /// The same layout in windows of about `bytes` bytes of this rank's data, or in shorter ones if slots hold no more.
-    /// With more than 16 ranks windows
-    /// are longer, so that a message stays long enough to be worth its price: it carries at least a sixteenth
-    /// of `bytes`.
-    pub fn in_windows_of_bytes(self, bytes: usize, element_bytes: usize) -> Layout {
-        let message = bytes / self.world_size.min(16) / element_bytes;
-        let elements = match self.collective {
-            // There is one block, and each rank reduces a part of it.
-            Collective::AllReduce => message.saturating_mul(self.world_size),
-            _ => message,
-        };
-        self.within(elements)
     }
 
     /// The number of elements that a staging slot must hold.
