@@ -92,8 +92,13 @@ impl Schedule {
 
     /// The number of elements of each block in a window of about `bytes` bytes of a rank's data. With more than 16 ranks
     /// windows are longer, so that a message stays long enough to be worth its price: it carries at least a sixteenth of
-    /// `bytes`.
+    /// `bytes`. Where ranks share memory, windows are twice as long, because in each of them ranks also wait for their
+    /// neighbours.
     pub fn window_of_bytes(&self, bytes: usize, element_bytes: usize) -> usize {
+        let bytes = match self.memory {
+            MemoryUse::Private => bytes,
+            MemoryUse::Staged | MemoryUse::Registered => bytes.saturating_mul(2),
+        };
         let message = bytes / self.world_size.clamp(1, 16) / element_bytes.max(1);
         let elements = match self.collective {
             // There is one block, and each rank reduces a part of it.
