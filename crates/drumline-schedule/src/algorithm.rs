@@ -9,6 +9,7 @@
 
 mod binomial;
 mod bruck;
+mod carriers;
 mod cost;
 mod direct;
 mod dissemination;
@@ -21,6 +22,7 @@ mod hierarchical_rooted;
 mod leaders;
 mod nodes;
 mod registered;
+mod ring;
 mod rooted;
 mod row;
 mod scan;

@@ -52,7 +52,7 @@ impl Lags {
             of_steps[second..].fill(rounds);
         }
         // Two windows are in the slots of a turn: one to be summed, and one to be shared out.
-        let slot_windows = (2..).find(|places| rounds % places != 0).unwrap_or(1);
+        let slot_windows = (2..).find(|places| !rounds.is_multiple_of(*places)).unwrap_or(1);
         Lags { of_steps, slot_windows }
     }
 
