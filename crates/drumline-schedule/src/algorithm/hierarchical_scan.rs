@@ -100,11 +100,11 @@ fn steps(
     let ranks = topology.neighbours(rank);
     let leader = ranks[0];
     if rank != leader {
-        return follow(ranks, rank, inclusive);
+        return follow(topology, rank, inclusive);
     }
     let Between { steps: exchange, sums } = between(topology, topology.host_of(rank));
-    let mut steps: Vec<Step> =
-        ranks[1..].iter().map(|&peer| Step::Wait { peer, upto: 1 }).collect();
+    let read = ranks[1..].iter().filter(|rank| is_read(topology, **rank, inclusive));
+    let mut steps: Vec<Step> = read.map(|&peer| Step::Wait { peer, upto: 1 }).collect();
     steps.extend(exchange);
     for seat in (1..ranks.len()).rev() {
         let own = ranks[..seat + usize::from(inclusive)].iter().enumerate();
@@ -125,19 +125,25 @@ fn steps(
 }
 
 /// A rank that is no leader finishes what the leader has added for it.
-fn follow(ranks: &[Rank], rank: Rank, inclusive: bool) -> Vec<Step> {
+fn follow(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
+    let ranks = topology.neighbours(rank);
     let seat = ranks.partition_point(|other| *other < rank);
     let result = SLOT.of(ranks[(seat + 1) % ranks.len()]);
     let sum = Node::root(rank + usize::from(inclusive));
-    vec![
-        Step::Copy { dst: SLOT, src: DATA },
-        Step::Post,
-        Step::Wait { peer: ranks[0], upto: 1 },
-        match sum.len {
-            1 => Step::Copy { dst: DATA, src: result },
-            _ => Step::ReduceTree { dsts: vec![DATA], srcs: vec![(sum, result)], finish: true },
-        },
-    ]
+    let lay_out = Step::Copy { dst: SLOT, src: DATA };
+    let mut steps: Vec<Step> =
+        is_read(topology, rank, inclusive).then_some(lay_out).into_iter().collect();
+    steps.extend([Step::Post, Step::Wait { peer: ranks[0], upto: 1 }]);
+    steps.push(match sum.len {
+        1 => Step::Copy { dst: DATA, src: result },
+        _ => Step::ReduceTree { dsts: vec![DATA], srcs: vec![(sum, result)], finish: true },
+    });
+    steps
+}
+
+/// Whether anybody sums what this rank brings: the last rank is below no other.
+fn is_read(topology: &Topology, rank: Rank, inclusive: bool) -> bool {
+    inclusive || rank + 1 < topology.world_size
 }
 
 /// What the rank on a seat brings, for its leader.
@@ -187,12 +193,14 @@ fn direct(topology: &Topology, host: usize) -> Between {
 fn direct_cost(topology: &Topology, inclusive: bool, n: usize) -> Cost {
     let hosts = topology.ranks_by_host();
     let runs: Vec<Vec<Node>> = hosts.iter().map(|ranks| runs(ranks)).collect();
-    let several = |host: usize| usize::from(hosts[host].len() > 1);
+    let collects = |host: usize| {
+        usize::from(hosts[host][1..].iter().any(|rank| is_read(topology, *rank, inclusive)))
+    };
     let loads = (0..hosts.len()).map(|host| {
         let (ranks, own) = (&hosts[host], &runs[host]);
         let mut most = 0;
         let mut load = Load::default();
-        let mut arrival = several(host);
+        let mut arrival = collects(host);
         let mut known: Vec<Node> = vec![];
         for other in others(hosts.len(), host) {
             let sent = below(own, &hosts[other]);
@@ -201,7 +209,7 @@ fn direct_cost(topology: &Topology, inclusive: bool, n: usize) -> Cost {
             load.elements += sent;
             let got = &runs[other][..below(&runs[other], ranks)];
             if !got.is_empty() {
-                arrival = arrival.max(several(other) + 1);
+                arrival = arrival.max(collects(other) + 1);
             }
             known.extend(got);
         }
@@ -210,7 +218,7 @@ fn direct_cost(topology: &Topology, inclusive: bool, n: usize) -> Cost {
         load.shared = sent.map(|run| run.len - usize::from(run.lo == ranks[0])).sum();
         let known = |rank: Rank| known.iter().filter(|run| run.lo < rank).count();
         load.results(ranks, inclusive, known);
-        load.rounds = arrival + several(host);
+        load.rounds = arrival + usize::from(ranks.len() > 1);
         load
     });
     Load::most(loads, n)
