@@ -11,7 +11,7 @@ use super::hierarchical::largest;
 use super::hierarchical_blocks::{Sums, lay_out};
 use super::ring;
 use crate::schedule::Shelves;
-use crate::step::{Loc, Rank, Span, Step};
+use crate::step::{Buffer, Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
 /// Several hosts that may add their own ranks first, one of them with several ranks.
@@ -159,7 +159,7 @@ impl<'a> Stream<'a> {
         };
         for part in parts {
             let finish = turn.difference == 0 && part.level + 1 == self.cube.dimensions;
-            steps.push(self.add(turn, part, at, owner, sum, finish));
+            steps.extend(self.add(turn, part, at, owner, sum, finish));
         }
         match turn.next() {
             Next::Result => {}
@@ -202,21 +202,19 @@ impl<'a> Stream<'a> {
         owner: Rank,
         dst: Loc,
         finish: bool,
-    ) -> Step {
+    ) -> Vec<Step> {
         let side = part.side;
-        if part.from == turn.host {
-            let src = self.take_kept(turn.corner, owner);
-            return Step::Reduce { dst, src, side, finish };
-        }
-        match self.cube.is_prompt(part.difference) {
-            true => {
-                let from = self.seat.carrier_on(part.from, owner);
-                Step::RecvReduce { from, dst, side, finish }
-            }
-            false => {
-                let src = self.arrived(turn.role, part, at, owner);
-                Step::Reduce { dst, src, side, finish }
-            }
+        let from = self.seat.carrier_on(part.from, owner);
+        let src = match part.from == turn.host {
+            true => self.take_kept(turn.corner, owner),
+            false => self.arrived(turn.role, part, at, owner),
+        };
+        let reduce = Step::Reduce { dst, src, side, finish };
+        match self.cube.is_prompt(part.difference) && part.from != turn.host {
+            false => vec![reduce],
+            // An executor takes such a message to scratch, and only the place of scratch says whose block it is.
+            true if dst.buffer == Buffer::Data => vec![Step::Recv { from, dst: src }, reduce],
+            true => vec![Step::RecvReduce { from, dst, side, finish }],
         }
     }
 
