@@ -38,6 +38,7 @@ impl Algorithm {
         if !(self.applies)(topology) {
             return Err(self.does_not_apply(topology));
         }
+        let steps = flush::insert(self.collective, (self.generate)(topology, rank, root));
         Ok(Schedule {
             collective: self.collective,
             algorithm: self.name,
@@ -46,9 +47,9 @@ impl Algorithm {
             root,
             memory: self.memory,
             uneven: self.uneven,
-            pipelined: self.pipelined,
+            lags: (self.lags)(topology, &steps),
             shelves: (self.shelves)(topology, rank),
-            steps: flush::insert(self.collective, (self.generate)(topology, rank, root)),
+            steps,
         })
     }
 
