@@ -139,6 +139,26 @@ impl Schedule {
         lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
     }
 
+    /// Messages and elements that this rank receives.
+    pub fn received(&self, counts: &Counts) -> (usize, usize) {
+        let lengths = self.steps.iter().filter_map(|step| match step {
+            Step::Recv { dst, .. } | Step::RecvReduce { dst, .. } => {
+                Some(self.resolve(*dst, counts).len())
+            }
+            _ => None,
+        });
+        lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
+    }
+
+    /// Elements that this rank copies.
+    pub fn copied(&self, counts: &Counts) -> usize {
+        let lengths = self.steps.iter().filter_map(|step| match step {
+            Step::Copy { dst, .. } => Some(self.resolve(*dst, counts).len()),
+            _ => None,
+        });
+        lengths.sum()
+    }
+
     /// Elements that this rank reads from and writes to the memory of neighbours.
     pub fn shared(&self, counts: &Counts) -> usize {
         let locs = self.steps.iter().flat_map(|step| step.reads().chain(step.writes()));

@@ -83,7 +83,8 @@ pub struct Algorithm {
 pub enum Lengths {
     /// No length in particular.
     Any,
-    /// Short data: it takes one round, in which every rank reads all data of all neighbours.
+    /// Short data: it takes one round, in which every rank reads all data of all neighbours. Between hosts: it copies
+    /// the data of many ranks together, so that it travels in one message.
     Short,
     /// Long data: it takes twice the rounds, to move fewer bytes between memory nodes.
     Long,

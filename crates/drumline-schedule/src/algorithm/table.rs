@@ -2,8 +2,9 @@ use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
-    hierarchical_blocks, hierarchical_rooted, leaders, nodes, registered, ring, rooted, scan,
-    shared, shared_blocks, shared_rooted,
+    hierarchical_blocks, hierarchical_exchange, hierarchical_gather, hierarchical_rooted,
+    hierarchical_scan, leaders, nodes, registered, ring, rooted, scan, shared, shared_blocks,
+    shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::lags::Lags;
@@ -20,6 +21,8 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
 const FULL: &str = "several hosts, each with several ranks";
+const RUNS: &str = "several hosts, one with several ranks; all but the last with the same power of two of \
+                    consecutive ranks";
 const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
 const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
@@ -184,9 +187,65 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
         .with_uneven_blocks(),
+    staged(Gather, "hierarchical", hierarchical_gather::gather, hierarchical_gather::gather_cost)
+        .only_where(ring::serves, ANY_HOSTS)
+        .for_lengths(Lengths::Short),
+    staged(
+        Scatter,
+        "hierarchical",
+        hierarchical_gather::scatter,
+        hierarchical_gather::scatter_cost,
+    )
+    .only_where(ring::serves, ANY_HOSTS)
+    .with_shelves(hierarchical_gather::scatter_shelves)
+    .for_lengths(Lengths::Short),
     staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
+    staged(
+        AllToAll,
+        "hierarchical",
+        hierarchical_exchange::all_to_all,
+        hierarchical_exchange::all_to_all_cost,
+    )
+    .only_where(ring::serves, ANY_HOSTS)
+    .for_lengths(Lengths::Short),
     staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
     staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
+    staged(
+        Scan,
+        "hierarchical",
+        hierarchical_scan::direct_scan,
+        hierarchical_scan::direct_scan_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
+    staged(
+        Scan,
+        "hierarchical-doubling",
+        hierarchical_scan::doubling_scan,
+        hierarchical_scan::doubling_scan_cost,
+    )
+    .only_where(hierarchical_scan::serves_runs, RUNS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
+    staged(
+        ExclusiveScan,
+        "hierarchical",
+        hierarchical_scan::direct_exclusive_scan,
+        hierarchical_scan::direct_exclusive_scan_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
+    staged(
+        ExclusiveScan,
+        "hierarchical-doubling",
+        hierarchical_scan::doubling_exclusive_scan,
+        hierarchical_scan::doubling_exclusive_scan_cost,
+    )
+    .only_where(hierarchical_scan::serves_runs, RUNS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
     in_place(ReduceSlices, "shm-pull", registered::reduce_slices, registered::reduce_slices_cost),
     in_place(ReduceSlices, "hierarchical-pull", hierarchical::pull, hierarchical::pull_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
