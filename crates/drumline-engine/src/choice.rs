@@ -12,8 +12,12 @@ pub(crate) struct Choice {
     pub(crate) staged: bool,
     /// Whether narrow floats are widened for the whole call, because partial sums travel.
     pub(crate) wide: bool,
-    /// Bytes of an element that travels.
+    /// Bytes of an element in all places but those for sums, and in those.
     pub(crate) element_bytes: usize,
+    pub(crate) sum_bytes: usize,
+    /// Whether elements are narrower than their sums, which then lie in places of their own if the algorithm can
+    /// keep them apart.
+    pub(crate) narrow: bool,
 }
 
 /// Chooses the algorithm that the settings name, or the cheapest one.
@@ -43,11 +47,14 @@ pub(crate) fn choose(
              node of the tree: take the order of ranks (DRUMLINE_SUM_ORDER=rank)"
         ),
     })?;
+    let (kind, wide) = (situation.kind, situation.widens(algorithm));
     Ok(Choice {
         algorithm,
         staged: algorithm.memory == MemoryUse::Staged,
-        wide: situation.widens(algorithm),
-        element_bytes: algorithm.travelling(situation.kind.bytes, situation.kind.sum_bytes),
+        wide,
+        element_bytes: if wide { kind.sum_bytes } else { kind.bytes },
+        sum_bytes: kind.sum_bytes,
+        narrow: situation.is_narrow(),
     })
 }
 
@@ -163,6 +170,21 @@ mod tests {
     }
 
     #[test]
+    fn between_hosts_only_sums_of_narrow_floats_are_wide() {
+        let (topology, settings) = (Topology::hosts(&[8, 8]), Settings::default());
+        let widths = |dtype, elements| {
+            let call = call(Collective::AllReduce, dtype, elements);
+            let situation = call.situation(&topology, Some(1 << 20), false);
+            let choice = choose(&call, &situation, &mut Chooser::default(), &settings).unwrap();
+            (choice.algorithm.name, choice.wide, choice.element_bytes, choice.sum_bytes)
+        };
+        assert_eq!(widths(DType::Bf16, 1 << 20), ("hierarchical", false, 2, 4));
+        assert_eq!(widths(DType::F8E5M2, 1 << 20), ("hierarchical", false, 1, 4));
+        assert_eq!(widths(DType::F32, 1 << 20), ("hierarchical", false, 4, 4));
+        assert_eq!(widths(DType::Bf16, 1), ("hierarchical-doubling", true, 4, 4));
+    }
+
+    #[test]
     fn custom_operators_get_narrow_floats_as_they_are() {
         let call = Call {
             operator: Some(OperatorKind::Custom("first")),
@@ -172,14 +194,15 @@ mod tests {
         assert_eq!((choice.wide, choice.element_bytes), (false, 2));
     }
 
-    /// Host-by-host sums in place would have no room for wider elements.
+    /// Sums of memory nodes in place would have no room for wider elements.
     #[test]
-    fn narrow_floats_are_not_summed_host_by_host_in_place() {
+    fn narrow_floats_are_not_summed_node_by_node_in_place() {
         let settings =
-            Settings { all_reduce: Some("hierarchical-push".into()), ..Settings::default() };
+            Settings { all_reduce: Some("shm-nodes-push".into()), ..Settings::default() };
         let attempt = |dtype| {
             let call = call(Collective::AllReduce, dtype, 100);
-            let topology = Topology::hosts(&[2, 2]);
+            let nodes = (0..4).map(|rank| Some(rank / 2));
+            let topology = Topology::hosts(&[4]).with_nodes(nodes);
             let situation = call.situation(&topology, Some(1 << 20), true);
             choose(&call, &situation, &mut Chooser::default(), &settings)
         };

@@ -45,13 +45,14 @@ fn unroll(schedule: &Schedule, pipeline: &Pipeline, copies: usize, windows: usiz
 fn within(schedule: &Schedule, copies: usize, loc: Loc, window: usize, windows: usize) -> Loc {
     let Span { first, count, of } = loc.span;
     let first = match (loc.buffer, schedule.blocks(loc)) {
-        (Buffer::Scratch(_), _) => first,
+        (Buffer::Scratch(_) | Buffer::Sum(_), _) => first,
         // A window of every block.
         (_, Blocks::All) => first * windows + window,
         (_, Blocks::One | Blocks::None) => window * of + first,
     };
     let buffer = match loc.buffer {
         Buffer::Scratch(slot) => Buffer::Scratch(slot * copies + window % copies),
+        Buffer::Sum(slot) => Buffer::Sum(slot * copies + window % copies),
         other => other,
     };
     Loc { buffer, span: Span { first, count, of: of * windows }, ..loc }

@@ -76,11 +76,11 @@ impl Pipeline {
 
     /// The pipeline of a schedule in which each step has this lag.
     pub fn of_lags(schedule: &Schedule, lags: Vec<usize>) -> Pipeline {
-        let mut uses: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        let mut uses: BTreeMap<Buffer, (usize, usize)> = BTreeMap::new();
         for (step, &lag) in schedule.steps.iter().zip(&lags) {
             for Loc { buffer, .. } in step.reads().chain(step.writes()) {
-                if let Buffer::Scratch(slot) = buffer {
-                    let (first, last) = uses.entry(slot).or_insert((lag, lag));
+                if let Buffer::Scratch(_) | Buffer::Sum(_) = buffer {
+                    let (first, last) = uses.entry(buffer).or_insert((lag, lag));
                     (*first, *last) = (lag.min(*first), lag.max(*last));
                 }
             }

@@ -12,13 +12,13 @@ use crate::topology::Topology;
 /// use drumline_schedule::price::ElementKind;
 /// use drumline_schedule::{Algorithm, Collective, Situation, Topology, Why, eligible};
 ///
-/// // Four ranks of each of two hosts sum bf16 in registered buffers.
-/// let world = Topology::hosts(&[4, 4]);
+/// // Four ranks on each of two memory nodes sum bf16 in registered buffers.
+/// let world = Topology::hosts(&[8]).with_nodes((0..8).map(|rank| Some(rank / 4)));
 /// let bf16 = ElementKind { bytes: 2, sum_bytes: 4 };
 /// let over_links = Situation::over_links(Collective::AllReduce, &world, 1_000, bf16);
 /// let situation = Situation { long_bytes: Some(1 << 20), registered: true, ..over_links };
 ///
-/// let push = Algorithm::find(Collective::AllReduce, "hierarchical-push")?;
+/// let push = Algorithm::find(Collective::AllReduce, "shm-nodes-push")?;
 /// assert_eq!(eligible(push, &situation), Err(Why::WouldRound));
 /// assert_eq!(eligible(push, &over_links), Err(Why::NoSharedMemory));
 /// # Ok::<_, drumline_schedule::Error>(())
@@ -54,9 +54,9 @@ impl<'a> Situation<'a> {
         Situation { collective, topology, elements, kind, uneven, registered, long_bytes }
     }
 
-    /// Whether `row` sends and stores elements in the width of their sums, which is more than their own.
+    /// Whether `row` sends and stores all elements in the width of their sums, which is more than their own.
     pub fn widens(&self, row: &Algorithm) -> bool {
-        self.is_narrow() && row.partial_sums_travel
+        self.is_narrow() && row.partial_sums_travel && !row.sums_apart
     }
 
     /// Whether elements are narrower than their sums.

@@ -100,7 +100,7 @@ impl Layout {
         let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
         match (self.collective.blocks(buffer, owner, self.root), buffer) {
             (Blocks::None, _) => 0..0,
-            (Blocks::One, Buffer::Scratch(_) | Buffer::Slot) => {
+            (Blocks::One, Buffer::Scratch(_) | Buffer::Sum(_) | Buffer::Slot) => {
                 span.resolve(self.shown(buffer, owner, window).len())
             }
             (Blocks::One, Buffer::Data | Buffer::Input) => {
@@ -117,7 +117,9 @@ impl Layout {
                 let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
                 moved(self.shown(buffer, span.first, window), start)
             }
-            (Blocks::All, Buffer::Scratch(_)) => 0..self.shown(buffer, span.first, window).len(),
+            (Blocks::All, Buffer::Scratch(_) | Buffer::Sum(_)) => {
+                0..self.shown(buffer, span.first, window).len()
+            }
             (Blocks::All, Buffer::Slot) => {
                 let shelf = self.shelves.of(owner, span.first, self.world_size);
                 moved(0..self.shown(buffer, span.first, window).len(), shelf * self.piece)

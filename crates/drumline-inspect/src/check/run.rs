@@ -4,7 +4,7 @@ use drumline_schedule::{Algorithm, Cost, Counts, MemoryUse, Schedule, Topology};
 use super::error::CheckError;
 use super::expressions::CALLS;
 use super::form::check_form;
-use super::symbols::{Slots, Symbols};
+use super::symbols::{Slots, Sums, Symbols};
 use crate::walk::walk;
 
 /// Checks an algorithm on blocks of `elements` elements, and returns its cost.
@@ -28,9 +28,8 @@ pub fn check(
     root: Rank,
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    let schedules = algorithm.schedules(topology, root)?;
-    let counts = even(&schedules, elements);
-    let measured = run_all(topology, &schedules, &counts, algorithm.partial_sums_travel)?;
+    let counts = vec![Counts::Even(elements); topology.world_size];
+    let measured = run_both(algorithm, topology, root, &counts)?;
     let formula = (algorithm.cost)(topology, root, elements);
     match measured == formula {
         true => Ok(measured),
@@ -61,10 +60,29 @@ pub fn check_uneven(
     root: Rank,
     counts: &[Counts],
 ) -> Result<Cost, CheckError> {
-    let schedules = algorithm.schedules(topology, root)?;
     match algorithm.uneven {
-        true => run_all(topology, &schedules, counts, algorithm.partial_sums_travel),
+        true => run_both(algorithm, topology, root, counts),
         false => Err(CheckError::NotUneven),
+    }
+}
+
+/// Checks the schedules of an algorithm, and those for elements that are narrower than their sums if they differ. Both
+/// have the same cost, in elements.
+fn run_both(
+    algorithm: &Algorithm,
+    topology: &Topology,
+    root: Rank,
+    counts: &[Counts],
+) -> Result<Cost, CheckError> {
+    let sums = if algorithm.partial_sums_travel { Sums::Travel } else { Sums::Stay };
+    let cost = run_all(topology, &algorithm.schedules(topology, root)?, counts, sums)?;
+    if !algorithm.sums_apart {
+        return Ok(cost);
+    }
+    let apart = algorithm.narrow_schedules(topology, root)?;
+    match run_all(topology, &apart, counts, Sums::Apart)? {
+        measured if measured == cost => Ok(cost),
+        measured => Err(CheckError::Cost { measured, formula: cost }),
     }
 }
 
@@ -91,7 +109,7 @@ pub fn check_schedules(
     schedules: &[Schedule],
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    run_all(topology, schedules, &even(schedules, elements), true)
+    run_all(topology, schedules, &even(schedules, elements), Sums::Travel)
 }
 
 /// Checks with slots in turn and, where two ranks may exchange slots, also with exchanged slots.
@@ -99,12 +117,12 @@ fn run_all(
     topology: &Topology,
     schedules: &[Schedule],
     counts: &[Counts],
-    partial_sums_travel: bool,
+    sums: Sums,
 ) -> Result<Cost, CheckError> {
-    let cost = run(topology, schedules, counts, Slots::InTurn(2), partial_sums_travel)?;
+    let cost = run(topology, schedules, counts, Slots::InTurn(2), sums)?;
     let stages = schedules.iter().any(|schedule| schedule.memory == MemoryUse::Staged);
     if stages && topology.ranks_by_host().iter().any(|ranks| ranks.len() == 2) {
-        run(topology, schedules, counts, Slots::Exchanged, partial_sums_travel)?;
+        run(topology, schedules, counts, Slots::Exchanged, sums)?;
     }
     Ok(cost)
 }
@@ -118,13 +136,13 @@ fn run(
     schedules: &[Schedule],
     counts: &[Counts],
     slots: Slots,
-    partial_sums_travel: bool,
+    sums: Sums,
 ) -> Result<Cost, CheckError> {
     let first = check_form(topology, schedules)?;
     if counts.len() != schedules.len() {
         return Err(CheckError::NotOneWorld { index: counts.len().min(schedules.len()) });
     }
-    let mut symbols = Symbols::new(topology, first, schedules, counts, slots, partial_sums_travel);
+    let mut symbols = Symbols::new(topology, first, schedules, counts, slots, sums);
     walk(topology, schedules, CALLS, &mut symbols)?;
     Ok(symbols.cost())
 }
@@ -156,8 +174,8 @@ mod tests {
             let algorithm = Algorithm::find(collective, name).unwrap();
             let schedules = algorithm.schedules(&world, 0).unwrap();
             let counts = even(&schedules, 9);
-            assert!(run(&world, &schedules, &counts, Slots::InTurn(2), true).is_ok());
-            let one = run(&world, &schedules, &counts, Slots::InTurn(1), true);
+            assert!(run(&world, &schedules, &counts, Slots::InTurn(2), Sums::Travel).is_ok());
+            let one = run(&world, &schedules, &counts, Slots::InTurn(1), Sums::Travel);
             let Err(CheckError::Race(race)) = one else {
                 unreachable!("{collective} {name} needs no second slot")
             };

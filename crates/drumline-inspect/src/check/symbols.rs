@@ -22,6 +22,17 @@ pub(super) enum Slots {
     Exchanged,
 }
 
+/// What ranks do with sums that are not finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// They keep them to themselves.
+    Stay,
+    /// They send them. All places of the call have the width of sums.
+    Travel,
+    /// They send them, and keep them in places for sums. All other places have the width of elements.
+    Apart,
+}
+
 /// The memories of all ranks: a visitor of the walk.
 pub(super) struct Symbols<'a> {
     topology: &'a Topology,
@@ -30,14 +41,13 @@ pub(super) struct Symbols<'a> {
     counts: &'a [Counts],
     expressions: Expressions,
     /// The expected sum of all ranks in each call, element by element; empty in collectives without one.
-    sums: Vec<Vec<Id>>,
+    wanted: Vec<Vec<Id>>,
     ranks: Vec<Memory>,
     /// Whether ranks keep clocks: where they share memory, and in a barrier.
     has_clocks: bool,
     rounds: usize,
     slots: Slots,
-    /// Whether sums that are not finished may travel.
-    partial_sums_travel: bool,
+    sums: Sums,
 }
 
 /// The buffers of one rank, and its state.
@@ -128,7 +138,7 @@ impl<'a> Symbols<'a> {
         schedules: &'a [Schedule],
         counts: &'a [Counts],
         slots: Slots,
-        partial_sums_travel: bool,
+        sums: Sums,
     ) -> Symbols<'a> {
         let Schedule { collective, world_size, memory, .. } = *first;
         let longest = |buffer| {
@@ -144,7 +154,7 @@ impl<'a> Symbols<'a> {
                 | Collective::ReduceScatter
                 | Collective::ReduceSlices
         );
-        let sums = (0..CALLS)
+        let wanted = (0..CALLS)
             .map(|call| {
                 let elements = 0..if reduces { brought } else { 0 };
                 elements.map(|element| expressions.wanted(topology, call, element)).collect()
@@ -190,12 +200,12 @@ impl<'a> Symbols<'a> {
             schedules,
             counts,
             expressions,
-            sums,
+            wanted,
             ranks,
             has_clocks,
             rounds: 0,
             slots,
-            partial_sums_travel,
+            sums,
         }
     }
 
@@ -267,10 +277,10 @@ impl<'a> Symbols<'a> {
         match collective {
             Collective::Reduce if rank != root => self.expressions.leaf(call, rank, element),
             Collective::AllReduce | Collective::Reduce | Collective::ReduceSlices => {
-                finished(&mut self.expressions, self.sums[call][element], world_size)
+                finished(&mut self.expressions, self.wanted[call][element], world_size)
             }
             Collective::ReduceScatter => {
-                let sum = self.sums[call][brought_for_me(rank) + element];
+                let sum = self.wanted[call][brought_for_me(rank) + element];
                 finished(&mut self.expressions, sum, world_size)
             }
             Collective::Broadcast => self.expressions.leaf(call, root, element),
@@ -360,7 +370,7 @@ impl<'a> Symbols<'a> {
     /// Checks values that go from or to a peer.
     fn travels(&self, at: At, peer: Rank, values: &[Id]) -> Result<(), CheckError> {
         let At { rank, step, .. } = at;
-        match !self.partial_sums_travel && values.iter().any(|&id| self.expressions.is_sum(id)) {
+        match self.sums == Sums::Stay && values.iter().any(|&id| self.expressions.is_sum(id)) {
             true => Err(CheckError::PartialSum { rank, step, peer }),
             false => Ok(()),
         }
@@ -418,6 +428,10 @@ impl<'a> Symbols<'a> {
                     ),
                 });
             }
+        }
+        let is_sum = |id: &Id| self.expressions.is_sum(*id);
+        if self.sums == Sums::Apart && values.iter().any(|id| is_sum(id) != loc.is_wide()) {
+            return Err(CheckError::Width { rank, step, place: Box::new(loc) });
         }
         self.touch(at, loc, true, known)?;
         let (holder, place) = self.slot(owner, call);
@@ -549,8 +563,8 @@ impl Visitor for Symbols<'_> {
         let memory = &mut self.ranks[rank];
         memory.buffers = HashMap::from([(Buffer::Data, data), (Buffer::Input, input)]);
         let scratch = schedule.scratch(&self.counts[rank]);
-        memory.buffers.extend(scratch.into_iter().map(|(slot, hull)| {
-            (Buffer::Scratch(slot), Cells { start: hull.start, values: vec![None; hull.len()] })
+        memory.buffers.extend(scratch.into_iter().map(|(buffer, hull)| {
+            (buffer, Cells { start: hull.start, values: vec![None; hull.len()] })
         }));
         memory.sent.clear();
         memory.round = 0;
