@@ -26,8 +26,7 @@ pub use state::Lane;
 use state::{Running, State};
 
 use drumline_schedule::{
-    Chooser, Collective, Counts, Schedule, Topology, price::Prices, slice_holders,
-    step::Rank,
+    Chooser, Collective, Counts, Schedule, Topology, price::Prices, slice_holders, step::Rank,
 };
 
 use crate::{

@@ -106,9 +106,12 @@ macro_rules! mixed {
         by_operator!($reduction.op, $operators, ($isa, $reduction, $dsts, $srcs))
     };
     (wide, $operators:tt, ($isa:expr, $reduction:expr, $dsts:expr, $srcs:expr)) => {{
-        let srcs: Vec<Source<'_, Self>> = $srcs.iter().map(|src| match src {
-            Addend::Element(src) | Addend::Sum(src) => *src,
-        }).collect();
+        let srcs: Vec<Source<'_, Self>> = $srcs
+            .iter()
+            .map(|src| match src {
+                Addend::Element(src) | Addend::Sum(src) => *src,
+            })
+            .collect();
         Self::reduce_kernel($isa, $reduction, $dsts, &srcs)
     }};
 }

@@ -127,11 +127,7 @@ pub fn reduce_sums<T: Element>(
     T::round_kernel(Isa::best(), &reduction::<T>(op, merges, finish), dsts, srcs);
 }
 
-fn reduction<T: Element>(
-    op: ReduceOp,
-    merges: &[usize],
-    finish: Option<usize>,
-) -> Reduction<'_> {
+fn reduction<T: Element>(op: ReduceOp, merges: &[usize], finish: Option<usize>) -> Reduction<'_> {
     let dtype = T::DTYPE;
     assert!(op.supports(dtype), "{dtype} has no {op}");
     let ranks = finish.map(|ranks| u32::try_from(ranks).unwrap_or(0));

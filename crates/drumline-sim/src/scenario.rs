@@ -127,5 +127,7 @@ impl GroupSetup {
 pub(crate) fn leaves_slices(topology: &Topology, dtype: DType) -> bool {
     let mut rows = ALGORITHMS.iter().filter(|row| row.collective == Collective::ReduceSlices);
     let is_narrow = dtype.accumulator() != dtype;
-    rows.any(|row| (row.applies)(topology) && !(is_narrow && row.partial_sums_travel && !row.sums_apart))
+    rows.any(|row| {
+        (row.applies)(topology) && !(is_narrow && row.partial_sums_travel && !row.sums_apart)
+    })
 }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use drumline::{
-    Config, DType, Error, ProcessGroup, ReduceOp,
+    Config, DType, Error, ProcessGroup, ReduceOp, bf16,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
     init_process_group,
 };
@@ -106,7 +106,8 @@ fn tree(values: &[f32]) -> f32 {
 /// The elements of a block.
 const BLOCK: usize = 256 << 10;
 
-/// Calls on a block for every rank, or on as much data with a root on the other host. Says of each how many bytes have left this host meanwhile.
+/// Calls on a block for every rank, or on as much data, perhaps with a root on the other host. Says of each how many
+/// bytes have left this host meanwhile.
 fn send_what_must_be_sent(group: &ProcessGroup) {
     let (rank, ranks) = (group.rank(), group.world_size());
     let value = |rank: usize, index: usize| ((rank * 31 + index) as f32).sin() * 1e3;
@@ -144,6 +145,14 @@ fn send_what_must_be_sent(group: &ProcessGroup) {
         let column: Vec<f32> = (0..ranks).map(|rank| value(rank, index)).collect();
         let expected = if rank == ranks - 1 { tree(&column) } else { column[rank] };
         assert_eq!(sum.to_bits(), expected.to_bits(), "element {index}");
+    }
+
+    let narrow = |rank: usize, index: usize| bf16::from_f32(value(rank, index));
+    let mut data: Vec<bf16> = (0..ranks * BLOCK).map(|index| narrow(rank, index)).collect();
+    measured("all_reduce of bf16", &mut || group.all_reduce(&mut data, ReduceOp::Sum).unwrap());
+    for (index, sum) in data.iter().enumerate() {
+        let column: Vec<f32> = (0..ranks).map(|rank| narrow(rank, index).to_f32()).collect();
+        assert_eq!(*sum, bf16::from_f32(tree(&column)), "element {index}");
     }
 }
 
@@ -460,7 +469,7 @@ fn hosts_that_share_memory_add_in_the_same_order() {
 #[test]
 fn hosts_send_what_they_must_once() {
     let Some(network) = Hosts::new(2) else { return };
-    for ranks_per_host in [2, 4] {
+    for ranks_per_host in [1, 2, 4] {
         let ranks: Vec<Rank> = (0..2 * ranks_per_host)
             .map(|rank| {
                 let secret = Some(("DRUMLINE_SECRET", SECRET));
@@ -475,11 +484,14 @@ fn hosts_send_what_they_must_once() {
                 true => (2 * of_host, 0),
                 false => (0, 2 * of_host),
             };
+            // Of as much f32 it would be twice `of_host`. A rank that is alone brings no sum, which would be wide.
+            let of_bf16 = if ranks_per_host == 1 { of_host } else { of_host * 3 / 2 };
             let calls = [
                 ("all_gather", of_host),
                 ("reduce_scatter", of_host),
                 ("broadcast", second),
                 ("reduce", first),
+                ("all_reduce of bf16", of_bf16),
             ];
             for (name, bound) in calls {
                 let sent: u64 = rank.line(&format!("{name}: ")).parse().unwrap();

@@ -68,8 +68,16 @@ pub struct Shape<'a> {
 impl Plan {
     /// Lays a call of this shape out.
     pub fn new(shape: Shape<'_>) -> Plan {
-        let Shape { schedule, seats, description, layout, element_bytes, sum_bytes, wide, cache_bytes } =
-            shape;
+        let Shape {
+            schedule,
+            seats,
+            description,
+            layout,
+            element_bytes,
+            sum_bytes,
+            wide,
+            cache_bytes,
+        } = shape;
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.peer.is_none() && loc.buffer == Buffer::Data;

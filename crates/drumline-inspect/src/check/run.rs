@@ -112,6 +112,32 @@ pub fn check_schedules(
     run_all(topology, schedules, &even(schedules, elements), Sums::Travel)
 }
 
+/// The same for schedules of elements that are narrower than their sums: sums that are not finished lie in
+/// [places for sums](drumline_schedule::step::Buffer::Sum), and nothing else does.
+///
+/// ```
+/// use drumline_inspect::check;
+/// use drumline_schedule::{Algorithm, Collective, Topology};
+///
+/// let world = Topology::hosts(&[2, 2]);
+/// let row = Algorithm::find(Collective::AllReduce, "hierarchical")?;
+/// assert!(check::check_narrow_schedules(&world, &row.narrow_schedules(&world, 0)?, 10).is_ok());
+/// // The sum of a host would be rounded in the data.
+/// assert!(check::check_narrow_schedules(&world, &row.schedules(&world, 0)?, 10).is_err());
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The first fault found.
+pub fn check_narrow_schedules(
+    topology: &Topology,
+    schedules: &[Schedule],
+    elements: usize,
+) -> Result<Cost, CheckError> {
+    run_all(topology, schedules, &even(schedules, elements), Sums::Apart)
+}
+
 /// Checks with slots in turn and, where two ranks may exchange slots, also with exchanged slots.
 fn run_all(
     topology: &Topology,

@@ -128,9 +128,10 @@ impl Pass<'_> {
         let is_used = |step: &&Step, dst: Loc| {
             step.reads().chain(step.writes()).any(|place| place.overlaps(dst))
         };
-        let next = steps[index].writes().next().and_then(|dst| {
-            steps[index + 1..].iter().find(|step| is_used(step, dst))
-        });
+        let next = steps[index]
+            .writes()
+            .next()
+            .and_then(|dst| steps[index + 1..].iter().find(|step| is_used(step, dst)));
         matches!(next, Some(Step::ReduceTree { .. } | Step::Reduce { .. }))
             && self.sent_sum(self.rank, index)
     }

@@ -91,10 +91,7 @@ impl Algorithm {
             uneven: self.uneven,
             pipelined: self.pipelined,
             shelves: (self.shelves)(topology, rank),
-            steps: flush::insert(
-                self.collective,
-                place((self.generate)(topology, rank, root)),
-            ),
+            steps: flush::insert(self.collective, place((self.generate)(topology, rank, root))),
         })
     }
 
