@@ -10,6 +10,7 @@
 mod apart;
 mod binomial;
 mod bruck;
+mod carriers;
 mod cost;
 mod direct;
 mod dissemination;
@@ -22,6 +23,7 @@ mod hierarchical_rooted;
 mod leaders;
 mod nodes;
 mod registered;
+mod ring;
 mod rooted;
 mod row;
 mod scan;

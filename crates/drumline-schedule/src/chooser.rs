@@ -89,7 +89,10 @@ impl Chooser {
             MemoryUse::Private => 0,
             _ => (row.generate)(topology, 0, 0).iter().filter(|step| **step == Step::Post).count(),
         };
-        let between_hosts = cost.rounds.saturating_sub(posts).max(usize::from(cost.messages > 0));
+        let between_hosts = match row.hops {
+            Some(hops) => hops(topology),
+            None => cost.rounds.saturating_sub(posts).max(usize::from(cost.messages > 0)),
+        };
         let cost = Cost { rounds: between_hosts, ..cost };
         let width = row.travelling(kind.bytes, kind.sum_bytes);
         self.prices.of(cost, width) + posts as u128 * POST_PS

@@ -5,6 +5,7 @@ mod algorithms;
 mod drawings;
 mod faults;
 mod hosts;
+mod many_hosts;
 mod measured;
 mod races;
 mod replay;

@@ -1,14 +1,12 @@
 //! A block for every rank, between hosts: whatever crosses a line crosses it once for a host.
 //!
-//! Every rank has a *carrier* on every other host: the rank on its own seat there, or, where that host is smaller, on
-//! the seat that is left when seats are counted round. Messages go between a rank and its carriers only. Neighbours
-//! move data on their host.
+//! Messages go between a rank and its [carriers](super::carriers) only. Neighbours move data on their host.
 
+use super::carriers::{Seat, Waits, busiest};
 use super::cost::Cost;
 use super::direct::DIRECT_MAX_RANKS;
 use super::hierarchical::largest;
-use super::seats::{Seats, slices};
-use super::shared::others;
+use super::seats::slices;
 use crate::schedule::Shelves;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
@@ -39,37 +37,52 @@ pub(super) fn serves_sums(topology: &Topology) -> bool {
 pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let seat = Seat::of(topology, rank);
     let mut waits = Waits::of(&seat);
-    let own = seat.block(rank);
-    let input = Loc::input(Span::WHOLE);
     let mut steps = seat.sends_of_input();
-    steps.push(Step::Copy { dst: Loc::data(own), src: input });
+    steps.push(Step::Copy { dst: Loc::data(seat.block(rank)), src: Loc::input(Span::WHOLE) });
     for (round, host) in (1..).zip(seat.hosts_before()) {
-        let carried: Vec<Rank> = seat.carried_by(seat.seat, host).collect();
         let place = |owner: &Rank| Loc::data(seat.block(*owner));
+        let carried: Vec<Rank> = seat.carried_by(seat.seat, host).collect();
         steps.extend(carried.iter().map(|from| Step::Recv { from: *from, dst: place(from) }));
-        if seat.has_peers() {
-            if !carried.is_empty() {
-                steps.extend(waits.before_reuse(round));
-            }
-            let own = (round == 1).then_some(Step::Copy { dst: Loc::slot(own), src: input });
-            let of_others = carried.iter().map(|owner| {
-                let block = seat.block(*owner);
-                Step::Copy { dst: Loc::slot(block), src: Loc::data(block) }
-            });
-            steps.extend(own.into_iter().chain(of_others));
+        steps.extend(share_out(&seat, &mut waits, round, host, &carried));
+    }
+    steps
+}
+
+/// Neighbours get from each other what has come from `host` in this round; in the first round, also their own blocks.
+/// `carried` is what this rank has got.
+pub(super) fn share_out(
+    seat: &Seat<'_>,
+    waits: &mut Waits,
+    round: usize,
+    host: usize,
+    carried: &[Rank],
+) -> Vec<Step> {
+    let mut steps = vec![];
+    if seat.has_peers() {
+        if !carried.is_empty() {
+            steps.extend(waits.before_reuse(round));
         }
-        steps.push(Step::Post);
-        for (peer_seat, peer) in seat.peers() {
-            let of_peer = (round == 1).then_some(peer).into_iter();
-            let blocks = of_peer.chain(seat.carried_by(peer_seat, host)).map(|it| seat.block(it));
-            let fetch: Vec<Step> = blocks
-                .map(|it| Step::Copy { dst: Loc::data(it), src: Loc::slot(it).of(peer) })
-                .collect();
-            if !fetch.is_empty() {
-                steps.extend(waits.until(peer, round));
-            }
-            steps.extend(fetch);
+        let own = (round == 1).then(|| Step::Copy {
+            dst: Loc::slot(seat.block(seat.rank())),
+            src: Loc::input(Span::WHOLE),
+        });
+        let of_others = carried.iter().map(|owner| {
+            let block = seat.block(*owner);
+            Step::Copy { dst: Loc::slot(block), src: Loc::data(block) }
+        });
+        steps.extend(own.into_iter().chain(of_others));
+    }
+    steps.push(Step::Post);
+    for (peer_seat, peer) in seat.peers() {
+        let of_peer = (round == 1).then_some(peer).into_iter();
+        let blocks = of_peer.chain(seat.carried_by(peer_seat, host)).map(|it| seat.block(it));
+        let fetch: Vec<Step> = blocks
+            .map(|it| Step::Copy { dst: Loc::data(it), src: Loc::slot(it).of(peer) })
+            .collect();
+        if !fetch.is_empty() {
+            steps.extend(waits.until(peer, round));
         }
+        steps.extend(fetch);
     }
     steps
 }
@@ -95,15 +108,21 @@ pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
 /// Where blocks lie in the slots of an [`all_gather`]: the owner's first, then those of two hosts.
 pub(super) fn all_gather_shelves(topology: &Topology, rank: Rank) -> Shelves {
     let seat = Seat::of(topology, rank);
+    alternating_shelves(&seat, |owner| seat.round_before(owner))
+}
+
+/// A shelf for the block of the slot's owner, and then shelves for the blocks that it gets in two rounds. The blocks of
+/// its own host have the round 0.
+pub(super) fn alternating_shelves(seat: &Seat<'_>, round_of: impl Fn(Rank) -> usize) -> Shelves {
     // Of one host, the largest number of ranks with the same carrier.
     let of_a_host = largest(seat.hosts).div_ceil(slices(seat.hosts));
-    let shelf = |owner: Rank| match seat.round_before(owner) {
+    let shelf = |owner: Rank| match round_of(owner) {
         0 => 0,
         round => {
             1 + (round - 1) % 2 * of_a_host + seat.seat_of(owner) / seat.hosts[seat.host].len()
         }
     };
-    Shelves::shared((0..topology.world_size).map(shelf), 1 + seat.alternating() * of_a_host)
+    Shelves::shared((0..seat.topology.world_size).map(shelf), 1 + seat.alternating() * of_a_host)
 }
 
 /// The same in registered data: a rank writes its own block and those that it carries to the data of its neighbours.
@@ -111,21 +130,29 @@ pub(super) fn all_gather_shelves(topology: &Topology, rank: Rank) -> Shelves {
 /// See [`all_gather_push_cost`].
 pub(super) fn all_gather_push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let seat = Seat::of(topology, rank);
-    let input = Loc::input(Span::WHOLE);
-    let hand_out =
-        |dst: Loc, src| seat.peers().map(move |(_, peer)| Step::Copy { dst: dst.of(peer), src });
-    let own = Loc::data(seat.block(rank));
     let mut steps = seat.sends_of_input();
-    steps.extend(seat.post_and_wait(1));
-    steps.push(Step::Copy { dst: own, src: input });
-    steps.extend(hand_out(own, input));
+    steps.extend(hand_out_own(&seat));
     for from in seat.hosts_before().flat_map(|host| seat.carried_by(seat.seat, host)) {
         let block = Loc::data(seat.block(from));
         steps.push(Step::Recv { from, dst: block });
-        steps.extend(hand_out(block, block));
+        steps.extend(hand_out(&seat, block, block));
     }
     steps.extend(seat.post_and_wait(2));
     steps
+}
+
+/// Waits until neighbours have called, and writes the rank's own block to their data.
+pub(super) fn hand_out_own(seat: &Seat<'_>) -> Vec<Step> {
+    let (own, input) = (Loc::data(seat.block(seat.rank())), Loc::input(Span::WHOLE));
+    let mut steps: Vec<Step> = seat.post_and_wait(1).collect();
+    steps.push(Step::Copy { dst: own, src: input });
+    steps.extend(hand_out(seat, own, input));
+    steps
+}
+
+/// Writes a block to the data of all neighbours.
+pub(super) fn hand_out(seat: &Seat<'_>, dst: Loc, src: Loc) -> impl Iterator<Item = Step> {
+    seat.peers().map(move |(_, peer)| Step::Copy { dst: dst.of(peer), src })
 }
 
 /// 2 rounds, and messages as in [`all_gather_cost`]. A rank writes its block and those that it carries to each of its
@@ -302,130 +329,4 @@ impl Sums<'_> {
         let srcs = (0..self.seat.hosts.len()).map(|host| (Node::leaf(host), sum_of(host)));
         Step::ReduceTree { dsts: vec![data], srcs: srcs.collect(), finish: true }
     }
-}
-
-/// For which posts of its neighbours a rank has waited.
-struct Waits {
-    until: Vec<(Rank, usize)>,
-}
-
-impl Waits {
-    fn of(seat: &Seat<'_>) -> Waits {
-        Waits { until: seat.peers().map(|(_, peer)| (peer, 0)).collect() }
-    }
-
-    /// Waits for post `upto` of a neighbour, if it has not waited yet.
-    fn until(&mut self, peer: Rank, upto: usize) -> Option<Step> {
-        let known = self.until.iter_mut().find(|it| it.0 == peer && it.1 < upto)?;
-        known.1 = upto;
-        Some(Step::Wait { peer, upto })
-    }
-
-    /// Waits until nobody reads any more what was laid out two rounds ago.
-    fn before_reuse(&mut self, round: usize) -> Vec<Step> {
-        let peers: Vec<Rank> = self.until.iter().map(|it| it.0).collect();
-        match round {
-            ..3 => vec![],
-            _ => peers.into_iter().filter_map(|peer| self.until(peer, round - 1)).collect(),
-        }
-    }
-}
-
-/// A rank's place among hosts.
-struct Seat<'a> {
-    topology: &'a Topology,
-    hosts: &'a [Vec<Rank>],
-    /// The index of the rank's host.
-    host: usize,
-    /// The rank's index among the ranks of its host.
-    seat: usize,
-}
-
-impl Seat<'_> {
-    fn of(topology: &Topology, rank: Rank) -> Seat<'_> {
-        let host = topology.host_of(rank);
-        let hosts = topology.ranks_by_host();
-        let Seats { seat, .. } = Seats::of(hosts, host, rank);
-        Seat { topology, hosts, host, seat }
-    }
-
-    fn block(&self, owner: Rank) -> Span {
-        Span::block(owner, self.topology.world_size)
-    }
-
-    fn has_peers(&self) -> bool {
-        self.hosts[self.host].len() > 1
-    }
-
-    /// The other ranks of the host, and their seats.
-    fn peers(&self) -> impl Iterator<Item = (usize, Rank)> {
-        let ranks = &self.hosts[self.host];
-        others(ranks.len(), self.seat).map(|seat| (seat, ranks[seat]))
-    }
-
-    /// The other hosts, from the next one on.
-    fn hosts_after(&self) -> impl Iterator<Item = usize> + use<> {
-        others(self.hosts.len(), self.host)
-    }
-
-    /// The other hosts, from the one before on: where each sends to the hosts after it in turn, this is the order in
-    /// which a host gets something.
-    fn hosts_before(&self) -> impl Iterator<Item = usize> + use<> {
-        let (hosts, host) = (self.hosts.len(), self.host);
-        (1..hosts).map(move |distance| (host + hosts - distance) % hosts)
-    }
-
-    /// The place of a rank's host in [`Seat::hosts_before`], from 1. 0: it is this host.
-    fn round_before(&self, rank: Rank) -> usize {
-        let hosts = self.hosts.len();
-        (self.host + hosts - self.topology.host_of(rank)) % hosts
-    }
-
-    /// The place of a rank's host in [`Seat::hosts_after`], from 1; this host is the last.
-    fn round_after(&self, rank: Rank) -> usize {
-        let hosts = self.hosts.len();
-        (self.topology.host_of(rank) + hosts - self.host - 1) % hosts + 1
-    }
-
-    /// How many other hosts take turns on shelves.
-    fn alternating(&self) -> usize {
-        (self.hosts.len() - 1).min(2)
-    }
-
-    /// The seat of any rank on its own host.
-    fn seat_of(&self, rank: Rank) -> usize {
-        self.topology.neighbours(rank).partition_point(|&other| other < rank)
-    }
-
-    /// The seat on this host of the carrier of a rank. A rank of this host carries itself.
-    fn carrier_here(&self, rank: Rank) -> usize {
-        self.seat_of(rank) % self.hosts[self.host].len()
-    }
-
-    /// The ranks of another host whose carrier has this seat on this host.
-    fn carried_by(&self, seat: usize, host: usize) -> impl Iterator<Item = Rank> {
-        self.hosts[host].iter().skip(seat).step_by(self.hosts[self.host].len()).copied()
-    }
-
-    /// The number of ranks that this rank carries.
-    fn all_carried(&self) -> usize {
-        self.hosts_after().map(|host| self.carried_by(self.seat, host).count()).sum()
-    }
-
-    /// Sends the input to the carriers of this rank.
-    fn sends_of_input(&self) -> Vec<Step> {
-        let carrier = |host: usize| self.hosts[host][self.seat % self.hosts[host].len()];
-        let send = |host| Step::Send { to: carrier(host), src: Loc::input(Span::WHOLE) };
-        self.hosts_after().map(send).collect()
-    }
-
-    fn post_and_wait(&self, upto: usize) -> impl Iterator<Item = Step> {
-        let waits = self.peers().map(move |(_, peer)| Step::Wait { peer, upto });
-        [Step::Post].into_iter().chain(waits)
-    }
-}
-
-/// The maximum of a figure over all ranks.
-fn busiest(topology: &Topology, of: impl Fn(&Seat<'_>) -> usize) -> usize {
-    (0..topology.world_size).map(|rank| of(&Seat::of(topology, rank))).max().unwrap_or(0)
 }

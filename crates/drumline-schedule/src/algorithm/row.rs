@@ -64,6 +64,9 @@ pub struct Algorithm {
     pub pipelined: bool,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: fn(&Topology, Rank) -> Shelves,
+    /// The messages between hosts in the longest chain in which each waits for the one before it. `None`: the
+    /// [rounds](Cost::rounds) that are no posts.
+    pub hops: Option<fn(&Topology) -> usize>,
     /// The lengths that it is meant for, among the algorithms in shared memory.
     pub meant_for: Lengths,
 }
@@ -108,6 +111,7 @@ impl Algorithm {
             uneven: false,
             pipelined: false,
             shelves: |_, _| Shelves::AfterOwner,
+            hops: None,
             meant_for: Lengths::Any,
         }
     }
@@ -149,6 +153,11 @@ impl Algorithm {
     /// The same algorithm. Blocks lie on these shelves of a slot.
     pub const fn with_shelves(self, shelves: fn(&Topology, Rank) -> Shelves) -> Algorithm {
         Algorithm { shelves, ..self }
+    }
+
+    /// The same algorithm. Its longest chain of messages between hosts has so many.
+    pub const fn with_hops(self, hops: fn(&Topology) -> usize) -> Algorithm {
+        Algorithm { hops: Some(hops), ..self }
     }
 
     /// The same algorithm, for these lengths.

@@ -2,8 +2,8 @@ use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
-    hierarchical_blocks, hierarchical_rooted, leaders, nodes, registered, rooted, scan, shared,
-    shared_blocks, shared_rooted,
+    hierarchical_blocks, hierarchical_rooted, leaders, nodes, registered, ring, rooted, scan,
+    shared, shared_blocks, shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::schedule::MemoryUse;
@@ -20,6 +20,7 @@ const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or
                              several of them, the smallest with at most 1,000 ranks";
 const FULL: &str = "several hosts, each with several ranks";
 const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
+const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
                             them, at most 256, one with several ranks";
 const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
@@ -156,6 +157,11 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .only_where(hierarchical_blocks::serves, HOSTS)
     .with_uneven_blocks()
     .with_shelves(hierarchical_blocks::all_gather_shelves),
+    staged(AllGather, "hierarchical-ring", ring::all_gather, ring::all_gather_cost)
+        .only_where(ring::serves, ANY_HOSTS)
+        .with_uneven_blocks()
+        .with_hops(ring::hops)
+        .with_shelves(ring::all_gather_shelves),
     staged(ReduceScatter, "shm", shared_blocks::reduce_scatter, shared_blocks::reduce_scatter_cost)
         .with_uneven_blocks(),
     staged(
@@ -198,6 +204,15 @@ pub static ALGORITHMS: &[Algorithm] = &[
     )
     .only_where(hierarchical_blocks::serves, HOSTS)
     .with_uneven_blocks(),
+    in_place(
+        AllGather,
+        "hierarchical-ring-push",
+        ring::all_gather_push,
+        ring::all_gather_push_cost,
+    )
+    .only_where(ring::serves, ANY_HOSTS)
+    .with_uneven_blocks()
+    .with_hops(ring::hops),
     in_place(
         ReduceScatter,
         "shm-pull",

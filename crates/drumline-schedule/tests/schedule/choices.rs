@@ -9,7 +9,7 @@ use drumline_schedule::{
 const F32: ElementKind = ElementKind { bytes: 4, sum_bytes: 4 };
 const BF16: ElementKind = ElementKind { bytes: 2, sum_bytes: 4 };
 
-fn worlds() -> [(&'static str, Topology); 10] {
+fn worlds() -> [(&'static str, Topology); 12] {
     let nodes = Topology::hosts(&[8]).with_nodes((0..8).map(|rank| Some(rank / 4)));
     let by_placement = Topology::hosts(&[3, 3]).with_order(SumOrder::Placement);
     [
@@ -23,6 +23,8 @@ fn worlds() -> [(&'static str, Topology); 10] {
         ("2 hosts of 3", Topology::hosts(&[3, 3])),
         ("2 hosts of 3, by placement", by_placement),
         ("64 hosts of 8", Topology::hosts(&[8; 64])),
+        ("300 hosts of 2", Topology::hosts(&[2; 300])),
+        ("2048 hosts of 8", Topology::hosts(&[8; 2048])),
     ]
 }
 
