@@ -89,7 +89,7 @@ pub fn find(collective: Collective, name: &str) -> Result<&'static Algorithm> {
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::{ALGORITHMS, Counts, SumOrder, Topology, price::Prices};
+    use drumline_schedule::{ALGORITHMS, Counts, Rounding, SumOrder, Topology, price::Prices};
 
     use super::*;
     use crate::{DType, ReduceOp, explain::explain, operator::OperatorKind};
@@ -182,6 +182,28 @@ mod tests {
         assert_eq!(widths(DType::F8E5M2, 1 << 20), ("hierarchical", false, 1, 4));
         assert_eq!(widths(DType::F32, 1 << 20), ("hierarchical", false, 4, 4));
         assert_eq!(widths(DType::Bf16, 1), ("hierarchical-doubling", true, 4, 4));
+    }
+
+    #[test]
+    fn an_explanation_says_that_hosts_round_their_sums() {
+        let rounded = Topology::hosts(&[8, 8]).with_rounding(Rounding::Host);
+        let explained = |topology: &Topology, dtype| {
+            let call = call(Collective::AllReduce, dtype, 1);
+            let situation = call.situation(topology, Some(1 << 20), false);
+            let settings = Settings::default();
+            let choice = choose(&call, &situation, &mut Chooser::default(), &settings).unwrap();
+            explain(&situation, &Prices::TCP, choice.algorithm, false)
+        };
+        let of_bf16 = explained(&rounded, DType::Bf16);
+        assert_eq!(of_bf16.algorithm, "hierarchical");
+        assert!(of_bf16.why.contains("DRUMLINE_ROUNDING=host"), "{of_bf16}");
+        assert!(of_bf16.to_string().contains("no: each host rounds its sum"), "{of_bf16}");
+        // Sums of f32 are as wide as f32.
+        let once = [(&rounded, DType::F32), (&Topology::hosts(&[8, 8]), DType::Bf16)];
+        for explained in once.map(|(topology, dtype)| explained(topology, dtype)) {
+            assert_eq!(explained.algorithm, "hierarchical-doubling");
+            assert!(!explained.to_string().contains("round"), "{explained}");
+        }
     }
 
     #[test]

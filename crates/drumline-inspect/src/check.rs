@@ -26,7 +26,8 @@
 //! - **No partial sum travels** from rank to rank, where the algorithm says so.
 //! - **Sums apart.** Where an algorithm says that incomplete sums can lie apart, its schedule for elements that are
 //!   narrower than their sums does the same at the same cost, keeps every incomplete sum in a place for sums, and
-//!   nothing else there. So the two ends of a message agree on its width.
+//!   nothing else there. So the two ends of a message agree on its width. If hosts round their sums
+//!   ([`Rounding::Host`](drumline_schedule::Rounding)), the result is the sum of rounded sums.
 //! - **Form.** Every step keeps the rules that an executor relies on; see [`Rule`].
 //!
 //! One run suffices, because no step depends on timing: receives name their sender, messages from one rank

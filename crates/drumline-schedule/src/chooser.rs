@@ -73,7 +73,7 @@ impl Chooser {
         };
         let shared = shared.min_by_key(|row| (price_of(row), preference(row, situation)));
         let Some(shared) = shared else { return self.choose_over_links(situation) };
-        if one_host {
+        if one_host || situation.rounds_on_hosts() {
             return Some(shared);
         }
         let over_links = self.choose_over_links(situation);

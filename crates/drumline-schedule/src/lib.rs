@@ -62,4 +62,4 @@ pub use extent::{Blocks, Borders, Counts};
 pub use pipeline::Pipeline;
 pub use schedule::{MemoryUse, Schedule, Shelves};
 pub use situation::{Situation, Why, eligible};
-pub use topology::{SumOrder, Topology};
+pub use topology::{Rounding, SumOrder, Topology};

@@ -1,10 +1,10 @@
 use std::fmt;
 
-use crate::algorithm::Algorithm;
+use crate::algorithm::{ALGORITHMS, Algorithm};
 use crate::collective::Collective;
 use crate::price::ElementKind;
 use crate::schedule::MemoryUse;
-use crate::topology::Topology;
+use crate::topology::{Rounding, Topology};
 
 /// What the choice of an algorithm depends on, other than prices.
 ///
@@ -59,6 +59,20 @@ impl<'a> Situation<'a> {
         self.is_narrow() && row.partial_sums_travel && !row.sums_apart
     }
 
+    /// Whether each host rounds the sum of its ranks before it travels: where the group asks for it, and an algorithm
+    /// can do so. Then all do, so that results do not depend on the algorithm.
+    pub fn rounds_on_hosts(&self) -> bool {
+        let Situation { topology, collective, .. } = *self;
+        let can = |row: &Algorithm| {
+            row.collective == collective && row.sums_apart && (row.applies)(topology)
+        };
+        topology.rounding == Rounding::Host
+            && self.is_narrow()
+            && self.long_bytes.is_some()
+            && topology.has_hosts_of_several()
+            && ALGORITHMS.iter().any(can)
+    }
+
     /// Whether elements are narrower than their sums.
     pub fn is_narrow(&self) -> bool {
         self.kind.sum_bytes > self.kind.bytes
@@ -85,6 +99,8 @@ pub enum Why {
     NotRegistered,
     /// It works in place, where narrow floats have no room for their sums.
     WouldRound,
+    /// It rounds sums of narrow floats once, in a group whose hosts round their own.
+    RoundsOnce,
     /// It serves even blocks only.
     UnevenBlocks,
 }
@@ -98,6 +114,9 @@ impl fmt::Display for Why {
             Why::NotRegistered => f.write_str("the buffer is not registered"),
             Why::WouldRound => {
                 f.write_str("sums of floats of 16 or 8 bits would be rounded on their way")
+            }
+            Why::RoundsOnce => {
+                f.write_str("each host rounds its sum, and it rounds only the result")
             }
             Why::UnevenBlocks => f.write_str("it serves no blocks of different lengths"),
         }
@@ -122,6 +141,8 @@ pub fn eligible(row: &Algorithm, situation: &Situation<'_>) -> Result<(), Why> {
         Why::NotRegistered
     } else if in_place && situation.widens(row) {
         Why::WouldRound
+    } else if situation.rounds_on_hosts() && !row.sums_apart {
+        Why::RoundsOnce
     } else if situation.uneven && !row.uneven {
         Why::UnevenBlocks
     } else {

@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use drumline_schedule::step::{Buffer, Loc, Rank, Side, Span, Step};
 use drumline_schedule::tree::{Node, merges, tiled};
-use drumline_schedule::{Collective, Cost, Counts, MemoryUse, Schedule, Topology, slice_holders};
+use drumline_schedule::{
+    Collective, Cost, Counts, MemoryUse, Rounding, Schedule, Topology, slice_holders,
+};
 
 use super::error::CheckError;
 use super::expressions::{CALLS, Expressions, Id};
@@ -147,6 +149,7 @@ impl<'a> Symbols<'a> {
         };
         let brought = longest(source(collective));
         let mut expressions = Expressions::new(world_size, brought);
+        let rounds = rounds_on_hosts(topology, sums);
         let reduces = matches!(
             collective,
             Collective::AllReduce
@@ -157,7 +160,9 @@ impl<'a> Symbols<'a> {
         let wanted = (0..CALLS)
             .map(|call| {
                 let elements = 0..if reduces { brought } else { 0 };
-                elements.map(|element| expressions.wanted(topology, call, element)).collect()
+                elements
+                    .map(|element| expressions.wanted(topology, rounds, call, element))
+                    .collect()
             })
             .collect();
         let shared = memory != MemoryUse::Private;
@@ -690,7 +695,13 @@ impl Visitor for Symbols<'_> {
             }
             stack.push(right);
         }
-        let sums = self.finished(stack.concat(), finish);
+        let mut sums = self.finished(stack.concat(), finish);
+        if !finish
+            && rounds_on_hosts(self.topology, self.sums)
+            && !dsts.iter().any(|dst| dst.is_wide())
+        {
+            sums.iter_mut().for_each(|sum| *sum = self.expressions.round(*sum));
+        }
         dsts.iter().try_for_each(|&dst| self.write(at, dst, &sums))
     }
 
@@ -744,6 +755,11 @@ impl Visitor for Symbols<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a sum that is put to a place of the width of elements is the rounded sum of a host.
+fn rounds_on_hosts(topology: &Topology, sums: Sums) -> bool {
+    sums == Sums::Apart && topology.rounding == Rounding::Host && topology.has_hosts_of_several()
 }
 
 /// Whether the rank and one neighbour are alone on their host.

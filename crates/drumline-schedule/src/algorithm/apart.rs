@@ -16,6 +16,8 @@
 //! A message has the width of the place that it was sent from. The receiver finds out from the steps of the sender: a
 //! rank that is alone on its host sends what it brings, and that is no sum. The checker proves that both ends agree,
 //! and that no unfinished sum lies elsewhere.
+//!
+//! With [`Rounding::Host`] the sum of a host stays where the algorithm puts it, and is rounded there.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -23,7 +25,7 @@ use std::rc::Rc;
 use super::row::Algorithm;
 use crate::collective::Collective;
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
-use crate::topology::Topology;
+use crate::topology::{Rounding, Topology};
 use crate::tree::Node;
 
 /// The place for sums that are received to be added to another.
@@ -74,7 +76,10 @@ impl Pass<'_> {
                 self.pair(index, *dst, incoming, *side, *finish)
             }
             Step::ReduceTree { dsts, srcs, finish } => Step::ReduceTree {
-                dsts: dsts.iter().map(|dst| self.kept(*dst, !finish)).collect(),
+                dsts: dsts
+                    .iter()
+                    .map(|dst| self.kept(*dst, !finish && !self.rounds(srcs)))
+                    .collect(),
                 srcs: srcs.iter().map(|(node, src)| (*node, self.found(index, *src))).collect(),
                 finish: *finish,
             },
@@ -163,14 +168,18 @@ impl Pass<'_> {
         // What nobody has written is what the caller brings.
         let Some(last) = steps[..index].iter().rposition(writes) else { return false };
         match &steps[last] {
-            Step::RecvReduce { finish, .. }
-            | Step::Reduce { finish, .. }
-            | Step::ReduceTree { finish, .. } => !finish,
+            Step::RecvReduce { finish, .. } | Step::Reduce { finish, .. } => !finish,
+            Step::ReduceTree { srcs, finish, .. } => !finish && !self.rounds(srcs),
             Step::Copy { src, .. } => self.is_sum(rank, last, *src),
             // A message that others add as they get it is looked at where they add it.
             Step::Recv { .. } => rank == self.rank && self.brings_sum(last),
             Step::Send { .. } | Step::Flush { .. } | Step::Post | Step::Wait { .. } => false,
         }
+    }
+
+    /// Whether a rank rounds a sum of these, because it is the sum of its host: it reads what neighbours bring.
+    fn rounds(&self, srcs: &[(Node, Loc)]) -> bool {
+        self.topology.rounding == Rounding::Host && srcs.iter().any(|(_, src)| src.peer.is_some())
     }
 
     fn steps_of(&mut self, rank: Rank) -> Rc<[Step]> {

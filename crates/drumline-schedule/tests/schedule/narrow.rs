@@ -1,7 +1,10 @@
 //! What narrow floats send between hosts.
 
+use drumline_schedule::price::ElementKind;
 use drumline_schedule::step::Step;
-use drumline_schedule::{Algorithm, Collective, Counts, Schedule, Topology};
+use drumline_schedule::{
+    Algorithm, Chooser, Collective, Counts, Rounding, Schedule, Situation, Topology, Why, eligible,
+};
 
 const BF16: usize = 2;
 const F32: usize = 4;
@@ -70,6 +73,60 @@ fn hosts_of_one_rank_send_half() {
     let world = Topology::hosts(&[4, 1]);
     let narrow = sent_narrow(&world, row(Collective::AllReduce, "hierarchical"), 100);
     assert_eq!(narrow, [50 * F32 + 50 * BF16, 100 * BF16]);
+}
+
+/// Sums of hosts that are rounded are as narrow as results.
+#[test]
+fn hosts_that_round_their_sums_send_half() {
+    for (hosts, ranks) in [(2, 2), (2, 8), (4, 4), (8, 2)] {
+        let world = Topology::hosts(&vec![ranks; hosts]).with_rounding(Rounding::Host);
+        let elements = 10 * hosts * ranks;
+        for name in ["hierarchical", "hierarchical-push"] {
+            let narrow = sent_narrow(&world, row(Collective::AllReduce, name), elements);
+            let wide = sent_as_f32(&world, row(Collective::AllReduce, name), elements);
+            assert!(narrow.iter().map(|sent| 2 * sent).eq(wide), "{name}: {narrow:?}");
+        }
+        let scatter = row(Collective::ReduceScatter, "hierarchical");
+        let narrow = sent_narrow(&world, scatter, 10);
+        assert!(narrow.iter().map(|sent| 2 * sent).eq(sent_as_f32(&world, scatter, 10)));
+    }
+    let world = Topology::hosts(&[2, 2]).with_rounding(Rounding::Host);
+    assert_eq!(sent_narrow(&world, row(Collective::Reduce, "hierarchical"), 10), [0, 10 * BF16]);
+}
+
+/// Otherwise the length of the data would decide the bits.
+#[test]
+fn if_hosts_round_their_sums_no_algorithm_rounds_only_the_result() {
+    let bf16 = ElementKind { bytes: BF16, sum_bytes: F32 };
+    let f32 = ElementKind { bytes: F32, sum_bytes: F32 };
+    let world = Topology::hosts(&[4, 4]).with_rounding(Rounding::Host);
+    for collective in [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter] {
+        for (elements, registered) in
+            [1, 1 << 14, 1 << 24].map(|n| [(n, false), (n, true)]).concat()
+        {
+            let of = |kind| Situation {
+                long_bytes: Some(1 << 20),
+                registered,
+                ..Situation::over_links(collective, &world, elements, kind)
+            };
+            let chosen = Chooser::default().choose(&of(bf16)).unwrap();
+            assert!(chosen.sums_apart, "{collective} of {elements}: {}", chosen.name);
+            let chosen = Chooser::default().choose(&of(f32)).unwrap();
+            assert!(elements > 1 || !chosen.sums_apart || collective != Collective::AllReduce);
+        }
+    }
+    let situation = Situation {
+        long_bytes: Some(1 << 20),
+        ..Situation::over_links(Collective::AllReduce, &world, 9, bf16)
+    };
+    let doubling = row(Collective::AllReduce, "hierarchical-doubling");
+    assert_eq!(eligible(doubling, &situation), Err(Why::RoundsOnce));
+    // Scans add in the order of ranks. On one host nothing travels.
+    let scan = Situation { collective: Collective::Scan, ..situation };
+    let one_host = Topology::hosts(&[8]).with_rounding(Rounding::Host);
+    let on_one_host = Situation { topology: &one_host, ..situation };
+    assert!(!scan.rounds_on_hosts() && !on_one_host.rounds_on_hosts());
+    assert!(situation.rounds_on_hosts());
 }
 
 /// Only sums of hosts travel in these, and they cannot be narrower.
