@@ -327,8 +327,9 @@ impl Lane {
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
         let schedule = self.schedule(&choice, call)?;
         let layout = Layout::new(&schedule, call.counts.clone(), slot);
-        let layout = match choice.algorithm.pipelined {
-            true => layout.in_windows_of_bytes(self.settings.window_bytes, choice.element_bytes),
+        let layout = match schedule.is_pipelined() {
+            true => layout
+                .within(schedule.window_of_bytes(self.settings.window_bytes, choice.element_bytes)),
             false => layout,
         };
         let alone = Seats::default();

@@ -72,4 +72,4 @@ pub use error::{CheckError, Wait};
 pub(crate) use form::check_form;
 pub use races::{Access, Race};
 pub use rule::Rule;
-pub use run::{check, check_narrow_schedules, check_schedules, check_uneven};
+pub use run::{check, check_narrow_schedules, check_pipeline, check_schedules, check_uneven};

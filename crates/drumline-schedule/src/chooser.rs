@@ -3,6 +3,7 @@ use std::collections::hash_map::Entry;
 
 use crate::algorithm::{ALGORITHMS, Algorithm, Cost, Lengths};
 use crate::collective::Collective;
+use crate::extent::Counts;
 use crate::price::{Choices, ElementKind, Prices, price};
 use crate::schedule::MemoryUse;
 use crate::situation::{Situation, eligible};
@@ -47,6 +48,9 @@ const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
 /// What a post and the waits for it take, in picoseconds.
 const POST_PS: u128 = 1_000_000;
 
+/// What a byte takes that a host collects from its ranks or lays out for them, in picoseconds: it is copied twice.
+const COPIED_BYTE_PS: u128 = 200;
+
 impl Chooser {
     /// Chooses by these prices.
     pub fn by(prices: Prices) -> Chooser {
@@ -82,20 +86,35 @@ impl Chooser {
     }
 
     /// The price of an algorithm whose rounds on a host are no rounds between hosts.
+    ///
+    /// A [`Cost`] knows only what ranks send. A root may receive from all others, so the price looks at rank 0 as the
+    /// root. Where data is copied to be sent in fewer messages, these copies are what long data costs more.
     fn price_between_hosts(&self, row: &Algorithm, situation: &Situation<'_>) -> u128 {
         let Situation { topology, elements, kind, .. } = *situation;
         let cost = (row.cost)(topology, 0, elements);
-        let posts = match row.memory {
-            MemoryUse::Private => 0,
-            _ => (row.generate)(topology, 0, 0).iter().filter(|step| **step == Step::Post).count(),
-        };
+        let width = row.travelling(kind.bytes, kind.sum_bytes);
+        if row.memory == MemoryUse::Private && !row.collective.has_root() {
+            return self.prices.of(cost, width);
+        }
+        let Ok(first) = row.schedule(topology, 0, 0) else { return u128::MAX };
+        let counts = Counts::Even(elements);
+        let (messages, received) = first.received(&counts);
+        let on_host = rounds_on_host(&first.steps);
         let between_hosts = match row.hops {
             Some(hops) => hops(topology),
-            None => cost.rounds.saturating_sub(posts).max(usize::from(cost.messages > 0)),
+            None => cost.rounds.saturating_sub(on_host).max(usize::from(cost.messages > 0)),
         };
-        let cost = Cost { rounds: between_hosts, ..cost };
-        let width = row.travelling(kind.bytes, kind.sum_bytes);
-        self.prices.of(cost, width) + posts as u128 * POST_PS
+        let cost = Cost {
+            rounds: between_hosts,
+            messages: cost.messages.max(messages),
+            elements: cost.elements.max(received),
+            ..cost
+        };
+        let copied = match row.meant_for {
+            Lengths::Short => first.copied(&counts) as u128 * width as u128,
+            Lengths::Any | Lengths::Long => 0,
+        };
+        self.prices.of(cost, width) + on_host as u128 * POST_PS + copied * COPIED_BYTE_PS
     }
 
     fn choose_over_links(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {
@@ -114,6 +133,14 @@ impl Chooser {
         };
         Some(choices.algorithm(elements))
     }
+}
+
+/// How often a rank waits for its neighbours or they for it. A post and the waits after it are one round.
+fn rounds_on_host(steps: &[Step]) -> usize {
+    let is_post = |step: &&Step| matches!(step, Step::Post);
+    let first = steps.iter().find(|step| is_post(step) || matches!(step, Step::Wait { .. }));
+    let waits_first = first.is_some_and(|step| !is_post(&step));
+    steps.iter().filter(is_post).count() + usize::from(waits_first)
 }
 
 /// The place of an algorithm among those in shared memory that have the same price. The lowest is taken.

@@ -16,16 +16,34 @@
 //! there is such a window. From the schedule and the number of windows every rank knows the order of its
 //! peers' messages, so messages need no name.
 //!
-//! Both ends have the same order if every message is received one round after it was sent, as in exchanges of
-//! all ranks with all ranks. A row of the table says whether that holds
-//! ([`Algorithm::pipelined`](crate::Algorithm::pipelined)), and the checker proves it.
+//! Both ends have the same order if every message is received one round after it was sent. A row of the table
+//! gives the lags for which that holds ([`Algorithm::lags`](crate::Algorithm::lags)), and the checker proves
+//! it.
+//!
+//! # On a host
+//!
+//! Posts and waits have no lag: ranks post equally often in every turn, even where a turn has no window for the
+//! steps around the post. So a turn is to the neighbours what a call is ([`step`](crate::step)): slots are used in
+//! turn, and no rank is two turns ahead. A rank writes to a slot in the turn in which its neighbours read it.
+//!
+//! ```text
+//!   turn                    0          1          2          3
+//!   sums on the host,
+//!   sent to other hosts     window 0   window 1   window 2   window 3
+//!   sums over hosts, sent              window 0   window 1   window 2
+//!   results, shared out                           window 0   window 1
+//! ```
+//!
+//! The slots of a turn hold the windows that steps with different lags work on. [`Lags::slot_windows`] says how
+//! many they have room for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
+use crate::lags::Lags;
 use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Step};
 
-/// The lag of each step of a schedule, in windows.
+/// The order in which the steps of a schedule work on windows.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
@@ -50,39 +68,33 @@ pub struct Pipeline {
 impl Pipeline {
     /// The pipeline of a schedule. In most schedules no step lags.
     pub fn of(schedule: &Schedule) -> Pipeline {
-        if !schedule.pipelined {
-            return Pipeline::default();
-        }
-        let (mut rounds, mut has_sent) = (0, false);
-        let lag = |step: &Step| {
+        let Lags { of_steps: lags, .. } = schedule.lags.clone();
+        let mut uses: BTreeMap<Buffer, (usize, usize)> = BTreeMap::new();
+        let mut used = |loc: Loc, lag: usize| {
+            if let Buffer::Scratch(_) | Buffer::Sum(_) = loc.buffer {
+                let (first, last) = uses.entry(loc.buffer).or_insert((lag, lag));
+                (*first, *last) = (lag.min(*first), lag.max(*last));
+            }
+        };
+        // The sources of messages that no flush has covered.
+        let mut sent: BTreeMap<Rank, VecDeque<(usize, Loc)>> = BTreeMap::new();
+        let mut numbers: BTreeMap<Rank, usize> = BTreeMap::new();
+        for (step, &lag) in schedule.steps.iter().zip(&lags) {
+            step.reads().chain(step.writes()).for_each(|loc| used(loc, lag));
             match step {
-                Step::Send { .. } => has_sent = true,
-                Step::Recv { .. } | Step::RecvReduce { .. } if std::mem::take(&mut has_sent) => {
-                    rounds += 1;
+                Step::Send { to, src } => {
+                    let number = numbers.entry(*to).or_default();
+                    *number += 1;
+                    sent.entry(*to).or_default().push_back((*number, *src));
+                }
+                Step::Flush { to, upto } => {
+                    let messages = sent.entry(*to).or_default();
+                    while let Some((_, src)) = messages.pop_front_if(|(number, _)| *number <= *upto)
+                    {
+                        used(src, lag);
+                    }
                 }
                 _ => {}
-            }
-            rounds
-        };
-        let mut lags: Vec<usize> = schedule.steps.iter().map(lag).collect();
-        // A flush belongs to the step that follows it.
-        for (index, step) in schedule.steps.iter().enumerate().rev() {
-            if let (Step::Flush { .. }, Some(&next)) = (step, lags.get(index + 1)) {
-                lags[index] = next;
-            }
-        }
-        Pipeline::of_lags(schedule, lags)
-    }
-
-    /// The pipeline of a schedule in which each step has this lag.
-    pub fn of_lags(schedule: &Schedule, lags: Vec<usize>) -> Pipeline {
-        let mut uses: BTreeMap<Buffer, (usize, usize)> = BTreeMap::new();
-        for (step, &lag) in schedule.steps.iter().zip(&lags) {
-            for Loc { buffer, .. } in step.reads().chain(step.writes()) {
-                if let Buffer::Scratch(_) | Buffer::Sum(_) = buffer {
-                    let (first, last) = uses.entry(buffer).or_insert((lag, lag));
-                    (*first, *last) = (lag.min(*first), lag.max(*last));
-                }
             }
         }
         let scratch = uses.values().map(|(first, last)| last - first).max().unwrap_or(0);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::collective::Collective;
 use crate::extent::{Blocks, Counts};
+use crate::lags::Lags;
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
 use crate::tree::{Node, merges, tiled};
 
@@ -45,8 +46,8 @@ pub struct Schedule {
     pub memory: MemoryUse,
     /// Whether it serves blocks of different lengths.
     pub uneven: bool,
-    /// Whether several windows may be under way at once.
-    pub pipelined: bool,
+    /// By how much steps lag, if several windows are under way at once.
+    pub lags: Lags,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: Shelves,
     /// The steps, in the order in which they take effect.
@@ -67,6 +68,11 @@ impl Schedule {
         self.steps.iter().any(is_message)
     }
 
+    /// Whether several windows of long data are under way at once. The same on all ranks.
+    pub fn is_pipelined(&self) -> bool {
+        self.lags != Lags::NONE
+    }
+
     /// The number of blocks for which a slot has room at the same time.
     pub fn slot_blocks(&self) -> usize {
         match self.collective.blocks(Buffer::Slot, self.rank, self.root) {
@@ -82,6 +88,24 @@ impl Schedule {
     pub fn window(&self, slot: usize) -> usize {
         let windows = if self.collective.has_root() { 8 } else { 1 };
         (slot / windows / self.slot_blocks()).max(1)
+    }
+
+    /// The number of elements of each block in a window of about `bytes` bytes of a rank's data. With more than 16 ranks
+    /// windows are longer, so that a message stays long enough to be worth its price: it carries at least a sixteenth of
+    /// `bytes`. Where ranks share memory, windows are twice as long, because in each of them ranks also wait for their
+    /// neighbours.
+    pub fn window_of_bytes(&self, bytes: usize, element_bytes: usize) -> usize {
+        let bytes = match self.memory {
+            MemoryUse::Private => bytes,
+            MemoryUse::Staged | MemoryUse::Registered => bytes.saturating_mul(2),
+        };
+        let message = bytes / self.world_size.clamp(1, 16) / element_bytes.max(1);
+        let elements = match self.collective {
+            // There is one block, and each rank reduces a part of it.
+            Collective::AllReduce => message.saturating_mul(self.world_size),
+            _ => message,
+        };
+        elements.max(1)
     }
 
     /// The number of ranks that contribute to the result of rank `owner`.
@@ -114,6 +138,26 @@ impl Schedule {
             _ => None,
         });
         lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
+    }
+
+    /// Messages and elements that this rank receives.
+    pub fn received(&self, counts: &Counts) -> (usize, usize) {
+        let lengths = self.steps.iter().filter_map(|step| match step {
+            Step::Recv { dst, .. } | Step::RecvReduce { dst, .. } => {
+                Some(self.resolve(*dst, counts).len())
+            }
+            _ => None,
+        });
+        lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
+    }
+
+    /// Elements that this rank copies.
+    pub fn copied(&self, counts: &Counts) -> usize {
+        let lengths = self.steps.iter().filter_map(|step| match step {
+            Step::Copy { dst, .. } => Some(self.resolve(*dst, counts).len()),
+            _ => None,
+        });
+        lengths.sum()
     }
 
     /// Elements that this rank reads from and writes to the memory of neighbours.

@@ -86,6 +86,7 @@ fn rank() {
         }
         "send what must be sent" => {
             send_what_must_be_sent(&group);
+            send_in_few_messages(&group);
             group.destroy().unwrap();
         }
         other => panic!("{other}"),
@@ -161,11 +162,78 @@ fn send_what_must_be_sent(group: &ProcessGroup) {
     }
 }
 
+/// How often short data is sent.
+const CALLS: u64 = 100;
+
+/// The bytes before the data of a message.
+const HEADER: u64 = 64;
+
+/// Calls on two elements of each rank, or for each rank. Says of each kind how many bytes have left this host meanwhile,
+/// without the headers of packets.
+fn send_in_few_messages(group: &ProcessGroup) {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let root = ranks - 1;
+    let measured = |name: &str, call: &mut dyn FnMut()| {
+        call(); // ranks connect when they first need to
+        group.barrier().unwrap();
+        let before = sent_in_packets();
+        group.barrier().unwrap();
+        for _ in 0..CALLS {
+            call();
+        }
+        group.barrier().unwrap();
+        println!("{name} of short data: {}", sent_in_packets() - before);
+    };
+    // Two elements from `from` for `to`.
+    let block = |from: usize, to: usize| [(100 * from + to) as u32, 7];
+    let for_all = |from: usize| (0..ranks).flat_map(move |to| block(from, to)).collect::<Vec<_>>();
+    let of_all = |to: usize| (0..ranks).flat_map(move |from| block(from, to)).collect::<Vec<_>>();
+
+    let mut gathered = vec![0; if rank == root { 2 * ranks } else { 0 }];
+    measured("gather", &mut || group.gather(&block(rank, root), &mut gathered, root).unwrap());
+    assert!(rank != root || gathered == of_all(root), "{gathered:?}");
+
+    let mut own = [0; 2];
+    let input = if rank == root { for_all(root) } else { vec![] };
+    measured("scatter", &mut || group.scatter(&input, &mut own, root).unwrap());
+    assert_eq!(own, block(root, rank));
+
+    let (input, mut swapped) = (for_all(rank), vec![0; 2 * ranks]);
+    measured("all_to_all", &mut || group.all_to_all(&input, &mut swapped).unwrap());
+    assert_eq!(swapped, of_all(rank));
+
+    let mut sum = [0; 2];
+    measured("scan", &mut || {
+        sum = [rank as u32, 1];
+        group.scan(&mut sum, ReduceOp::Sum).unwrap();
+    });
+    assert_eq!(sum, [(0..=rank as u32).sum(), rank as u32 + 1]);
+
+    measured("exclusive_scan", &mut || {
+        sum = [rank as u32, 1];
+        group.exclusive_scan(&mut sum, ReduceOp::Sum).unwrap();
+    });
+    let below = if rank == 0 { [0, 1] } else { [(0..rank as u32).sum(), rank as u32] };
+    assert_eq!(sum, below);
+}
+
 /// The bytes that have left this host over `eth0`.
 fn sent_from_here() -> u64 {
+    counters()[0]
+}
+
+/// The same without the headers of packets: 14 bytes of Ethernet, 20 of IP, 32 of TCP.
+fn sent_in_packets() -> u64 {
+    let [bytes, packets] = counters();
+    bytes - 66 * packets
+}
+
+/// The bytes and the packets that have left this host over `eth0`.
+fn counters() -> [u64; 2] {
     let table = fs::read_to_string("/proc/self/net/dev").unwrap();
     let line = table.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
-    line.split_whitespace().nth(8).unwrap().parse().unwrap()
+    let columns: Vec<&str> = line.split_whitespace().collect();
+    [8, 9].map(|column| columns[column].parse().unwrap())
 }
 
 const LAYERS: usize = 16;
@@ -503,6 +571,22 @@ fn hosts_send_what_they_must_once() {
                 let sent: u64 = rank.line(&format!("{name}: ")).parse().unwrap();
                 // Headers of packets, and acknowledgements of what comes in.
                 let most = bound + of_host / 5;
+                assert!((bound..most).contains(&sent), "{name}: {sent} bytes, of {bound}");
+            }
+            let of_a_rank = 8 * ranks_per_host as u64;
+            let first = number < ranks_per_host;
+            let calls = [
+                ("gather", u64::from(first), of_a_rank),
+                ("scatter", u64::from(!first), of_a_rank),
+                ("all_to_all", 1, of_a_rank * ranks_per_host as u64),
+                ("scan", u64::from(first), 8),
+                ("exclusive_scan", u64::from(first), 8),
+            ];
+            for (name, messages, bytes) in calls {
+                let sent: u64 = rank.line(&format!("{name} of short data: ")).parse().unwrap();
+                let bound = messages * CALLS * (HEADER + bytes);
+                // Barriers, and what ranks tell each other now and then.
+                let most = bound + 20 * HEADER;
                 assert!((bound..most).contains(&sent), "{name}: {sent} bytes, of {bound}");
             }
             assert!(rank.child.wait().unwrap().success());

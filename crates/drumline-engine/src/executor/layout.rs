@@ -26,10 +26,14 @@ pub struct Layout {
     longest: usize,
     /// The number of elements of each block in a window. The last window may have fewer.
     piece: usize,
+    /// The largest such number if there are several windows.
+    several: usize,
     /// Where blocks lie in a staging slot.
     shelves: Shelves,
-    /// The number of blocks for which it has room.
+    /// The number of blocks of a window for which it has room.
     slot_blocks: usize,
+    /// The number of windows for which it has room.
+    slot_windows: usize,
 }
 
 /// A place that a schedule names, in one window.
@@ -59,10 +63,31 @@ impl Layout {
     pub fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
         let Schedule { collective, world_size, rank, root, .. } = *schedule;
         let longest = counts.longest();
-        let slot_blocks = schedule.slot_blocks();
-        let piece = slot.map_or(longest, |slot| longest.min(schedule.window(slot)));
-        let shelves = schedule.shelves.clone();
-        Layout { collective, world_size, rank, root, counts, longest, piece, shelves, slot_blocks }
+        let slot_windows = schedule.lags.slot_windows;
+        let fits = |windows| slot.map_or(usize::MAX, |slot| schedule.window(slot / windows));
+        let layout = Layout {
+            collective,
+            world_size,
+            rank,
+            root,
+            counts,
+            longest,
+            piece: longest,
+            several: fits(slot_windows),
+            shelves: schedule.shelves.clone(),
+            slot_blocks: schedule.slot_blocks(),
+            slot_windows,
+        };
+        layout.within(fits(1))
+    }
+
+    /// The same layout in one window, if it has at most `elements` elements of each block, and otherwise in several
+    /// windows that are no longer.
+    pub fn within(self, elements: usize) -> Layout {
+        match self.piece <= elements {
+            true => self,
+            false => Layout { piece: elements.min(self.several).max(1), ..self },
+        }
     }
 
     /// The same layout in windows of `elements` elements of each block, at least one.
@@ -70,22 +95,14 @@ impl Layout {
         Layout { piece: self.longest.min(elements.max(1)), ..self }
     }
 
-    /// The same layout in windows of about `bytes` bytes of this rank's data. With more than 16 ranks windows
-    /// are longer, so that a message stays long enough to be worth its price: it carries at least a sixteenth
-    /// of `bytes`.
-    pub fn in_windows_of_bytes(self, bytes: usize, element_bytes: usize) -> Layout {
-        let message = bytes / self.world_size.min(16) / element_bytes;
-        let elements = match self.collective {
-            // There is one block, and each rank reduces a part of it.
-            Collective::AllReduce => message * self.world_size,
-            _ => message,
-        };
-        self.in_windows_of(elements)
-    }
-
     /// The number of elements that a staging slot must hold.
     pub(crate) fn slot_len(&self) -> usize {
-        self.slot_blocks * self.piece
+        self.slot_blocks * self.piece * self.windows_in_slot()
+    }
+
+    /// One window needs no place beside others.
+    fn windows_in_slot(&self) -> usize {
+        self.windows().min(self.slot_windows)
     }
 
     /// The number of windows, at least one.
@@ -98,10 +115,15 @@ impl Layout {
         let Loc { buffer, span, .. } = loc;
         let owner = loc.peer.unwrap_or(self.rank);
         let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
+        // Where the window begins in a slot.
+        let in_slot = || window % self.slot_windows * self.slot_blocks * self.piece;
         match (self.collective.blocks(buffer, owner, self.root), buffer) {
             (Blocks::None, _) => 0..0,
-            (Blocks::One, Buffer::Scratch(_) | Buffer::Sum(_) | Buffer::Slot) => {
+            (Blocks::One, Buffer::Scratch(_) | Buffer::Sum(_)) => {
                 span.resolve(self.shown(buffer, owner, window).len())
+            }
+            (Blocks::One, Buffer::Slot) => {
+                moved(span.resolve(self.shown(buffer, owner, window).len()), in_slot())
             }
             (Blocks::One, Buffer::Data | Buffer::Input) => {
                 let shown = self.shown(buffer, owner, window);
@@ -122,7 +144,8 @@ impl Layout {
             }
             (Blocks::All, Buffer::Slot) => {
                 let shelf = self.shelves.of(owner, span.first, self.world_size);
-                moved(0..self.shown(buffer, span.first, window).len(), shelf * self.piece)
+                let start = in_slot() + shelf * self.piece;
+                moved(0..self.shown(buffer, span.first, window).len(), start)
             }
         }
     }
@@ -147,7 +170,9 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::{ALGORITHMS, Algorithm, Borders, MemoryUse, Topology, step::Step};
+    use drumline_schedule::{
+        ALGORITHMS, Algorithm, Borders, MemoryUse, SumOrder, Topology, step::Step,
+    };
     use proptest::prelude::*;
 
     use super::*;
@@ -215,6 +240,23 @@ mod tests {
                         prop_assert_eq!(seen, whole.resolve(Place { loc, window: 0 }).collect::<Vec<_>>());
                     }
                 }
+            }
+        }
+    }
+
+    /// Windows that are under way at once lie apart in a slot, also the last one, which is shorter.
+    #[test]
+    fn windows_lie_apart_in_slots() {
+        let topology = Topology::hosts(&[3, 3]).with_order(SumOrder::Placement);
+        let row = Algorithm::find(Collective::AllReduce, "hierarchical").unwrap();
+        for schedule in row.schedules(&topology, 0).unwrap() {
+            let layout = Layout::new(&schedule, Counts::Even(1_000), Some(30));
+            assert!(layout.slot_len() <= 30 && layout.windows() >= 100);
+            let place = |window| layout.resolve(Place { loc: Loc::slot(Span::WHOLE), window });
+            let apart = |a: Range<usize>, b: Range<usize>| a.end <= b.start || b.end <= a.start;
+            for window in 2..layout.windows() {
+                let (summed, shared_out) = (place(window), place(window - 2));
+                assert!(apart(summed, shared_out), "window {window}");
             }
         }
     }

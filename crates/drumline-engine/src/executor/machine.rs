@@ -329,16 +329,14 @@ impl Machine {
     ) -> Option<(Seat, u64)> {
         let Stage::Task(first) = self.stage else { return self.flags.owed() };
         let Epoch { base, pieces: piece, .. } = self.flags.epoch;
-        let (digest, turn) = (self.digest(), self.turn);
-        let Plan { tasks, windows, .. } = &*self.plan;
+        let digest = self.digest();
+        let Plan { tasks, .. } = &*self.plan;
         let mut missing = None;
         let mut index = first;
         for task in tasks.list().iter().skip(first) {
             let Verb::Wait { seat, upto } = task.verb else { break };
             let awaited = Awaited { piece, level: base + upto, digest };
-            if task.window(turn, *windows).is_some()
-                && !self.flags.meets(seat, awaited.level, || find(seat, awaited))
-            {
+            if !self.flags.meets(seat, awaited.level, || find(seat, awaited)) {
                 missing = Some((seat, awaited.level));
                 break;
             }

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use drumline_schedule::{
-    Collective, Counts, MemoryUse, Pipeline, Schedule, Shelves,
+    Collective, Counts, Lags, MemoryUse, Pipeline, Schedule, Shelves,
     step::{Buffer, Loc, Rank},
 };
 use drumline_shm::PAYLOAD_BYTES;
@@ -135,7 +135,7 @@ impl Plan {
             root: 0,
             memory: MemoryUse::Private,
             uneven: false,
-            pipelined: false,
+            lags: Lags::NONE,
             shelves: Shelves::AfterOwner,
             steps: Vec::new(),
         };

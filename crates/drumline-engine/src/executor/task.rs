@@ -21,8 +21,9 @@ pub(crate) struct Tasks {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
-    /// The number of windows by which this step lags behind the first.
-    pub(crate) lag: usize,
+    /// The number of windows by which this step lags behind the first. `None`: it belongs to no window, and is taken in
+    /// every turn.
+    lag: Option<usize>,
     pub(crate) verb: Verb,
 }
 
@@ -55,7 +56,10 @@ impl Task {
     /// The window on which the task works in that turn. `None`: it has nothing to do.
     #[inline]
     pub(crate) fn window(&self, turn: usize, windows: usize) -> Option<usize> {
-        turn.checked_sub(self.lag).filter(|window| *window < windows)
+        match self.lag {
+            Some(lag) => turn.checked_sub(lag).filter(|window| *window < windows),
+            None => Some(0),
+        }
     }
 }
 
@@ -89,7 +93,7 @@ impl Tasks {
                 Step::Recv { from, dst } => Verb::Receive { from, dst },
                 Step::RecvReduce { from, dst, side, finish } => {
                     let verb = Verb::Receive { from, dst: staging(dst) };
-                    tasks.list.push(Task { lag: pipeline.lag(index), verb });
+                    tasks.list.push(Task { lag: Some(pipeline.lag(index)), verb });
                     tasks.keep(pair(dst, staging(dst), side, finish))
                 }
                 Step::Reduce { dst, src, side, finish } => tasks.keep(pair(dst, src, side, finish)),
@@ -103,7 +107,11 @@ impl Tasks {
                 Step::Post => Verb::Post,
                 Step::Wait { peer, upto } => Verb::Wait { seat: seat(peer), upto: upto as u64 },
             };
-            tasks.list.push(Task { lag: pipeline.lag(index), verb });
+            let lag = match verb {
+                Verb::Post | Verb::Wait { .. } => None,
+                _ => Some(pipeline.lag(index)),
+            };
+            tasks.list.push(Task { lag, verb });
         }
         tasks
     }

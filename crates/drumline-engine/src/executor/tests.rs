@@ -207,7 +207,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let has_input = plan.algorithm.collective.has_input();
                     let input: &[i64] = if has_input { input } else { &[] };
                     let layout = Layout::new(&schedule, Counts::Even(plan.len), None);
-                    let layout = match plan.algorithm.pipelined {
+                    let layout = match schedule.is_pipelined() {
                         true => layout.in_windows_of(plan.window),
                         false => layout,
                     };

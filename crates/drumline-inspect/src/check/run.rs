@@ -1,10 +1,11 @@
 use drumline_schedule::step::Rank;
-use drumline_schedule::{Algorithm, Cost, Counts, MemoryUse, Schedule, Topology};
+use drumline_schedule::{Algorithm, Cost, Counts, MemoryUse, Pipeline, Schedule, Topology};
 
 use super::error::CheckError;
 use super::expressions::CALLS;
 use super::form::check_form;
 use super::symbols::{Slots, Sums, Symbols};
+use crate::unroll::{SlotUse, Unrolling};
 use crate::walk::walk;
 
 /// Checks an algorithm on blocks of `elements` elements, and returns its cost.
@@ -138,6 +139,74 @@ pub fn check_narrow_schedules(
     run_all(topology, schedules, &even(schedules, elements), Sums::Apart)
 }
 
+/// Checks an algorithm where `windows` windows of long data are under way, on blocks of `elements` elements, which
+/// must be divisible into that number of windows, and these into the algorithm's parts. Both slots of a rank must have
+/// room among the windows.
+///
+/// ```
+/// use drumline_inspect::check;
+/// use drumline_schedule::{Algorithm, Collective, Topology};
+///
+/// let row = Algorithm::find(Collective::AllReduce, "hierarchical")?;
+/// check::check_pipeline(row, &Topology::hosts(&[2, 2]), 0, 7, 28).unwrap();
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The first fault found.
+pub fn check_pipeline(
+    algorithm: &Algorithm,
+    topology: &Topology,
+    root: Rank,
+    windows: usize,
+    elements: usize,
+) -> Result<(), CheckError> {
+    check_unrolled(
+        topology,
+        &algorithm.schedules(topology, root)?,
+        windows,
+        elements,
+        Sums::Travel,
+    )?;
+    match algorithm.sums_apart {
+        true => {
+            let apart = algorithm.narrow_schedules(topology, root)?;
+            check_unrolled(topology, &apart, windows, elements, Sums::Apart)
+        }
+        false => Ok(()),
+    }
+}
+
+fn check_unrolled(
+    topology: &Topology,
+    schedules: &[Schedule],
+    windows: usize,
+    elements: usize,
+    sums: Sums,
+) -> Result<(), CheckError> {
+    let first = check_form(topology, schedules)?;
+    let exchange = may_exchange(topology, schedules).then_some(SlotUse::Exchanged);
+    for slots in [SlotUse::InTurn].into_iter().chain(exchange) {
+        let unroll = |schedule| {
+            let pipeline = &Pipeline::of(schedule);
+            let copies = pipeline.scratch_copies();
+            Unrolling { topology, schedule, pipeline, copies, slots, windows }.schedule()
+        };
+        let unrolled: Vec<Schedule> = schedules.iter().map(unroll).collect();
+        let posts = unrolled[0].posts();
+        if let Some(other) = unrolled.iter().find(|schedule| schedule.posts() != posts) {
+            let (rank, posts_of_first) = (other.rank, posts);
+            return Err(CheckError::UnequalPosts { rank, posts: other.posts(), posts_of_first });
+        }
+        let counts = even(&unrolled, elements);
+        let slots = Slots::InTurn(2);
+        let mut symbols = Symbols::new(topology, first, &unrolled, &counts, slots, sums);
+        walk(topology, &unrolled, CALLS, &mut symbols)?;
+    }
+    Ok(())
+}
+
 /// Checks with slots in turn and, where two ranks may exchange slots, also with exchanged slots.
 fn run_all(
     topology: &Topology,
@@ -146,11 +215,16 @@ fn run_all(
     sums: Sums,
 ) -> Result<Cost, CheckError> {
     let cost = run(topology, schedules, counts, Slots::InTurn(2), sums)?;
-    let stages = schedules.iter().any(|schedule| schedule.memory == MemoryUse::Staged);
-    if stages && topology.ranks_by_host().iter().any(|ranks| ranks.len() == 2) {
+    if may_exchange(topology, schedules) {
         run(topology, schedules, counts, Slots::Exchanged, sums)?;
     }
     Ok(cost)
+}
+
+/// Whether some ranks may exchange slots.
+fn may_exchange(topology: &Topology, schedules: &[Schedule]) -> bool {
+    schedules.iter().any(|schedule| schedule.memory == MemoryUse::Staged)
+        && topology.ranks_by_host().iter().any(|ranks| ranks.len() == 2)
 }
 
 fn even(schedules: &[Schedule], elements: usize) -> Vec<Counts> {
@@ -176,8 +250,8 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use drumline_schedule::Collective;
-    use drumline_schedule::step::Buffer;
+    use drumline_schedule::step::{Buffer, Step};
+    use drumline_schedule::{ALGORITHMS, Collective, Lags};
 
     /// With one slot instead of two, a rank that is a call ahead writes to a slot that its neighbours still
     /// read.
@@ -208,5 +282,101 @@ mod tests {
             assert_eq!(race.buffer, Buffer::Slot);
             assert_eq!(race.late.call.abs_diff(race.early.call), 1, "{race}");
         }
+    }
+
+    const WORLDS: &[&[usize]] = &[
+        &[1, 1],
+        &[2, 1],
+        &[1, 2],
+        &[2, 2],
+        &[3, 2],
+        &[1, 1, 1],
+        &[2, 1, 3],
+        &[2, 2, 2],
+        &[3, 2, 2, 1],
+    ];
+
+    #[test]
+    fn pipelines_are_right() {
+        let (mut over_links, mut over_hosts) = (0, 0);
+        for row in ALGORITHMS {
+            let flat = (1..=9).map(Topology::flat);
+            let worlds = WORLDS.iter().map(|hosts| Topology::hosts(hosts));
+            let both = worlds.flat_map(|world| {
+                [world.clone(), world.with_order(drumline_schedule::SumOrder::Placement)]
+            });
+            for world in flat.chain(both).filter(|world| (row.applies)(world)) {
+                let schedule = row.schedule(&world, 0, 0).unwrap();
+                if !schedule.is_pipelined() {
+                    continue;
+                }
+                let shares = row.memory != MemoryUse::Private;
+                *(if shares { &mut over_hosts } else { &mut over_links }) += 1;
+                // A host's slots need room for the windows of two turns.
+                let fewest = if shares { 2 * schedule.lags.slot_windows } else { 1 };
+                for windows in fewest..fewest + 6 {
+                    // The parts of a window in a world of these hosts.
+                    let parts = world.world_size * world.ranks_by_host().len() * 2;
+                    for elements in [0, parts * windows] {
+                        check_pipeline(row, &world, 0, windows, elements).unwrap_or_else(|error| {
+                            panic!(
+                                "{} {}, {world:?}, {windows} windows: {error}",
+                                row.collective, row.name
+                            )
+                        });
+                    }
+                }
+            }
+        }
+        assert!(over_links > 10 && over_hosts > 50, "{over_links}, {over_hosts}");
+    }
+
+    /// The checker finds two windows that use the same scratch at once.
+    #[test]
+    fn windows_under_way_need_scratch_of_their_own() {
+        let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
+        let topology = Topology::flat(3);
+        let schedules = direct.schedules(&topology, 0).unwrap();
+        let check = |copies: usize| {
+            let unrolled = schedules.iter().map(|schedule| {
+                // What has come in is summed one turn later.
+                let is_sum = |step: &Step| matches!(step, Step::ReduceTree { .. });
+                let sum = schedule.steps.iter().position(is_sum).unwrap();
+                let lag = |(index, lag)| lag + usize::from(index >= sum);
+                let lags = schedule.lags.of_steps.iter().copied().enumerate().map(lag).collect();
+                let lags = Lags { of_steps: lags, ..schedule.lags.clone() };
+                let later = Schedule { lags, ..schedule.clone() };
+                let copies_of = |schedule| Pipeline::of(schedule).scratch_copies();
+                assert_eq!((copies_of(schedule), copies_of(&later)), (1, 2));
+                let pipeline = &Pipeline::of(&later);
+                let slots = SlotUse::InTurn;
+                let (topology, schedule, windows) = (&topology, &later, 5);
+                Unrolling { topology, schedule, pipeline, copies, slots, windows }.schedule()
+            });
+            check_schedules(&topology, &unrolled.collect::<Vec<_>>(), 30)
+        };
+        check(1).unwrap_err();
+        check(2).unwrap();
+    }
+
+    /// A slot of one turn is not that of the next.
+    #[test]
+    fn what_is_in_a_slot_is_read_in_the_same_turn() {
+        let row = Algorithm::find(Collective::AllReduce, "hierarchical").unwrap();
+        let late = Algorithm {
+            lags: |topology, steps| {
+                let row = Algorithm::find(Collective::AllReduce, "hierarchical").unwrap();
+                let mut lags = (row.lags)(topology, steps);
+                let is_fetch =
+                    |step: &Step| matches!(step, Step::Copy { src, .. } if src.peer.is_some());
+                let last = steps.iter().rposition(is_fetch).unwrap();
+                lags.of_steps[last] += 1;
+                lags
+            },
+            ..*row
+        };
+        let world = Topology::hosts(&[4, 4]);
+        check_pipeline(row, &world, 0, 6, 6 * 8).unwrap();
+        check_pipeline(&late, &world, 0, 6, 6 * 8).unwrap_err();
     }
 }

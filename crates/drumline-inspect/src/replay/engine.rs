@@ -48,12 +48,12 @@ struct Message {
 struct Player {
     program: Program,
     call: usize,
-    /// Index of the piece, in this call.
-    piece: usize,
+    /// Index of the turn, in this call. Without lags a turn is a piece.
+    turn: usize,
     op: usize,
-    /// The neighbours whose posts it has seen at the beginning of this piece.
+    /// The neighbours whose posts it has seen at the beginning of this turn.
     entered: usize,
-    /// Messages and posts in the longest chain that it has seen, in this piece.
+    /// Messages and posts in the longest chain that it has seen, in this turn.
     depth: u32,
     /// Whether it waits for a message of the current run of receives.
     receiving: bool,
@@ -65,8 +65,8 @@ struct Player {
     ready: VecDeque<Message>,
     /// For each sender, messages of later steps.
     early: ByRank<VecDeque<Message>>,
-    /// The time at which each message of this piece leaves its source.
-    left: Vec<u64>,
+    /// The time at which each message leaves its source, for each piece that is under way.
+    left: Vec<Vec<u64>>,
     /// The time at which neighbours see each post, and its depth.
     posts: Vec<(u64, u32)>,
     /// The ranks that wait for its next post.
@@ -168,13 +168,13 @@ impl<'a> Engine<'a> {
         if let Some(turn) = self.enter(rank, now) {
             return turn;
         }
-        let op = self.ranks[rank].next_op();
+        let (op, piece) = self.ranks[rank].next_op();
         if !matches!(op, Some(PricedStep::Wait { .. }))
             && let Some(turn) = self.take_core(rank, now)
         {
             return turn;
         }
-        let Some(op) = op else { return self.end_of_piece(rank, now) };
+        let Some(op) = op else { return self.end_of_turn(rank, now) };
         let walker = &mut self.ranks[rank];
         match op {
             PricedStep::Work { core_ps, memory_bytes } => {
@@ -185,14 +185,16 @@ impl<'a> Engine<'a> {
                     _ => Progress::At(end.max(self.hosts.memory(rank, start, memory_bytes))),
                 }
             }
-            PricedStep::Send { to, bytes } => {
+            PricedStep::Send { to, bytes, number } => {
                 walker.op += 1;
-                Progress::At(self.send(rank, to, bytes, now))
+                let (end, left) = self.send(rank, to, bytes, now);
+                self.ranks[rank].note_left(piece, number, left);
+                Progress::At(end)
             }
             PricedStep::Recv { .. } | PricedStep::RecvAlone { .. } => self.receive(rank, now),
             PricedStep::Flush { sent } => {
                 walker.op += 1;
-                walker.left.get(sent as usize).map_or(Progress::Now, |at| Progress::At(*at))
+                sent.map_or(Progress::Now, |sent| Progress::At(walker.left_at(piece, sent)))
             }
             PricedStep::Post => {
                 walker.op += 1;
@@ -204,7 +206,7 @@ impl<'a> Engine<'a> {
                 Progress::Now
             }
             PricedStep::Wait { peer, upto } => {
-                let number = walker.pieces_begun() * walker.program.posts + upto as usize;
+                let number = walker.turns_begun() * walker.program.posts + upto as usize;
                 let turn = self.seen(rank, peer, number, now);
                 if !matches!(turn, Progress::Blocked) {
                     self.ranks[rank].op += 1;
@@ -214,30 +216,30 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Waits at the beginning of a piece until each neighbour has begun the piece before. `None` if there is
+    /// Waits at the beginning of a turn until each neighbour has begun the turn before. `None` if there is
     /// nothing to wait for.
     fn enter(&mut self, rank: Rank, now: u64) -> Option<Progress> {
         let walker = &self.ranks[rank];
-        let (piece, posts, entered) = (walker.pieces_begun(), walker.program.posts, walker.entered);
+        let (turn, posts, entered) = (walker.turns_begun(), walker.program.posts, walker.entered);
         let neighbours = self.cluster.topology.neighbours(rank);
-        if walker.op > 0 || piece == 0 || posts == 0 || entered == neighbours.len() {
+        if walker.op > 0 || turn == 0 || posts == 0 || entered == neighbours.len() {
             return None;
         }
         let peer = neighbours[entered];
-        let turn = match peer == rank {
+        let progress = match peer == rank {
             true => Progress::Now,
-            false => self.seen(rank, peer as u32, (piece - 1) * posts + 1, now),
+            false => self.seen(rank, peer as u32, (turn - 1) * posts + 1, now),
         };
-        if !matches!(turn, Progress::Blocked) {
+        if !matches!(progress, Progress::Blocked) {
             let walker = &mut self.ranks[rank];
             walker.entered += 1;
-            // A chain is counted within a piece.
+            // A chain is counted within a turn.
             walker.depth = 0;
         }
-        Some(turn)
+        Some(progress)
     }
 
-    /// Waits for post `number` of `peer`, counted from 1 and over all pieces.
+    /// Waits for post `number` of `peer`, counted from 1 and over all turns.
     fn seen(&mut self, rank: Rank, peer: u32, number: usize, now: u64) -> Progress {
         match self.ranks[peer as usize].posts.get(number - 1).copied() {
             Some((seen, depth)) if seen <= now => {
@@ -278,8 +280,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Sends a message. Returns the time at which the sender is done.
-    fn send(&mut self, rank: Rank, to: u32, bytes: u64, now: u64) -> u64 {
+    /// Sends a message. Returns the times at which the sender is done, and at which the message has left.
+    fn send(&mut self, rank: Rank, to: u32, bytes: u64, now: u64) -> (u64, u64) {
         let (link, near) = self.link(rank, to as Rank);
         let begin_ps = link.message_ps / 2;
         let (start, end) = self.hosts.work(rank, now, self.half_of_message(rank, link, bytes));
@@ -293,11 +295,10 @@ impl<'a> Engine<'a> {
                 (first, last.max(end))
             }
         };
-        walker.left.push(last);
         message.whole_at = last.saturating_add(link.round_ps);
         let event = if near { Event::Deliver(message) } else { Event::AtLine(message) };
         self.push(first.saturating_add(link.round_ps), event);
-        end
+        (end, last)
     }
 
     fn deliver(&mut self, message: Message, now: u64) {
@@ -333,12 +334,11 @@ impl<'a> Engine<'a> {
         Progress::At(end.max(message.whole_at.saturating_add(end_ps)))
     }
 
-    fn end_of_piece(&mut self, rank: Rank, now: u64) -> Progress {
+    fn end_of_turn(&mut self, rank: Rank, now: u64) -> Progress {
         let walker = &mut self.ranks[rank];
-        walker.piece += 1;
+        walker.turn += 1;
         (walker.op, walker.entered) = (0, 0);
-        walker.left.clear();
-        if walker.piece < walker.program.pieces {
+        if walker.turn < walker.program.turns() {
             return Progress::Now;
         }
         let end = &mut self.ends[walker.call];
@@ -347,7 +347,7 @@ impl<'a> Engine<'a> {
             return Progress::Blocked;
         }
         walker.call += 1;
-        (walker.piece, walker.depth) = (0, 0);
+        (walker.turn, walker.depth) = (0, 0);
         Progress::OnCore(self.hosts.work(rank, now, self.cluster.prices.call_ps).1)
     }
 
@@ -373,9 +373,10 @@ impl<'a> Engine<'a> {
 impl Player {
     fn new(program: Program) -> Player {
         Player {
+            left: vec![vec![]; program.depth + 1],
             program,
             call: 0,
-            piece: 0,
+            turn: 0,
             op: 0,
             entered: 0,
             depth: 0,
@@ -384,7 +385,6 @@ impl Player {
             wanted: ByRank::default(),
             ready: VecDeque::new(),
             early: ByRank::default(),
-            left: vec![],
             posts: vec![],
             waiting: vec![],
             grip: Grip::Has,
@@ -392,32 +392,47 @@ impl Player {
         }
     }
 
-    /// The pieces of all calls before the current piece.
-    fn pieces_begun(&self) -> usize {
-        self.call * self.program.pieces + self.piece
+    /// The turns of all calls before the current turn.
+    fn turns_begun(&self) -> usize {
+        self.call * self.program.turns() + self.turn
     }
 
-    fn ops(&self) -> &[PricedStep] {
-        let is_last = self.piece + 1 == self.program.pieces;
-        if is_last { &self.program.last } else { &self.program.piece }
+    /// Goes on to the next step that has something to do in this turn. Returns the step and its piece.
+    fn next_op(&mut self) -> (Option<PricedStep>, usize) {
+        let end = self.program.last.len();
+        let found = (self.op..end).find_map(|op| Some((op, self.op_here(op)?)));
+        self.op = found.map_or(end, |(op, _)| op);
+        found.map_or((None, 0), |(_, (step, piece))| (Some(step), piece))
     }
 
-    fn next_op(&self) -> Option<PricedStep> {
-        self.ops().get(self.op).copied()
+    /// A step and its piece, if it has something to do in this turn.
+    fn op_here(&self, op: usize) -> Option<(PricedStep, usize)> {
+        let piece = self.program.piece_of(op, self.turn)?;
+        Some((self.program.op(op, piece)?, piece))
+    }
+
+    /// Notes when a message of a piece leaves its source.
+    fn note_left(&mut self, piece: usize, number: u32, at: u64) {
+        let (places, number) = (self.left.len(), number as usize);
+        let left = &mut self.left[piece % places];
+        left.resize(left.len().max(number + 1), 0);
+        left[number] = at;
+    }
+
+    fn left_at(&self, piece: usize, number: u32) -> u64 {
+        let left = &self.left[piece % self.left.len()];
+        left.get(number as usize).copied().unwrap_or(0)
     }
 
     /// Consecutive receives may complete in any order.
     fn begin_run(&mut self) {
-        let run: Vec<u32> = match self.ops()[self.op] {
+        let rest = (self.op..self.program.last.len()).map_while(|op| match self.program.last[op] {
+            PricedStep::Recv { from } => Some(self.op_here(op).map(|_| from)),
+            _ => None,
+        });
+        let run: Vec<u32> = match self.program.last[self.op] {
             PricedStep::RecvAlone { from } => vec![from],
-            _ => {
-                let rest = self.ops()[self.op..].iter();
-                rest.map_while(|op| match op {
-                    PricedStep::Recv { from } => Some(*from),
-                    _ => None,
-                })
-                .collect()
-            }
+            _ => rest.flatten().collect(),
         };
         self.open = run.len();
         self.wanted.clear();

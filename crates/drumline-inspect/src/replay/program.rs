@@ -17,6 +17,10 @@ pub(super) struct Program {
     pub(super) last: Vec<PricedStep>,
     /// The number of pieces.
     pub(super) pieces: usize,
+    /// By how many pieces each step lags. Empty: no step lags.
+    pub(super) lags: Vec<usize>,
+    /// The largest of these.
+    pub(super) depth: usize,
     /// Bytes that the ranks of a core work on.
     pub(super) working_bytes: u64,
     /// Posts in a piece.
@@ -33,9 +37,11 @@ pub(super) enum PricedStep {
         core_ps: u64,
         memory_bytes: u64,
     },
+    /// `number` counts the messages of a piece, from 0.
     Send {
         to: u32,
         bytes: u64,
+        number: u32,
     },
     /// A receive in a run whose messages may come in any order.
     Recv {
@@ -48,7 +54,7 @@ pub(super) enum PricedStep {
     /// Waits until message number `sent` of this piece, to any receiver and counted from 0, has left its
     /// source.
     Flush {
-        sent: u32,
+        sent: Option<u32>,
     },
     Post,
     Wait {
@@ -71,22 +77,48 @@ impl Program {
         let pieces = elements.div_ceil(piece.max(1)).max(1);
         let pricing = Pricing::new(cluster, schedule, of, kind);
         let last = elements - (pieces - 1) * piece;
+        let lags = match pieces {
+            1 => vec![],
+            _ => pricing.lags(),
+        };
         Program {
             piece: if pieces > 1 { pricing.ops(piece) } else { vec![] },
             last: pricing.ops(last),
             pieces,
+            depth: lags.iter().copied().max().unwrap_or(0),
+            lags,
             working_bytes: pricing.working_bytes,
             posts: schedule.posts(),
-            windows: match schedule.pipelined {
-                true => ((elements * kind.bytes) as u64).div_ceil(WINDOW_BYTES).max(1),
+            windows: match schedule.is_pipelined() && pieces == 1 {
+                true => (elements * kind.bytes).div_ceil(WINDOW_BYTES).max(1) as u64,
                 false => 1,
             },
         }
     }
+
+    /// The number of turns in a call.
+    pub(super) fn turns(&self) -> usize {
+        self.pieces + self.depth
+    }
+
+    /// The piece on which a step works in a turn, if it does anything then. Posts and waits belong to no piece.
+    pub(super) fn piece_of(&self, op: usize, turn: usize) -> Option<usize> {
+        if let Some(PricedStep::Post | PricedStep::Wait { .. }) = self.last.get(op) {
+            return Some(self.pieces - 1);
+        }
+        let lag = self.lags.get(op).copied().unwrap_or(0);
+        turn.checked_sub(lag).filter(|piece| *piece < self.pieces)
+    }
+
+    /// A step, as it is in a piece.
+    pub(super) fn op(&self, op: usize, piece: usize) -> Option<PricedStep> {
+        let ops = if piece + 1 == self.pieces { &self.last } else { &self.piece };
+        ops.get(op).copied()
+    }
 }
 
 /// The default length of a window of long data over links.
-const WINDOW_BYTES: u64 = 1 << 20;
+pub(super) const WINDOW_BYTES: usize = 1 << 20;
 
 struct Pricing<'a> {
     cluster: &'a Cluster,
@@ -122,6 +154,14 @@ impl<'a> Pricing<'a> {
         Pricing { cluster, schedule, elements, kind, working_bytes, swaps_slots }
     }
 
+    /// The lag of each priced step.
+    fn lags(&self) -> Vec<usize> {
+        let of_steps = &self.schedule.lags.of_steps;
+        let steps = self.schedule.steps.iter().zip(of_steps);
+        let priced = steps.flat_map(|(step, &lag)| std::iter::repeat_n(lag, priced_as(step)));
+        priced.collect()
+    }
+
     /// The priced steps of a piece of `elements` elements.
     fn ops(&self, elements: usize) -> Vec<PricedStep> {
         let counts = Counts::Even(elements);
@@ -138,8 +178,9 @@ impl<'a> Pricing<'a> {
             match step {
                 Step::Send { to, src } => {
                     sent.entry(*to).or_default().push(count);
+                    let (to, bytes) = (number(*to), bytes(*src));
+                    ops.push(PricedStep::Send { to, bytes, number: count });
                     count += 1;
-                    ops.push(PricedStep::Send { to: number(*to), bytes: bytes(*src) });
                 }
                 Step::Recv { from, .. } => ops.push(PricedStep::Recv { from: number(*from) }),
                 Step::RecvReduce { from, dst, .. } => {
@@ -162,7 +203,7 @@ impl<'a> Pricing<'a> {
                 }
                 Step::Flush { to, upto } => {
                     let last = sent.get(to).and_then(|sent| sent.get(upto.checked_sub(1)?));
-                    ops.extend(last.map(|&sent| PricedStep::Flush { sent }));
+                    ops.push(PricedStep::Flush { sent: last.copied() });
                 }
                 Step::Post => ops.push(PricedStep::Post),
                 Step::Wait { peer, upto } => {
@@ -215,6 +256,14 @@ impl<'a> Pricing<'a> {
 
     fn working(&self, place: &Loc, touched: &Touched) -> u64 {
         if touched.places.contains(place) { touched.bytes } else { self.working_bytes }
+    }
+}
+
+/// The number of priced steps for a step.
+fn priced_as(step: &Step) -> usize {
+    match step {
+        Step::RecvReduce { .. } => 2,
+        _ => 1,
     }
 }
 

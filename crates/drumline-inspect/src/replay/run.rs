@@ -3,7 +3,7 @@ use drumline_schedule::{Collective, Error, MemoryUse, Schedule, Topology};
 
 use super::cluster::{Cluster, Method, Outcome, Workload};
 use super::engine::Engine;
-use super::program::Program;
+use super::program::{Program, WINDOW_BYTES};
 
 /// The most steps that are replayed: they take some seconds and 1 GB of memory. A schedule with more steps
 /// gets its time from the formula of prices.
@@ -131,10 +131,21 @@ fn run(
 
 /// The elements of a block in one piece.
 fn piece(cluster: &Cluster, schedule: &Schedule, elements: usize, kind: ElementKind) -> usize {
-    if schedule.memory != MemoryUse::Staged {
-        return elements;
+    let slot = cluster.slot_bytes / kind.bytes.max(1);
+    let fits = |windows: usize| match schedule.memory {
+        MemoryUse::Staged => schedule.window(slot / windows),
+        MemoryUse::Private | MemoryUse::Registered => usize::MAX,
+    };
+    // Over links alone, a message is priced once for each window.
+    let pipelined = schedule.is_pipelined() && schedule.memory != MemoryUse::Private;
+    let window = match pipelined {
+        true => schedule.window_of_bytes(WINDOW_BYTES, kind.bytes),
+        false => usize::MAX,
+    };
+    match elements <= window.min(fits(1)) {
+        true => elements,
+        false => window.min(fits(schedule.lags.slot_windows)),
     }
-    elements.min(schedule.window(cluster.slot_bytes / kind.bytes.max(1)))
 }
 
 /// The number of steps and of places that they name: the work to make a schedule.

@@ -28,13 +28,19 @@ fn hierarchies_are_right_with_a_short_last_host() {
 }
 
 #[test]
-fn hierarchies_are_right_for_any_placement_that_sums_follow() {
-    let by_placement = |topology: Topology| topology.with_order(SumOrder::Placement);
+fn hierarchies_are_right_for_any_placement_that_they_serve() {
+    let expect_right = |topology: Topology| {
+        // Some serve any placement, and others any that sums follow.
+        if topology.ranks_by_host().len() > 1 {
+            expect_right(&topology);
+        }
+        expect_right(&topology.with_order(SumOrder::Placement));
+    };
     for sizes in [&[3][..], &[3, 3], &[6, 6, 6], &[1, 2, 3], &[5, 1, 7, 2], &[2, 9]] {
-        expect_right(&by_placement(Topology::hosts(sizes)));
+        expect_right(Topology::hosts(sizes));
     }
     for (world_size, hosts) in [(4, 2), (9, 3), (10, 4), (24, 3), (64, 8)] {
-        expect_right(&by_placement(Topology::placed((0..world_size).map(|rank| rank % hosts))));
+        expect_right(Topology::placed((0..world_size).map(|rank| rank % hosts)));
     }
 }
 
@@ -62,7 +68,7 @@ fn hosts_may_round_their_sums() {
 #[test]
 fn placements_that_the_order_forbids_are_refused() {
     let dealt = Topology::placed([0, 1, 0, 1]);
-    for algorithm in hierarchies().filter(|row| row.collective.reduces()) {
+    for algorithm in hierarchies().filter(|row| sums_all(row.collective)) {
         let error = algorithm.schedule(&dealt, 0, 0).unwrap_err().to_string();
         assert!(error.contains("needs hosts whose ranks are nodes"), "{error}");
         assert!(algorithm.schedule(&Topology::hosts(&[3, 3]), 0, 0).is_err());
@@ -121,7 +127,7 @@ fn the_order_of_the_topology_is_what_is_checked() {
     let dealt = Topology::placed([0, 1, 0, 1]);
     let binomial = Algorithm::find(Collective::AllReduce, "binomial").unwrap();
     for (algorithm, order) in hierarchies()
-        .filter(|row| row.collective.reduces())
+        .filter(|row| sums_all(row.collective))
         .map(|algorithm| (algorithm, SumOrder::Rank))
         .chain([(binomial, SumOrder::Placement)])
     {
@@ -129,6 +135,15 @@ fn the_order_of_the_topology_is_what_is_checked() {
         let error = check::check(&reckless, &dealt.clone().with_order(order), 0, 9).unwrap_err();
         assert!(matches!(error, check::CheckError::Result { .. }), "{error}");
     }
+}
+
+/// Scans keep the order of ranks for any placement.
+fn sums_all(collective: Collective) -> bool {
+    collective.reduces() && !is_scan(collective)
+}
+
+fn is_scan(collective: Collective) -> bool {
+    matches!(collective, Collective::Scan | Collective::ExclusiveScan)
 }
 
 fn hierarchies() -> impl Iterator<Item = &'static Algorithm> + Clone {
@@ -140,10 +155,19 @@ fn expect_right(topology: &Topology) {
     let serving = hierarchies().filter(|algorithm| (algorithm.applies)(topology));
     assert!(serving.clone().count() >= 2, "{topology:?}");
     for algorithm in serving {
-        for elements in [0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }] {
-            if let Err(error) = check::check(algorithm, topology, 0, elements) {
-                let name = algorithm.name;
-                panic!("{name}, {:?}, n = {elements}: {error}", topology.ranks_by_host());
+        // As root a rank that leads its host, one in the middle, and the last one.
+        let roots = if algorithm.collective.has_root() { vec![0, p / 2, p - 1] } else { vec![0] };
+        // No algorithm cuts a block, or the data of a scan.
+        let cuts = !algorithm.collective.has_input() && !is_scan(algorithm.collective);
+        let lengths = match cuts {
+            false => vec![0, 1, 5],
+            true => vec![0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }],
+        };
+        for (root, &elements) in roots.iter().flat_map(|root| lengths.iter().map(|n| (*root, n))) {
+            if let Err(error) = check::check(algorithm, topology, root, elements) {
+                let (Algorithm { collective, name, .. }, hosts) =
+                    (algorithm, topology.ranks_by_host());
+                panic!("{collective} {name}, {hosts:?}, root {root}, n = {elements}: {error}");
             }
         }
     }

@@ -5,6 +5,7 @@ use super::direct::DIRECT_MAX_RANKS;
 use super::halving::SLICES_MAX;
 use super::seats::{Seats, slices};
 use super::{direct, halving};
+use crate::lags::Lags;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
@@ -128,6 +129,27 @@ pub(super) fn pull_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<
 /// Like [`pull_cost`], but between hosts as in [`staged_halving_cost`].
 pub(super) fn pull_halving_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     slices_in_place_cost(topology, n, &HALVING)
+}
+
+/// The lags of [`staged`] and [`push`].
+pub(super) fn lags(topology: &Topology, steps: &[Step]) -> Lags {
+    lags_of(topology, steps, &DIRECT)
+}
+
+/// The lags of [`staged_halving`] and [`push_halving`]. If the number of hosts is no power of two, some hosts take fewer
+/// rounds than others, so windows go one after another.
+pub(super) fn halving_lags(topology: &Topology, steps: &[Step]) -> Lags {
+    match topology.ranks_by_host().len().is_power_of_two() {
+        true => lags_of(topology, steps, &HALVING),
+        false => Lags::NONE,
+    }
+}
+
+fn lags_of(topology: &Topology, steps: &[Step], between: &BetweenHosts) -> Lags {
+    match topology.ranks_by_host().len() {
+        1 => Lags::NONE,
+        hosts => Lags::by_rounds_between_hosts(steps, (between.rounds)(hosts)),
+    }
 }
 
 /// The ranks of `rank`'s host that hold the slices of the result of a

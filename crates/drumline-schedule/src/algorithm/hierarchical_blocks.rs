@@ -173,7 +173,8 @@ pub(super) fn all_gather_push_cost(topology: &Topology, root: Rank, n: usize) ->
 /// ```
 ///
 /// See [`reduce_scatter_cost`]. Hosts add for one other host after another, and for themselves last. A slot has shelves
-/// for the blocks of two hosts. Scratch holds a block for every other host, and two that are being sent.
+/// for the blocks of two hosts. Scratch holds a block for
+/// every other host, and one that is sent to it: so a rank need not wait until others have taken its sums.
 pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let seat = Seat::of(topology, rank);
     let mut waits = Waits::of(&seat);
@@ -270,7 +271,7 @@ struct Sums<'a> {
 
 impl Sums<'_> {
     /// Sums the blocks that this rank carries for the host of a round, and sends the sums. Then it gets what was sent to
-    /// it in the round before. So a sum is made while the last one is sent, and no more than two wait to be sent.
+    /// it in the round before. So a sum is made while the last one is sent.
     fn of_round(&self, round: usize) -> Vec<Step> {
         let Seat { hosts, host, seat, .. } = *self.seat;
         let to_host = (host + round) % hosts.len();
@@ -297,7 +298,7 @@ impl Sums<'_> {
             return vec![Step::Send { to, src: Loc::input(block) }];
         }
         let hosts = self.seat.hosts.len();
-        let sum = Loc::scratch(hosts + 2 * at + round % 2, block);
+        let sum = Loc::scratch((at + 1) * hosts + round, block);
         vec![self.over_host(block, sum), Step::Send { to, src: sum }]
     }
 

@@ -1,5 +1,6 @@
 use super::cost::Cost;
 use crate::collective::Collective;
+use crate::lags::Lags;
 use crate::schedule::{MemoryUse, Shelves};
 use crate::step::{Rank, Step};
 use crate::topology::Topology;
@@ -60,8 +61,9 @@ pub struct Algorithm {
     /// Whether it serves blocks of different lengths ([`Counts`](crate::Counts)). Such an algorithm
     /// names whole blocks only.
     pub uneven: bool,
-    /// Whether several windows of long data may be under way at once ([`Pipeline`](crate::Pipeline)).
-    pub pipelined: bool,
+    /// By how much the steps of a rank lag where several windows of long data are under way at once
+    /// ([`Pipeline`](crate::Pipeline)).
+    pub lags: fn(&Topology, &[Step]) -> Lags,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: fn(&Topology, Rank) -> Shelves,
     /// The messages between hosts in the longest chain in which each waits for the one before it. `None`: the
@@ -84,7 +86,8 @@ pub struct Algorithm {
 pub enum Lengths {
     /// No length in particular.
     Any,
-    /// Short data: it takes one round, in which every rank reads all data of all neighbours.
+    /// Short data: it takes one round, in which every rank reads all data of all neighbours. Between hosts: it copies
+    /// the data of many ranks together, so that it travels in one message.
     Short,
     /// Long data: it takes twice the rounds, to move fewer bytes between memory nodes.
     Long,
@@ -109,7 +112,7 @@ impl Algorithm {
             partial_sums_travel: false,
             sums_apart: false,
             uneven: false,
-            pipelined: false,
+            lags: |_, _| Lags::NONE,
             shelves: |_, _| Shelves::AfterOwner,
             hops: None,
             meant_for: Lengths::Any,
@@ -145,9 +148,9 @@ impl Algorithm {
         Algorithm { uneven: true, ..self }
     }
 
-    /// The same algorithm. Several windows may be under way at once.
-    pub const fn with_pipeline(self) -> Algorithm {
-        Algorithm { pipelined: true, ..self }
+    /// The same algorithm. Several windows may be under way at once, with these lags.
+    pub const fn with_pipeline(self, lags: fn(&Topology, &[Step]) -> Lags) -> Algorithm {
+        Algorithm { lags, ..self }
     }
 
     /// The same algorithm. Blocks lie on these shelves of a slot.

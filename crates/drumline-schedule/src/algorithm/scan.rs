@@ -104,9 +104,15 @@ pub(super) fn doubling_exclusive_scan_cost(topology: &Topology, root: Rank, n: u
 }
 
 fn doubling(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
-    let p = topology.world_size;
+    let (mut steps, kept) = climb(topology.world_size, rank, DATA);
+    steps.extend(sum(rank, inclusive, kept.into_iter()));
+    steps
+}
+
+/// The rounds of doubling among `p` ranks, for a rank that brings `own`. Also returns the sums that it keeps: they are
+/// those of all ranks below it, in their order.
+pub(super) fn climb(p: usize, rank: Rank, mut own: Loc) -> (Vec<Step>, Vec<(Node, Loc)>) {
     let block_sum = Loc::scratch(0, Span::WHOLE);
-    let mut own = DATA;
     let mut kept = vec![];
     let mut steps = vec![];
     for round in 0..doublings(p) {
@@ -131,8 +137,8 @@ fn doubling(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
             own = block_sum;
         }
     }
-    steps.extend(sum(rank, inclusive, kept.into_iter().rev()));
-    steps
+    kept.reverse();
+    (steps, kept)
 }
 
 /// Whether a rank needs the sum of its block of `len` ranks.
@@ -140,12 +146,12 @@ fn doubling(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
 /// A rank in a left block needs it if the rank in the same place of the right block exists. A rank in a right
 /// block needs it if the pair, as a block, needs its own sum; and so on, up to a block that is a left one.
 /// Adding `len` carries through exactly these bits.
-fn has_use(p: usize, rank: Rank, len: usize) -> bool {
+pub(super) fn has_use(p: usize, rank: Rank, len: usize) -> bool {
     rank + len < p
 }
 
 /// The number of times that a rank sums two blocks.
-fn joins(p: usize, rank: Rank) -> usize {
+pub(super) fn joins(p: usize, rank: Rank) -> usize {
     (1..=doublings(p)).filter(|round| has_use(p, rank, 1 << round)).count()
 }
 
@@ -194,7 +200,11 @@ fn shared(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
 }
 
 /// Sums the contributions of the ranks below, followed by the rank's own, into the data.
-fn sum(rank: Rank, inclusive: bool, below: impl Iterator<Item = (Node, Loc)>) -> Option<Step> {
+pub(super) fn sum(
+    rank: Rank,
+    inclusive: bool,
+    below: impl Iterator<Item = (Node, Loc)>,
+) -> Option<Step> {
     let own = inclusive.then_some((Node::leaf(rank), DATA));
     let srcs: Vec<(Node, Loc)> = below.chain(own).collect();
     match srcs[..] {

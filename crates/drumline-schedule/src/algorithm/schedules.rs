@@ -81,6 +81,8 @@ impl Algorithm {
         if !(self.applies)(topology) {
             return Err(self.does_not_apply(topology));
         }
+        let steps = place((self.generate)(topology, rank, root));
+        let steps = flush::insert(self.collective, steps);
         Ok(Schedule {
             collective: self.collective,
             algorithm: self.name,
@@ -89,9 +91,9 @@ impl Algorithm {
             root,
             memory: self.memory,
             uneven: self.uneven,
-            pipelined: self.pipelined,
+            lags: (self.lags)(topology, &steps),
             shelves: (self.shelves)(topology, rank),
-            steps: flush::insert(self.collective, place((self.generate)(topology, rank, root))),
+            steps,
         })
     }
 

@@ -2,10 +2,12 @@ use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
-    hierarchical_blocks, hierarchical_rooted, leaders, nodes, registered, ring, rooted, scan,
-    shared, shared_blocks, shared_rooted,
+    hierarchical_blocks, hierarchical_exchange, hierarchical_gather, hierarchical_rooted,
+    hierarchical_scan, leaders, nodes, registered, ring, rooted, scan, shared, shared_blocks,
+    shared_rooted,
 };
 use crate::collective::Collective::{self, *};
+use crate::lags::Lags;
 use crate::schedule::MemoryUse;
 use crate::step::{Rank, Step};
 use crate::topology::Topology;
@@ -19,6 +21,8 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
 const FULL: &str = "several hosts, each with several ranks";
+const RUNS: &str = "several hosts, one with several ranks; all but the last with the same power of two of \
+                    consecutive ranks";
 const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
 const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
@@ -41,7 +45,7 @@ const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or su
 pub static ALGORITHMS: &[Algorithm] = &[
     Algorithm::new(AllReduce, "direct", direct::all_reduce, direct::all_reduce_cost)
         .only_where(direct::serves, "at most 256 ranks, summed in their order")
-        .with_pipeline(),
+        .with_pipeline(by_rounds),
     Algorithm::new(AllReduce, "halving", halving::all_reduce, halving::all_reduce_cost)
         .only_where(Topology::sums_by_rank, BY_RANK)
         .with_partial_sums(),
@@ -63,7 +67,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
     Algorithm::new(ReduceScatter, "direct", direct::reduce_scatter, direct::reduce_scatter_cost)
         .only_where(Topology::sums_by_rank, BY_RANK)
         .with_uneven_blocks()
-        .with_pipeline(),
+        .with_pipeline(by_rounds),
     Algorithm::new(Gather, "direct", rooted::gather, rooted::gather_cost).with_uneven_blocks(),
     Algorithm::new(Scatter, "direct", rooted::scatter, rooted::scatter_cost).with_uneven_blocks(),
     Algorithm::new(Scatter, "binomial", binomial::scatter, binomial::scatter_cost),
@@ -104,7 +108,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         .for_lengths(Lengths::Long),
     staged(AllReduce, "hierarchical", hierarchical::staged, hierarchical::staged_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
-        .with_sums_apart(),
+        .with_sums_apart()
+        .with_pipeline(hierarchical::lags),
     staged(
         AllReduce,
         "hierarchical-halving",
@@ -112,13 +117,15 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical::staged_halving_cost,
     )
     .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
-    .with_sums_apart(),
+    .with_sums_apart()
+    .with_pipeline(hierarchical::halving_lags),
     staged(AllReduce, "hierarchical-doubling", leaders::all_reduce, leaders::all_reduce_cost)
         .only_where(leaders::serves, FULL_HOSTS)
         .with_partial_sums(),
     in_place(AllReduce, "hierarchical-push", hierarchical::push, hierarchical::push_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
-        .with_sums_apart(),
+        .with_sums_apart()
+        .with_pipeline(hierarchical::lags),
     in_place(
         AllReduce,
         "hierarchical-halving-push",
@@ -126,7 +133,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical::push_halving_cost,
     )
     .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
-    .with_sums_apart(),
+    .with_sums_apart()
+    .with_pipeline(hierarchical::halving_lags),
     staged(Reduce, "shm", shared_rooted::reduce, shared_rooted::reduce_cost),
     staged(Broadcast, "shm", shared_rooted::broadcast, shared_rooted::broadcast_cost),
     staged(Broadcast, "hierarchical", hierarchical_rooted::tree, hierarchical_rooted::tree_cost)
@@ -156,7 +164,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
     )
     .only_where(hierarchical_blocks::serves, HOSTS)
     .with_uneven_blocks()
-    .with_shelves(hierarchical_blocks::all_gather_shelves),
+    .with_shelves(hierarchical_blocks::all_gather_shelves)
+    .with_pipeline(sends_ahead),
     staged(AllGather, "hierarchical-ring", ring::all_gather, ring::all_gather_cost)
         .only_where(ring::serves, ANY_HOSTS)
         .with_uneven_blocks()
@@ -173,13 +182,70 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
     .with_sums_apart()
     .with_uneven_blocks()
-    .with_shelves(hierarchical_blocks::reduce_scatter_shelves),
+    .with_shelves(hierarchical_blocks::reduce_scatter_shelves)
+    .with_pipeline(receives_behind),
     staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
         .with_uneven_blocks(),
+    staged(Gather, "hierarchical", hierarchical_gather::gather, hierarchical_gather::gather_cost)
+        .only_where(ring::serves, ANY_HOSTS)
+        .for_lengths(Lengths::Short),
+    staged(
+        Scatter,
+        "hierarchical",
+        hierarchical_gather::scatter,
+        hierarchical_gather::scatter_cost,
+    )
+    .only_where(ring::serves, ANY_HOSTS)
+    .with_shelves(hierarchical_gather::scatter_shelves)
+    .for_lengths(Lengths::Short),
     staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
+    staged(
+        AllToAll,
+        "hierarchical",
+        hierarchical_exchange::all_to_all,
+        hierarchical_exchange::all_to_all_cost,
+    )
+    .only_where(ring::serves, ANY_HOSTS)
+    .for_lengths(Lengths::Short),
     staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
     staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
+    staged(
+        Scan,
+        "hierarchical",
+        hierarchical_scan::direct_scan,
+        hierarchical_scan::direct_scan_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
+    staged(
+        Scan,
+        "hierarchical-doubling",
+        hierarchical_scan::doubling_scan,
+        hierarchical_scan::doubling_scan_cost,
+    )
+    .only_where(hierarchical_scan::serves_runs, RUNS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
+    staged(
+        ExclusiveScan,
+        "hierarchical",
+        hierarchical_scan::direct_exclusive_scan,
+        hierarchical_scan::direct_exclusive_scan_cost,
+    )
+    .only_where(hierarchical_blocks::serves, HOSTS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
+    staged(
+        ExclusiveScan,
+        "hierarchical-doubling",
+        hierarchical_scan::doubling_exclusive_scan,
+        hierarchical_scan::doubling_exclusive_scan_cost,
+    )
+    .only_where(hierarchical_scan::serves_runs, RUNS)
+    .with_partial_sums()
+    .for_lengths(Lengths::Short),
     in_place(ReduceSlices, "shm-pull", registered::reduce_slices, registered::reduce_slices_cost),
     in_place(ReduceSlices, "hierarchical-pull", hierarchical::pull, hierarchical::pull_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
@@ -203,7 +269,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical_blocks::all_gather_push_cost,
     )
     .only_where(hierarchical_blocks::serves, HOSTS)
-    .with_uneven_blocks(),
+    .with_uneven_blocks()
+    .with_pipeline(sends_ahead),
     in_place(
         AllGather,
         "hierarchical-ring-push",
@@ -228,7 +295,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
     )
     .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
     .with_sums_apart()
-    .with_uneven_blocks(),
+    .with_uneven_blocks()
+    .with_pipeline(receives_behind),
     // A rank without elements may have no registered memory, so blocks must be even.
     in_place(Gather, "shm-pull", registered::gather, registered::gather_cost),
     in_place(AllToAll, "shm-push", registered::all_to_all, registered::all_to_all_cost),
@@ -240,6 +308,18 @@ pub static ALGORITHMS: &[Algorithm] = &[
         registered::exclusive_scan_cost,
     ),
 ];
+
+fn by_rounds(_topology: &Topology, steps: &[Step]) -> Lags {
+    Lags::by_rounds(steps)
+}
+
+fn sends_ahead(_topology: &Topology, steps: &[Step]) -> Lags {
+    Lags::sends_ahead(steps)
+}
+
+fn receives_behind(_topology: &Topology, steps: &[Step]) -> Lags {
+    Lags::receives_behind(steps)
+}
 
 type Generate = fn(&Topology, Rank, Rank) -> Vec<Step>;
 type CostOf = fn(&Topology, Rank, usize) -> Cost;
