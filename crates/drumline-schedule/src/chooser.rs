@@ -63,26 +63,34 @@ impl Chooser {
     }
 
     /// The algorithm for this situation, or `None` where none is eligible. On one host an eligible algorithm in shared
-    /// memory wins over all algorithms over links; between hosts, one that is not dearer.
+    /// memory wins over all algorithms over links; between hosts, one that is not dearer. There the best for any data, the
+    /// best for short data and the best over links are compared.
     pub fn choose(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {
-        let shared = ALGORITHMS
-            .iter()
-            .filter(|row| row.memory != MemoryUse::Private && eligible(row, situation).is_ok());
-        let one_host = situation.topology.is_one_host();
-        // Prices leave shared memory out, and on one host there is nothing else.
         let Situation { topology, elements, kind, .. } = *situation;
-        let price_of = |row: &Algorithm| match one_host {
-            true => 0,
-            false => price(row, topology, elements, kind, &self.prices),
+        let shared = || {
+            let staged = ALGORITHMS.iter().filter(|row| row.memory != MemoryUse::Private);
+            staged.filter(|row| eligible(row, situation).is_ok())
         };
-        let shared = shared.min_by_key(|row| (price_of(row), preference(row, situation)));
-        let Some(shared) = shared else { return self.choose_over_links(situation) };
-        if one_host || situation.rounds_on_hosts() {
-            return Some(shared);
+        if topology.is_one_host() {
+            // Prices leave shared memory out, and there is nothing else.
+            let preferred = shared().min_by_key(|row| preference(row, situation));
+            return preferred.or_else(|| self.choose_over_links(situation));
         }
-        let over_links = self.choose_over_links(situation);
-        let price_of = |row: &&Algorithm| self.price_between_hosts(row, situation);
-        [shared].into_iter().chain(over_links).min_by_key(price_of)
+        let price_of = |row: &Algorithm| price(row, topology, elements, kind, &self.prices);
+        let best = |is_short: bool| {
+            let rows = shared().filter(|row| (row.meant_for == Lengths::Short) == is_short);
+            rows.min_by_key(|row| (price_of(row), preference(row, situation)))
+        };
+        let shared = [best(false), best(true)].into_iter().flatten();
+        let over_links = match situation.rounds_on_hosts() {
+            true => None, // no algorithm over links does
+            false => self.choose_over_links(situation),
+        };
+        let rows: Vec<_> = shared.chain(over_links).collect();
+        match rows[..] {
+            [only] => Some(only),
+            _ => rows.into_iter().min_by_key(|row| self.price_between_hosts(row, situation)),
+        }
     }
 
     /// The price of an algorithm whose rounds on a host are no rounds between hosts.

@@ -1,13 +1,15 @@
-//! An all-to-all between hosts: one message from each host to each other host.
+//! All hosts talk to all hosts: one message from each to each other.
 //!
 //! Every pair of hosts has an *agent* on either side, which sends and gets what goes between the two. The other hosts are
 //! dealt out to the seats of a host, so that its ranks share the work. An agent collects the blocks of its host in
-//! scratch, as they travel: ordered by sender, and then by receiver.
+//! scratch, as they travel: in an all-to-all ordered by sender, and then by receiver.
 
 use super::cost::Cost;
+use super::hierarchical::largest;
 use super::hierarchical_gather::{block_in, blocks_in};
 use super::seats::{Seats, slices};
 use super::shared::others;
+use crate::schedule::Shelves;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
@@ -38,7 +40,7 @@ pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps.extend(seat.own_hosts().map(|host| seat.receive(host)));
     steps.extend(seat.own_hosts().flat_map(|host| seat.hand_out(host)));
     steps.push(Step::Post);
-    steps.extend(seat.fetch());
+    steps.extend(seat.fetch(|from, _| seat.kept_for(seat.seat, from)));
     steps
 }
 
@@ -47,20 +49,11 @@ pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 /// blocks of its neighbours, and lays out blocks for them.
 pub(super) fn all_to_all_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let hosts = topology.ranks_by_host();
-    let loads = hosts.iter().enumerate().flat_map(|(host, ranks)| {
-        let q = ranks.len();
-        let load = move |carried| {
-            let fetched = q - 1 + topology.world_size - q - carried;
-            // An agent collects blocks of all neighbours. Those for one of them it lays out in its own slot.
-            let shared = if q == 1 { 0 } else { fetched + carried * (q - 1) + carried * (q - 2) };
-            (q * carried, shared)
-        };
-        carried(hosts, host).into_iter().map(load)
+    let (sent, shared) = loads(topology, |q, carried, _| {
+        let fetched = q - 1 + topology.world_size - q - carried;
+        // An agent collects blocks of all neighbours. Those for one of them it lays out in its own slot.
+        (q * carried, if q == 1 { 0 } else { fetched + carried * (q - 1) + carried * (q - 2) })
     });
-    // On equal hosts ranks do the same.
-    let equal = hosts.iter().all(|ranks| ranks.len() == hosts[0].len());
-    let loads = loads.take(if equal { hosts[0].len() } else { topology.world_size });
-    let (sent, shared) = loads.fold((0, 0), |most, load| (most.0.max(load.0), most.1.max(load.1)));
     Cost {
         rounds: 1 + hosts.iter().filter(|ranks| ranks.len() > 1).take(2).count(),
         messages: (hosts.len() - 1).div_ceil(slices(hosts)),
@@ -68,6 +61,80 @@ pub(super) fn all_to_all_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
         shared_elements: shared * n,
         ..Cost::default()
     }
+}
+
+/// Agents send the blocks of their host, side by side. Then they lay out what they get.
+///
+/// ```text
+///   host 0   rank 0   a -> slot   a b -> rank 2   c d -> slot   a b c d
+///            rank 1   b -> slot                                 a b c d
+///   host 1   rank 2   c -> slot   c d -> rank 0   a b -> slot   a b c d
+///            rank 3   d -> slot                                 a b c d
+/// ```
+///
+/// See [`all_gather_cost`].
+pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let seat = Exchange::of(topology, rank);
+    let input = Loc::input(Span::WHOLE);
+    let (own, peers) = (seat.block(rank), seat.ranks().len() > 1);
+    let lay_out = peers.then_some(Step::Copy { dst: Loc::slot(own), src: input });
+    let mut steps: Vec<Step> = lay_out.into_iter().collect();
+    steps.extend([Step::Post, Step::Copy { dst: Loc::data(own), src: input }]);
+    for peer in seat.peers() {
+        let block = seat.block(peer);
+        steps.push(Step::Wait { peer, upto: 1 });
+        steps.push(Step::Copy { dst: Loc::data(block), src: Loc::slot(block).of(peer) });
+    }
+    let hosts: Vec<usize> = seat.own_hosts().collect();
+    // The blocks of a host lie apart in the data, if its ranks are not consecutive.
+    let here = seat.hosts.len();
+    let mut sent = input;
+    if peers && !hosts.is_empty() {
+        let blocks = seat.ranks().iter().map(|rank| Loc::data(seat.block(*rank))).enumerate();
+        steps.extend(blocks.map(|(at, src)| Step::Copy { dst: block_in(here, at), src }));
+        sent = blocks_in(here, seat.ranks().len());
+    }
+    steps.extend(hosts.iter().map(|host| Step::Send { to: seat.agent_of(*host), src: sent }));
+    steps.extend(hosts.iter().map(|&host| Step::Recv {
+        from: seat.agent_of(host),
+        dst: blocks_in(host, seat.hosts[host].len()),
+    }));
+    for &host in &hosts {
+        for (at, from) in seat.hosts[host].iter().enumerate() {
+            let (block, src) = (seat.block(*from), block_in(host, at));
+            steps.push(Step::Copy { dst: Loc::data(block), src });
+            steps.extend(peers.then_some(Step::Copy { dst: Loc::slot(block), src }));
+        }
+    }
+    steps.push(Step::Post);
+    steps.extend(seat.fetch(|from, agent| Loc::slot(seat.block(from)).of(agent)));
+    steps
+}
+
+/// Rounds and messages are those of [`all_to_all_cost`]. A rank reads the blocks of all ranks but those that it gets as an
+/// agent, and its own.
+pub(super) fn all_gather_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    let loads = loads(topology, |q, carried, hosts| {
+        (q * hosts, if q == 1 { 0 } else { topology.world_size - 1 - carried })
+    });
+    let (sent, shared) = loads;
+    Cost { elements: sent * n, shared_elements: shared * n, ..all_to_all_cost(topology, root, n) }
+}
+
+/// Where blocks lie in the slots of an [`all_gather`]: the owner's first, and then those of each host for which it is the
+/// agent.
+pub(super) fn all_gather_shelves(topology: &Topology, rank: Rank) -> Shelves {
+    let Exchange { hosts, host, .. } = Exchange::of(topology, rank);
+    let of_a_host = largest(hosts);
+    let shelf = |owner: Rank| match distance(hosts, host, topology.host_of(owner)) {
+        0 => 0,
+        distance => {
+            let seat = hosts[topology.host_of(owner)].partition_point(|other| *other < owner);
+            1 + (distance - 1) / hosts[host].len() * of_a_host + seat
+        }
+    };
+    let count = 1 + (hosts.len() - 1).div_ceil(slices(hosts)) * of_a_host;
+    Shelves::shared((0..topology.world_size).map(shelf), count)
 }
 
 /// What one rank does.
@@ -135,18 +202,19 @@ impl Exchange<'_> {
         steps
     }
 
-    /// Fetches what other agents have got for this rank.
-    fn fetch(&self) -> Vec<Step> {
+    /// Fetches what other agents have got for this rank. `kept` says where the block of a rank is, by its agent.
+    fn fetch(&self, kept: impl Fn(Rank, Rank) -> Loc) -> Vec<Step> {
         let mut steps = vec![];
         let mut known = vec![false; self.ranks().len()];
         for host in self.hosts_of_others() {
-            let agent = self.agent_for(host);
-            if !std::mem::replace(&mut known[agent], true) {
-                steps.push(Step::Wait { peer: self.ranks()[agent], upto: 2 });
+            let seat = self.agent_for(host);
+            let agent = self.ranks()[seat];
+            if !std::mem::replace(&mut known[seat], true) {
+                steps.push(Step::Wait { peer: agent, upto: 2 });
             }
             steps.extend(self.hosts[host].iter().map(|from| Step::Copy {
                 dst: Loc::data(self.block(*from)),
-                src: self.kept_for(self.seat, *from),
+                src: kept(*from, agent),
             }));
         }
         steps
@@ -195,17 +263,36 @@ impl Exchange<'_> {
     }
 }
 
-/// For each seat of a host, the number of ranks of the hosts for which it is the agent.
-fn carried(hosts: &[Vec<Rank>], host: usize) -> Vec<usize> {
-    let mut carried = vec![0; hosts[host].len()];
-    for other in others(hosts.len(), host) {
-        carried[agent(hosts, host, other)] += hosts[other].len();
+/// The maximum of two figures over all ranks. They depend on the number of ranks of the host, and on the number of ranks
+/// and of hosts for which a rank is the agent.
+fn loads(
+    topology: &Topology,
+    of: impl Fn(usize, usize, usize) -> (usize, usize),
+) -> (usize, usize) {
+    let hosts = topology.ranks_by_host();
+    // On equal hosts ranks do the same.
+    let equal = hosts.iter().all(|ranks| ranks.len() == hosts[0].len());
+    let mut most = (0, 0);
+    for host in 0..if equal { 1 } else { hosts.len() } {
+        let mut carried = vec![(0, 0); hosts[host].len()];
+        for other in others(hosts.len(), host) {
+            let (ranks, hosts_of) = &mut carried[agent(hosts, host, other)];
+            *ranks += hosts[other].len();
+            *hosts_of += 1;
+        }
+        for (ranks, hosts_of) in carried {
+            let load = of(hosts[host].len(), ranks, hosts_of);
+            most = (most.0.max(load.0), most.1.max(load.1));
+        }
     }
-    carried
+    most
 }
 
 /// The seat of the agent of a host for another one. The other hosts are dealt out from the next one on.
 fn agent(hosts: &[Vec<Rank>], of: usize, to: usize) -> usize {
-    let distance = (to + hosts.len() - of) % hosts.len();
-    (distance - 1) % hosts[of].len()
+    (distance(hosts, of, to) - 1) % hosts[of].len()
+}
+
+fn distance(hosts: &[Vec<Rank>], of: usize, to: usize) -> usize {
+    (to + hosts.len() - of) % hosts.len()
 }

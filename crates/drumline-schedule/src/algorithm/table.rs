@@ -201,6 +201,15 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .for_lengths(Lengths::Short),
     staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
     staged(
+        AllGather,
+        "hierarchical-agents",
+        hierarchical_exchange::all_gather,
+        hierarchical_exchange::all_gather_cost,
+    )
+    .only_where(ring::serves, ANY_HOSTS)
+    .with_shelves(hierarchical_exchange::all_gather_shelves)
+    .for_lengths(Lengths::Short),
+    staged(
         AllToAll,
         "hierarchical",
         hierarchical_exchange::all_to_all,
