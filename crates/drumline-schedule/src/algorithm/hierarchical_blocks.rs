@@ -181,24 +181,31 @@ pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Ve
     let sums = Sums { seat: &seat, from: Loc::slot };
     let mut steps = vec![];
     for (round, host) in (1..).zip(seat.hosts_after().chain([seat.host])) {
-        let is_carried = |owner: Rank| seat.carrier_here(owner) == seat.seat;
-        let of_others = seat.hosts[host].iter().filter(|owner| !is_carried(**owner));
-        let blocks: Vec<Span> = match seat.has_peers() {
-            true => of_others.map(|owner| seat.block(*owner)).collect(),
-            false => vec![],
-        };
-        if !blocks.is_empty() {
-            steps.extend(waits.before_reuse(round));
-        }
-        let lay_out = |block| Step::Copy { dst: Loc::slot(block), src: Loc::input(block) };
-        steps.extend(blocks.into_iter().map(lay_out));
-        steps.push(Step::Post);
-        if host == seat.host || seat.carried_by(seat.seat, host).next().is_some() {
-            steps.extend(seat.peers().flat_map(|(_, peer)| waits.until(peer, round)));
-        }
+        steps.extend(lay_out(&seat, &mut waits, round, host));
         steps.extend(sums.of_round(round));
     }
     steps.push(sums.over_hosts());
+    steps
+}
+
+/// Ranks lay out their blocks for a host, except for those that they carry, and wait until neighbours have done so.
+pub(super) fn lay_out(seat: &Seat<'_>, waits: &mut Waits, round: usize, host: usize) -> Vec<Step> {
+    let is_carried = |owner: Rank| seat.carrier_here(owner) == seat.seat;
+    let of_others = seat.hosts[host].iter().filter(|owner| !is_carried(**owner));
+    let blocks: Vec<Span> = match seat.has_peers() {
+        true => of_others.map(|owner| seat.block(*owner)).collect(),
+        false => vec![],
+    };
+    let mut steps = vec![];
+    if !blocks.is_empty() {
+        steps.extend(waits.before_reuse(round));
+    }
+    let copy = |block| Step::Copy { dst: Loc::slot(block), src: Loc::input(block) };
+    steps.extend(blocks.into_iter().map(copy));
+    steps.push(Step::Post);
+    if host == seat.host || seat.carried_by(seat.seat, host).next().is_some() {
+        steps.extend(seat.peers().flat_map(|(_, peer)| waits.until(peer, round)));
+    }
     steps
 }
 
@@ -263,10 +270,10 @@ fn reduce_scatter_pull_rounds(hosts: &[Vec<Rank>]) -> usize {
 }
 
 /// The sums of a reduce_scatter that one rank makes.
-struct Sums<'a> {
-    seat: &'a Seat<'a>,
+pub(super) struct Sums<'a> {
+    pub(super) seat: &'a Seat<'a>,
     /// Where the contributions of neighbours lie.
-    from: fn(Span) -> Loc,
+    pub(super) from: fn(Span) -> Loc,
 }
 
 impl Sums<'_> {
@@ -302,7 +309,8 @@ impl Sums<'_> {
         vec![self.over_host(block, sum), Step::Send { to, src: sum }]
     }
 
-    fn over_host(&self, block: Span, dst: Loc) -> Step {
+    /// Sums a block over the rank's host.
+    pub(super) fn over_host(&self, block: Span, dst: Loc) -> Step {
         let Seat { hosts, host, seat, .. } = *self.seat;
         if !self.seat.has_peers() {
             return Step::Copy { dst, src: Loc::input(block) };

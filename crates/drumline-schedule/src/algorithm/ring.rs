@@ -2,6 +2,7 @@
 
 use super::carriers::{Seat, Waits};
 use super::cost::Cost;
+use super::direct::DIRECT_MAX_RANKS;
 use super::hierarchical::largest;
 use super::hierarchical_blocks::{alternating_shelves, hand_out, hand_out_own, share_out};
 use crate::schedule::Shelves;
@@ -101,10 +102,12 @@ fn messages(hosts: &[Vec<Rank>], n: usize) -> Cost {
     Cost { messages: sent, elements: sent * n, ..Cost::default() }
 }
 
-/// If all hosts have several ranks, two of each get something in every round, and wait for each other.
+/// If all hosts have several ranks, two of each get something in every round, and wait for each other. Otherwise there
+/// may be fewer rounds, which are not counted among many hosts, because that would take long.
 fn rounds(topology: &Topology) -> usize {
     let hosts = topology.ranks_by_host();
-    match hosts.iter().all(|ranks| ranks.len() > 1) {
+    let alike = hosts.iter().all(|ranks| ranks.len() > 1);
+    match alike || hosts.len() > DIRECT_MAX_RANKS {
         true => hosts.len(),
         false => Rounds::of(topology).count(),
     }

@@ -1,10 +1,10 @@
 use super::cost::Cost;
 use super::row::{Algorithm, Lengths};
 use super::{
-    binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical,
-    hierarchical_blocks, hierarchical_exchange, hierarchical_gather, hierarchical_rooted,
-    hierarchical_scan, leaders, nodes, registered, ring, rooted, scan, shared, shared_blocks,
-    shared_rooted,
+    binomial, bruck, cube_census, direct, dissemination, doubling, gather, halving, halving_blocks,
+    hierarchical, hierarchical_blocks, hierarchical_exchange, hierarchical_gather,
+    hierarchical_rooted, hierarchical_scan, leaders, nodes, registered, ring, rooted, scan, shared,
+    shared_blocks, shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::lags::Lags;
@@ -27,6 +27,8 @@ const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks"
 const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
                             them, at most 256, one with several ranks";
+const ANY_ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
+                                them, one with several ranks";
 const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
                           of them, each with several ranks";
 
@@ -184,6 +186,17 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .with_uneven_blocks()
     .with_shelves(hierarchical_blocks::reduce_scatter_shelves)
     .with_pipeline(receives_behind),
+    staged(
+        ReduceScatter,
+        "hierarchical-halving",
+        halving_blocks::reduce_scatter,
+        halving_blocks::reduce_scatter_cost,
+    )
+    .only_where(halving_blocks::serves, ANY_ADDING_HOSTS)
+    .with_partial_sums()
+    .with_uneven_blocks()
+    .with_hops(cube_census::hops)
+    .with_shelves(halving_blocks::reduce_scatter_shelves),
     staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
     staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
         .with_uneven_blocks(),
@@ -306,6 +319,16 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .with_sums_apart()
     .with_uneven_blocks()
     .with_pipeline(receives_behind),
+    in_place(
+        ReduceScatter,
+        "hierarchical-halving-pull",
+        halving_blocks::reduce_scatter_pull,
+        halving_blocks::reduce_scatter_pull_cost,
+    )
+    .only_where(halving_blocks::serves, ANY_ADDING_HOSTS)
+    .with_partial_sums()
+    .with_uneven_blocks()
+    .with_hops(cube_census::hops),
     // A rank without elements may have no registered memory, so blocks must be even.
     in_place(Gather, "shm-pull", registered::gather, registered::gather_cost),
     in_place(AllToAll, "shm-push", registered::all_to_all, registered::all_to_all_cost),
