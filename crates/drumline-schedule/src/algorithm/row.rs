@@ -55,6 +55,9 @@ pub struct Algorithm {
     /// were rounded, so the executor sends them in the width of the sum. All other algorithms send
     /// contributions and complete sums only.
     pub partial_sums_travel: bool,
+    /// Whether incomplete sums can lie [apart](crate::step::Buffer::Sum) from all else, which then keeps the width
+    /// of the elements. Otherwise the executor widens the whole call.
+    pub sums_apart: bool,
     /// Whether it serves blocks of different lengths ([`Counts`](crate::Counts)). Such an algorithm
     /// names whole blocks only.
     pub uneven: bool,
@@ -63,6 +66,10 @@ pub struct Algorithm {
     pub lags: fn(&Topology, &[Step]) -> Lags,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: fn(&Topology, Rank) -> Shelves,
+    /// Into how many parts a slot is cut. A window takes up one of them. If all data moves in one direction, windows are
+    /// short: one side writes a window while the other side reads the window before. In other collectives both sides
+    /// work all the time.
+    pub slot_parts: usize,
     /// The messages between hosts in the longest chain in which each waits for the one before it. `None`: the
     /// [rounds](Cost::rounds) that are no posts.
     pub hops: Option<fn(&Topology) -> usize>,
@@ -107,9 +114,11 @@ impl Algorithm {
             applies: any,
             needs: "nothing",
             partial_sums_travel: false,
+            sums_apart: false,
             uneven: false,
             lags: |_, _| Lags::NONE,
             shelves: |_, _| Shelves::AfterOwner,
+            slot_parts: if collective.has_root() { 8 } else { 1 },
             hops: None,
             meant_for: Lengths::Any,
         }
@@ -134,6 +143,11 @@ impl Algorithm {
         Algorithm { partial_sums_travel: true, ..self }
     }
 
+    /// The same algorithm. It sends incomplete sums, which can lie apart.
+    pub const fn with_sums_apart(self) -> Algorithm {
+        Algorithm { partial_sums_travel: true, sums_apart: true, ..self }
+    }
+
     /// The same algorithm. It serves blocks of different lengths.
     pub const fn with_uneven_blocks(self) -> Algorithm {
         Algorithm { uneven: true, ..self }
@@ -142,6 +156,11 @@ impl Algorithm {
     /// The same algorithm. Several windows may be under way at once, with these lags.
     pub const fn with_pipeline(self, lags: fn(&Topology, &[Step]) -> Lags) -> Algorithm {
         Algorithm { lags, ..self }
+    }
+
+    /// The same algorithm. A window takes up one of this number of parts of a slot.
+    pub const fn with_slot_parts(self, slot_parts: usize) -> Algorithm {
+        Algorithm { slot_parts, ..self }
     }
 
     /// The same algorithm. Blocks lie on these shelves of a slot.
@@ -159,9 +178,17 @@ impl Algorithm {
         Algorithm { meant_for, ..self }
     }
 
-    /// Bytes of an element that travels, where elements have `bytes` and their sums `sum_bytes`.
+    /// Bytes of an element that travels, where elements have `bytes` and their sums `sum_bytes`: the mean, rounded
+    /// up, where both travel.
     pub const fn travelling(&self, bytes: usize, sum_bytes: usize) -> usize {
-        if self.partial_sums_travel { sum_bytes } else { bytes }
+        match self.collective {
+            _ if !self.partial_sums_travel => bytes,
+            // As many results travel as incomplete sums.
+            Collective::AllReduce | Collective::ReduceSlices if self.sums_apart => {
+                (bytes + sum_bytes).div_ceil(2)
+            }
+            _ => sum_bytes,
+        }
     }
 }
 
