@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use drumline::{ReduceOp, SumOrder};
+use drumline::{ReduceOp, Rounding, SumOrder};
 use drumline_schedule::Topology;
 
 use crate::{
@@ -110,7 +110,12 @@ impl Case {
 
     /// The inputs of all ranks, reduced.
     fn reduced(&self, op: ReduceOp, topology: &Topology, inputs: &[Vec<u8>]) -> Vec<u8> {
-        fn reduce<T: Value>(op: ReduceOp, inputs: &[Vec<u8>], hosts: &[Vec<usize>]) -> Vec<u8> {
+        fn reduce<T: Value>(
+            op: ReduceOp,
+            inputs: &[Vec<u8>],
+            hosts: &[Vec<usize>],
+            rounds: bool,
+        ) -> Vec<u8> {
             let inputs: Vec<Vec<T>> = inputs.iter().map(|bytes| read_all(bytes)).collect();
             let mut result = Vec::with_capacity(size_of_val(&inputs[0][..]));
             let (mut on_host, mut of_hosts) = (Vec::new(), Vec::new());
@@ -119,7 +124,8 @@ impl Case {
                 for host in hosts {
                     on_host.clear();
                     on_host.extend(host.iter().map(|&rank| inputs[rank][at].widen()));
-                    of_hosts.push(tree::<T>(op, &on_host));
+                    let sum = tree::<T>(op, &on_host);
+                    of_hosts.push(if rounds { T::narrow(sum).widen() } else { sum });
                 }
                 let sum = tree::<T>(op, &of_hosts);
                 let sum = match op {
@@ -130,11 +136,16 @@ impl Case {
             }
             result
         }
+        // Hosts that add their own ranks can round the sums.
+        let rounds = topology.rounding == Rounding::Host
+            && topology.sums_by_placement()
+            && topology.has_hosts_of_several();
         let hosts = match topology.order {
+            _ if rounds => topology.ranks_by_host().to_vec(),
             SumOrder::Rank | SumOrder::Backend => vec![(0..topology.world_size).collect()],
             SumOrder::Placement => topology.ranks_by_host().to_vec(),
         };
-        by_type!(self.dtype, reduce(op, inputs, &hosts))
+        by_type!(self.dtype, reduce(op, inputs, &hosts, rounds))
     }
 }
 

@@ -56,9 +56,11 @@ impl Way {
         })
     }
 
-    /// Whether this way serves a case: partial sums of narrow floats cannot lie in registered memory.
+    /// Whether this way serves a case: narrow floats cannot be widened in registered memory.
     pub fn serves(&self, case: &Case) -> bool {
-        let in_place = self.form == Form::Registered && self.algorithm.partial_sums_travel;
+        let in_place = self.form == Form::Registered
+            && self.algorithm.partial_sums_travel
+            && !self.algorithm.sums_apart;
         !in_place || case.dtype == DType::F32
     }
 }

@@ -12,8 +12,12 @@ pub(crate) struct Choice {
     pub(crate) staged: bool,
     /// Whether narrow floats are widened for the whole call, because partial sums travel.
     pub(crate) wide: bool,
-    /// Bytes of an element that travels.
+    /// Bytes of an element in all places but those for sums, and in those.
     pub(crate) element_bytes: usize,
+    pub(crate) sum_bytes: usize,
+    /// Whether elements are narrower than their sums, which then lie in places of their own if the algorithm can
+    /// keep them apart.
+    pub(crate) narrow: bool,
 }
 
 /// Chooses the algorithm that the settings name, or the cheapest one.
@@ -43,11 +47,14 @@ pub(crate) fn choose(
              node of the tree: take the order of ranks (DRUMLINE_SUM_ORDER=rank)"
         ),
     })?;
+    let (kind, wide) = (situation.kind, situation.widens(algorithm));
     Ok(Choice {
         algorithm,
         staged: algorithm.memory == MemoryUse::Staged,
-        wide: situation.widens(algorithm),
-        element_bytes: algorithm.travelling(situation.kind.bytes, situation.kind.sum_bytes),
+        wide,
+        element_bytes: if wide { kind.sum_bytes } else { kind.bytes },
+        sum_bytes: kind.sum_bytes,
+        narrow: situation.is_narrow(),
     })
 }
 
@@ -82,7 +89,7 @@ pub fn find(collective: Collective, name: &str) -> Result<&'static Algorithm> {
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::{ALGORITHMS, Counts, SumOrder, Topology, price::Prices};
+    use drumline_schedule::{ALGORITHMS, Counts, Rounding, SumOrder, Topology, price::Prices};
 
     use super::*;
     use crate::{DType, ReduceOp, explain::explain, operator::OperatorKind};
@@ -163,6 +170,43 @@ mod tests {
     }
 
     #[test]
+    fn between_hosts_only_sums_of_narrow_floats_are_wide() {
+        let (topology, settings) = (Topology::hosts(&[8, 8]), Settings::default());
+        let widths = |dtype, elements| {
+            let call = call(Collective::AllReduce, dtype, elements);
+            let situation = call.situation(&topology, Some(1 << 20), false);
+            let choice = choose(&call, &situation, &mut Chooser::default(), &settings).unwrap();
+            (choice.algorithm.name, choice.wide, choice.element_bytes, choice.sum_bytes)
+        };
+        assert_eq!(widths(DType::Bf16, 1 << 20), ("hierarchical", false, 2, 4));
+        assert_eq!(widths(DType::F8E5M2, 1 << 20), ("hierarchical", false, 1, 4));
+        assert_eq!(widths(DType::F32, 1 << 20), ("hierarchical", false, 4, 4));
+        assert_eq!(widths(DType::Bf16, 1), ("hierarchical-doubling", true, 4, 4));
+    }
+
+    #[test]
+    fn an_explanation_says_that_hosts_round_their_sums() {
+        let rounded = Topology::hosts(&[8, 8]).with_rounding(Rounding::Host);
+        let explained = |topology: &Topology, dtype| {
+            let call = call(Collective::AllReduce, dtype, 1);
+            let situation = call.situation(topology, Some(1 << 20), false);
+            let settings = Settings::default();
+            let choice = choose(&call, &situation, &mut Chooser::default(), &settings).unwrap();
+            explain(&situation, &Prices::TCP, choice.algorithm, false)
+        };
+        let of_bf16 = explained(&rounded, DType::Bf16);
+        assert_eq!(of_bf16.algorithm, "hierarchical");
+        assert!(of_bf16.why.contains("DRUMLINE_ROUNDING=host"), "{of_bf16}");
+        assert!(of_bf16.to_string().contains("no: each host rounds its sum"), "{of_bf16}");
+        // Sums of f32 are as wide as f32.
+        let once = [(&rounded, DType::F32), (&Topology::hosts(&[8, 8]), DType::Bf16)];
+        for explained in once.map(|(topology, dtype)| explained(topology, dtype)) {
+            assert_eq!(explained.algorithm, "hierarchical-doubling");
+            assert!(!explained.to_string().contains("round"), "{explained}");
+        }
+    }
+
+    #[test]
     fn custom_operators_get_narrow_floats_as_they_are() {
         let call = Call {
             operator: Some(OperatorKind::Custom("first")),
@@ -172,14 +216,15 @@ mod tests {
         assert_eq!((choice.wide, choice.element_bytes), (false, 2));
     }
 
-    /// Host-by-host sums in place would have no room for wider elements.
+    /// Sums of memory nodes in place would have no room for wider elements.
     #[test]
-    fn narrow_floats_are_not_summed_host_by_host_in_place() {
+    fn narrow_floats_are_not_summed_node_by_node_in_place() {
         let settings =
-            Settings { all_reduce: Some("hierarchical-push".into()), ..Settings::default() };
+            Settings { all_reduce: Some("shm-nodes-push".into()), ..Settings::default() };
         let attempt = |dtype| {
             let call = call(Collective::AllReduce, dtype, 100);
-            let topology = Topology::hosts(&[2, 2]);
+            let nodes = (0..4).map(|rank| Some(rank / 2));
+            let topology = Topology::hosts(&[4]).with_nodes(nodes);
             let situation = call.situation(&topology, Some(1 << 20), true);
             choose(&call, &situation, &mut Chooser::default(), &settings)
         };

@@ -97,6 +97,12 @@ pub(crate) fn explain(
         };
         Candidate { algorithm: row.name, price, problem }
     });
+    let rounds = match situation.rounds_on_hosts() {
+        true => {
+            "; each host rounds the sum of its ranks before it travels (DRUMLINE_ROUNDING=host)"
+        }
+        false => "",
+    };
     let why = match chosen.memory {
         _ if named => "the settings name it (DRUMLINE_ALL_REDUCE)".to_owned(),
         MemoryUse::Registered => {
@@ -112,5 +118,6 @@ pub(crate) fn explain(
         ),
         MemoryUse::Private => format!("the lowest price over links, for {class} elements"),
     };
+    let why = why + rounds;
     Explanation { algorithm: chosen.name.to_owned(), why, candidates: candidates.collect() }
 }

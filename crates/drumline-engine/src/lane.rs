@@ -26,15 +26,14 @@ pub use state::Lane;
 use state::{Running, State};
 
 use drumline_schedule::{
-    Algorithm, Chooser, Collective, Counts, Schedule, Topology, price::Prices, slice_holders,
-    step::Rank,
+    Chooser, Collective, Counts, Schedule, Topology, price::Prices, slice_holders, step::Rank,
 };
 
 use crate::{
     Cause, CollectiveError, DType, Error, ReduceOp, Result, Settings,
     any_call::{AnyCall, Job},
     call::Call,
-    choice::choose,
+    choice::{Choice, choose},
     deadline::bounded,
     executor::{Flags, Layout, Machine, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive},
     explain::{self, Explanation},
@@ -326,7 +325,7 @@ impl Lane {
         let choice = choose(call, &situation, &mut self.chooser, &self.settings)?;
         let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
-        let schedule = self.schedule(choice.algorithm, call)?;
+        let schedule = self.schedule(&choice, call)?;
         let layout = Layout::new(&schedule, call.counts.clone(), slot);
         let layout = match schedule.is_pipelined() {
             true => layout
@@ -340,6 +339,7 @@ impl Lane {
             description: call.describe(self.member.digest, 0, choice.algorithm.name),
             layout,
             element_bytes: choice.element_bytes,
+            sum_bytes: choice.sum_bytes,
             wide: choice.wide,
             cache_bytes: self.host.as_ref().map(Host::cache_bytes),
         }))
@@ -369,19 +369,22 @@ impl Lane {
     }
 
     /// The schedule of `call` for this rank. It is made once and kept.
-    fn schedule(&mut self, algorithm: &'static Algorithm, call: &Call) -> Result<Arc<Schedule>> {
+    fn schedule(&mut self, choice: &Choice, call: &Call) -> Result<Arc<Schedule>> {
+        let Choice { algorithm, narrow, .. } = *choice;
         let root = call.root.unwrap_or(0);
-        let key = (call.collective.name(), algorithm.name, root);
+        let key = (call.collective.name(), algorithm.name, root, narrow && algorithm.sums_apart);
         if let Some(schedule) = self.schedules.get(&key) {
             return Ok(schedule.clone());
         }
-        let schedule =
-            algorithm.schedule(&self.topology, self.member.rank, root).map_err(|error| {
-                Error::InvalidArgument {
-                    operation: call.collective.name(),
-                    problem: error.to_string(),
-                }
-            })?;
+        let rank = self.member.rank;
+        let schedule = match narrow {
+            true => algorithm.narrow_schedule(&self.topology, rank, root),
+            false => algorithm.schedule(&self.topology, rank, root),
+        };
+        let schedule = schedule.map_err(|error| Error::InvalidArgument {
+            operation: call.collective.name(),
+            problem: error.to_string(),
+        })?;
         let schedule = Arc::new(schedule);
         self.schedules.insert(key, schedule.clone());
         Ok(schedule)

@@ -9,7 +9,7 @@ pub use debug::DebugLevel;
 use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use drumline_engine::{Settings, deadline};
-use drumline_schedule::SumOrder;
+use drumline_schedule::{Rounding, SumOrder};
 use drumline_store::{
     auth::{Level, Secret},
     store::BYTES_MAX,
@@ -140,6 +140,11 @@ pub struct Config {
     /// where it can, as `mpi` does; its bits are not those of other backends.
     pub sum_order: SumOrder,
 
+    /// Where sums of floats of 16 and 8 bits are rounded, the same on all ranks. `DRUMLINE_ROUNDING`: `once` (unless
+    /// set), at the end; or `host`: each host also rounds the sum of its ranks, which travels to other hosts in half of
+    /// the bytes or less. The bits of `host` depend on which rank runs on which host.
+    pub rounding: Rounding,
+
     /// The time after which a waiting call logs a warning that names the late ranks. After half of that time
     /// the rank tells its peers that it waits, so that each of them can name the rank that holds up all
     /// others. `DRUMLINE_WARN_AFTER_S`, in seconds; 10 s unless set.
@@ -199,6 +204,7 @@ impl Default for Config {
             registered_bytes_max: None,
             object_bytes_max: 256 << 20,
             sum_order: SumOrder::Rank,
+            rounding: Rounding::Once,
             warn_after: Duration::from_secs(10),
             debug: DebugLevel::Off,
             secret: None,
@@ -356,15 +362,13 @@ impl Config {
         config.store_bytes_max =
             bytes("DRUMLINE_STORE_BYTES_MAX")?.unwrap_or(config.store_bytes_max);
         if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
-            config.sum_order = match text.as_str() {
-                "rank" => SumOrder::Rank,
-                "placement" => SumOrder::Placement,
-                "backend" => SumOrder::Backend,
-                _ => {
-                    let wanted = "rank, placement or backend";
-                    return Err(invalid("DRUMLINE_SUM_ORDER", &text, wanted));
-                }
-            };
+            let (order, wanted) = (text.parse(), "rank, placement or backend");
+            config.sum_order = order.map_err(|_| invalid("DRUMLINE_SUM_ORDER", &text, wanted))?;
+        }
+        if let Some(text) = variable("DRUMLINE_ROUNDING") {
+            let rounding = text.parse();
+            config.rounding =
+                rounding.map_err(|_| invalid("DRUMLINE_ROUNDING", &text, "once or host"))?;
         }
         let mut debug = ["DRUMLINE_DEBUG", "TORCH_DISTRIBUTED_DEBUG"].into_iter();
         if let Some((name, text)) = debug.find_map(|name| {
@@ -462,6 +466,7 @@ mod tests {
         assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);
+        assert_eq!(read("DRUMLINE_ROUNDING", "host").unwrap().rounding, Rounding::Host);
         assert_eq!(read("DRUMLINE_SECURITY", "tls").unwrap().security, Level::Tls);
         assert_eq!(read("DRUMLINE_DEBUG", "info").unwrap().debug, DebugLevel::Info);
         assert_eq!(read("TORCH_DISTRIBUTED_DEBUG", "DETAIL").unwrap().debug, DebugLevel::Detail);
@@ -482,6 +487,7 @@ mod tests {
             ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
             ("DRUMLINE_OBJECT_BYTES_MAX", "-1"),
             ("DRUMLINE_SUM_ORDER", "host"),
+            ("DRUMLINE_ROUNDING", "twice"),
             ("DRUMLINE_SECURITY", "TLS"),
             ("DRUMLINE_DEBUG", "all"),
             ("TORCH_DISTRIBUTED_DEBUG", "1"),

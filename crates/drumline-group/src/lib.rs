@@ -47,7 +47,7 @@ pub use drumline_engine::{
     operator::Operator,
 };
 pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
-pub use drumline_schedule::{Collective, SumOrder, price::PriceList, step::Rank};
+pub use drumline_schedule::{Collective, Rounding, SumOrder, price::PriceList, step::Rank};
 #[doc(hidden)]
 pub use drumline_shm::PerProcess;
 pub use drumline_store::{auth, net::Endpoint, store};

@@ -24,6 +24,10 @@
 //!   also exchange them.
 //! - **Cost.** Rounds, messages and elements (sent, combined, shared) equal the algorithm's own formula.
 //! - **No partial sum travels** from rank to rank, where the algorithm says so.
+//! - **Sums apart.** Where an algorithm says that incomplete sums can lie apart, its schedule for elements that are
+//!   narrower than their sums does the same at the same cost, keeps every incomplete sum in a place for sums, and
+//!   nothing else there. So the two ends of a message agree on its width. If hosts round their sums
+//!   ([`Rounding::Host`](drumline_schedule::Rounding)), the result is the sum of rounded sums.
 //! - **Form.** Every step keeps the rules that an executor relies on; see [`Rule`].
 //!
 //! One run suffices, because no step depends on timing: receives name their sender, messages from one rank
@@ -68,4 +72,4 @@ pub use error::{CheckError, Wait};
 pub(crate) use form::check_form;
 pub use races::{Access, Race};
 pub use rule::Rule;
-pub use run::{check, check_pipeline, check_schedules, check_uneven};
+pub use run::{check, check_narrow_schedules, check_pipeline, check_schedules, check_uneven};

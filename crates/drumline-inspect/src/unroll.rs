@@ -95,7 +95,7 @@ impl Unrolling<'_> {
         };
         let Span { first, count, of } = loc.span;
         let first = match (loc.buffer, schedule.blocks(loc)) {
-            (Buffer::Scratch(_), _) => first,
+            (Buffer::Scratch(_) | Buffer::Sum(_), _) => first,
             (Buffer::Slot, Blocks::All) => self.shelf(loc, first) * windows + place,
             // A window of every block.
             (_, Blocks::All) => first * windows + place,
@@ -103,6 +103,7 @@ impl Unrolling<'_> {
         };
         let buffer = match loc.buffer {
             Buffer::Scratch(slot) => Buffer::Scratch(slot * copies + window % copies),
+            Buffer::Sum(slot) => Buffer::Sum(slot * copies + window % copies),
             other => other,
         };
         Loc { peer, buffer, span: Span { first, count, of: of * windows } }

@@ -9,6 +9,7 @@ use num_complex::Complex;
 use crate::arithmetic::{And, Arithmetic, Max, Min, Operator, Or, Product, Sum, Xor};
 use crate::isa::{Features, Isa, Kernel};
 use crate::lanes::Lanes;
+use crate::operand::Addend;
 use crate::{Bool, F8E4M3, F8E5M2, ReduceOp, Source, Target};
 
 /// What a kernel computes from the inputs, whatever their type.
@@ -33,6 +34,20 @@ pub trait Kernels: Lanes {
         dsts: &[Target<'_, Self>],
         srcs: &[Source<'_, Self>],
     );
+    /// Inputs of either width, and partial results.
+    fn sum_kernel(
+        isa: Isa,
+        reduction: &Reduction<'_>,
+        dsts: &[Target<'_, Self::Wide>],
+        srcs: &[Addend<'_, Self>],
+    );
+    /// Inputs of either width, and results that are rounded.
+    fn round_kernel(
+        isa: Isa,
+        reduction: &Reduction<'_>,
+        dsts: &[Target<'_, Self>],
+        srcs: &[Addend<'_, Self>],
+    );
     fn widen_kernel(isa: Isa, dst: Target<'_, Self::Wide>, src: Source<'_, Self>);
     fn narrow_kernel(isa: Isa, dst: Target<'_, Self>, src: Source<'_, Self::Wide>);
     fn scale_kernel(isa: Isa, data: Target<'_, Self>, factor: Self);
@@ -40,7 +55,7 @@ pub trait Kernels: Lanes {
 
 /// Implements [`Kernels`] for the types of one class, with a loop for each operator that they have.
 macro_rules! kernels {
-    ($($type:ty),* => $operators:tt, scaled by $product:ident) => {$(
+    ($($type:ty),* => $operators:tt, scaled by $product:ident, $width:ident) => {$(
         impl Kernels for $type {
             fn reduce_kernel(
                 isa: Isa,
@@ -48,7 +63,25 @@ macro_rules! kernels {
                 dsts: &[Target<'_, Self>],
                 srcs: &[Source<'_, Self>],
             ) {
-                by_operator!($type, reduction.op, $operators, (isa, reduction, dsts, srcs));
+                by_operator!(reduction.op, $operators, (isa, reduction, dsts, srcs));
+            }
+
+            fn sum_kernel(
+                isa: Isa,
+                reduction: &Reduction<'_>,
+                dsts: &[Target<'_, Self::Wide>],
+                srcs: &[Addend<'_, Self>],
+            ) {
+                mixed!($width, $operators, (isa, reduction, dsts, srcs));
+            }
+
+            fn round_kernel(
+                isa: Isa,
+                reduction: &Reduction<'_>,
+                dsts: &[Target<'_, Self>],
+                srcs: &[Addend<'_, Self>],
+            ) {
+                mixed!($width, $operators, (isa, reduction, dsts, srcs));
             }
 
             fn widen_kernel(isa: Isa, dst: Target<'_, Self::Wide>, src: Source<'_, Self>) {
@@ -67,10 +100,26 @@ macro_rules! kernels {
     )*};
 }
 
+/// Inputs of either width. If sums are as wide as elements, there is only one width.
+macro_rules! mixed {
+    (narrow, $operators:tt, ($isa:expr, $reduction:expr, $dsts:expr, $srcs:expr)) => {
+        by_operator!($reduction.op, $operators, ($isa, $reduction, $dsts, $srcs))
+    };
+    (wide, $operators:tt, ($isa:expr, $reduction:expr, $dsts:expr, $srcs:expr)) => {{
+        let srcs: Vec<Source<'_, Self>> = $srcs
+            .iter()
+            .map(|src| match src {
+                Addend::Element(src) | Addend::Sum(src) => *src,
+            })
+            .collect();
+        Self::reduce_kernel($isa, $reduction, $dsts, &srcs)
+    }};
+}
+
 macro_rules! by_operator {
-    ($type:ty, $op:expr, [$($($name:ident)|+ => $loops:ident),*], $operands:tt) => {
+    ($op:expr, [$($($name:ident)|+ => $loops:ident),*], $operands:tt) => {
         match $op {
-            $($(ReduceOp::$name)|+ => by_shape::<$type, $loops> $operands,)*
+            $($(ReduceOp::$name)|+ => by_shape::<_, _, $loops> $operands,)*
             #[allow(unreachable_patterns, reason = "some types have all operators")]
             op => unreachable!("`reduce_tree` refuses {op}"),
         }
@@ -82,21 +131,25 @@ kernels!(
         Sum | Avg => Sum, Product => Product, Min => Min, Max => Max,
         Band => And, Bor => Or, Bxor => Xor
     ],
-    scaled by Product
+    scaled by Product, wide
 );
 kernels!(
-    F8E4M3, F8E5M2, f16, bf16, f32, f64 => [
+    F8E4M3, F8E5M2, f16, bf16 => [
         Sum | Avg => Sum, Product => Product, Min => Min, Max => Max
     ],
-    scaled by Product
+    scaled by Product, narrow
+);
+kernels!(
+    f32, f64 => [Sum | Avg => Sum, Product => Product, Min => Min, Max => Max],
+    scaled by Product, wide
 );
 kernels!(
     Complex<f32>, Complex<f64> => [Sum | Avg => Sum, Product => Product],
-    scaled by Product
+    scaled by Product, wide
 );
 kernels!(
     Bool => [Sum | Max | Bor => Or, Product | Min | Band => And, Bxor => Xor],
-    scaled by And
+    scaled by And, wide
 );
 
 /// The largest number of partial results on the stack of a program. Panics unless the program leaves
@@ -113,19 +166,50 @@ pub(crate) fn depth(merges: &[usize]) -> usize {
     most
 }
 
+/// An operand that is read as wide values.
+trait Input<W> {
+    fn len(&self) -> usize;
+    fn read<F: Features, const N: usize>(&self, at: usize) -> [W; N];
+}
+
+impl<T: Lanes> Input<T::Wide> for Source<'_, T> {
+    fn len(&self) -> usize {
+        Source::len(self)
+    }
+
+    #[inline(always)]
+    fn read<F: Features, const N: usize>(&self, at: usize) -> [T::Wide; N] {
+        T::widen::<F, N>(self.load(at))
+    }
+}
+
+impl<T: Lanes> Input<T::Wide> for Addend<'_, T> {
+    fn len(&self) -> usize {
+        Addend::len(self)
+    }
+
+    #[inline(always)]
+    fn read<F: Features, const N: usize>(&self, at: usize) -> [T::Wide; N] {
+        match self {
+            Addend::Element(source) => T::widen::<F, N>(source.load(at)),
+            Addend::Sum(source) => source.load(at),
+        }
+    }
+}
+
 /// Chooses the loop for the number of inputs.
-fn by_shape<T: Lanes, O: Operator<T::Wide>>(
+fn by_shape<T: Lanes, I: Input<T::Wide>, O: Operator<T::Wide>>(
     isa: Isa,
     reduction: &Reduction<'_>,
     dsts: &[Target<'_, T>],
-    srcs: &[Source<'_, T>],
+    srcs: &[I],
 ) {
     let &Reduction { merges, divisor, .. } = reduction;
     // The only program for two inputs, and the programs of the canonical trees over four and eight.
     match merges {
-        [0, 1] => few::<T, O, 2>(isa, divisor, dsts, srcs),
-        [0, 1, 0, 2] => few::<T, O, 4>(isa, divisor, dsts, srcs),
-        [0, 1, 0, 2, 0, 1, 0, 3] => few::<T, O, 8>(isa, divisor, dsts, srcs),
+        [0, 1] => few::<T, I, O, 2>(isa, divisor, dsts, srcs),
+        [0, 1, 0, 2] => few::<T, I, O, 4>(isa, divisor, dsts, srcs),
+        [0, 1, 0, 2, 0, 1, 0, 3] => few::<T, I, O, 8>(isa, divisor, dsts, srcs),
         _ => {
             let on_stack = &mut [[T::Wide::zeroed(); MANY_BLOCK]; DEPTH_ON_STACK];
             let mut on_heap;
@@ -144,16 +228,16 @@ fn by_shape<T: Lanes, O: Operator<T::Wide>>(
 }
 
 #[inline]
-fn few<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize>(
+fn few<T: Lanes, I: Input<T::Wide>, O: Operator<T::Wide>, const INPUTS: usize>(
     isa: Isa,
     divisor: Option<u32>,
     dsts: &[Target<'_, T>],
-    srcs: &[Source<'_, T>],
+    srcs: &[I],
 ) {
-    let Ok(srcs) = srcs.try_into() else {
+    let Ok(srcs) = <&[I; INPUTS]>::try_from(srcs) else {
         unreachable!("a program has one number of merges for each input");
     };
-    let blocks = Few::<T, O, INPUTS> { dsts, srcs, divisor, op: PhantomData };
+    let blocks = Few::<T, I, O, INPUTS> { dsts, srcs, divisor, op: PhantomData };
     isa.run(Walk::<BLOCK, _> { len: srcs[0].len(), blocks });
 }
 
@@ -257,19 +341,24 @@ impl<T: Lanes, O: Operator<T::Wide>> Blocks for Scale<'_, T, O> {
 }
 
 /// The canonical tree over few inputs, whose number is a power of two. All of them fit in registers.
-struct Few<'a, T: Lanes, O, const INPUTS: usize> {
+struct Few<'a, T: Lanes, I, O, const INPUTS: usize> {
     dsts: &'a [Target<'a, T>],
-    srcs: &'a [Source<'a, T>; INPUTS],
+    srcs: &'a [I; INPUTS],
     divisor: Option<u32>,
     op: PhantomData<O>,
 }
 
-impl<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize> Blocks for Few<'_, T, O, INPUTS> {
+impl<T, I, O, const INPUTS: usize> Blocks for Few<'_, T, I, O, INPUTS>
+where
+    T: Lanes,
+    I: Input<T::Wide>,
+    O: Operator<T::Wide>,
+{
     #[inline(always)]
     fn block<F: Features, const N: usize>(&mut self, at: usize) {
         let mut partial = [[T::Wide::zeroed(); N]; INPUTS];
         for (partial, src) in partial.iter_mut().zip(self.srcs) {
-            *partial = T::widen::<F, N>(src.load(at));
+            *partial = src.read::<F, N>(at);
         }
         let mut width = INPUTS;
         while width > 1 {
@@ -283,9 +372,9 @@ impl<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize> Blocks for Few<'_, T, 
 }
 
 /// Any tree over any number of inputs.
-struct Many<'a, T: Lanes, O> {
+struct Many<'a, T: Lanes, I, O> {
     dsts: &'a [Target<'a, T>],
-    srcs: &'a [Source<'a, T>],
+    srcs: &'a [I],
     merges: &'a [usize],
     divisor: Option<u32>,
     /// A block for each partial result that waits to be merged.
@@ -293,14 +382,14 @@ struct Many<'a, T: Lanes, O> {
     op: PhantomData<O>,
 }
 
-impl<T: Lanes, O: Operator<T::Wide>> Blocks for Many<'_, T, O> {
+impl<T: Lanes, I: Input<T::Wide>, O: Operator<T::Wide>> Blocks for Many<'_, T, I, O> {
     #[inline(always)]
     fn block<F: Features, const N: usize>(&mut self, at: usize) {
         // The topmost partial result stays in registers.
-        let mut top = T::widen::<F, N>(self.srcs[0].load(at));
+        let mut top = self.srcs[0].read::<F, N>(at);
         let mut height = 0;
         for (src, &merges) in self.srcs.iter().zip(self.merges).skip(1) {
-            let input = T::widen::<F, N>(src.load(at));
+            let input = src.read::<F, N>(at);
             if merges == 0 {
                 self.waiting[height][..N].copy_from_slice(&top);
                 height += 1;

@@ -26,8 +26,8 @@
 //! - Floating-point minimum and maximum do not depend on the order of their operands: a NaN
 //!   wins (and comes out as the one canonical NaN), and -0 is less than +0.
 //! - Floats of 16 and 8 bits are widened to `f32`, and the result is rounded once, to nearest, ties
-//!   to even. An algorithm that forwards partial results forwards them as `f32` ([`widen`],
-//!   [`narrow`]).
+//!   to even. An algorithm that forwards partial results forwards them as `f32` ([`reduce_to_sums`],
+//!   [`reduce_sums`], or [`widen`] and [`narrow`]).
 //! - No result depends on the instructions that the processor has.
 //!
 //! [`ReduceOp`] has a table of all this.
@@ -64,7 +64,7 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 pub use num_complex::Complex;
 pub use op::ReduceOp;
-pub use operand::{Source, Target};
+pub use operand::{Addend, Source, Target};
 pub use past_cache::{copy_past_cache, fetch_past_cache};
-pub use reduce::{combine, reduce_tree, reduce_tree_with};
+pub use reduce::{combine, reduce_sums, reduce_to_sums, reduce_tree, reduce_tree_with};
 pub use rounding::with_ieee_rounding;

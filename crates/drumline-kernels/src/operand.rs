@@ -12,6 +12,8 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
+use crate::lanes::Lanes;
+
 /// Elements that a kernel reads: a slice, or memory that other processes may write meanwhile.
 ///
 /// ```
@@ -44,6 +46,38 @@ pub struct Target<'a, T> {
     ptr: *mut T,
     len: usize,
     life: PhantomData<&'a mut [T]>,
+}
+
+/// An input of a sum whose inputs have different widths.
+///
+/// ```
+/// use drumline_kernels::{Addend, bf16};
+///
+/// let sums = [1.0_f32, 2.0];
+/// let addend: Addend<'_, bf16> = Addend::Sum(sums[..].into());
+/// assert_eq!(addend.len(), 2);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Addend<'a, T: Lanes> {
+    /// Elements.
+    Element(Source<'a, T>),
+    /// Partial results, in the [accumulator](crate::Element::Accumulator).
+    Sum(Source<'a, T::Wide>),
+}
+
+impl<T: Lanes> Addend<'_, T> {
+    /// Number of elements.
+    pub const fn len(&self) -> usize {
+        match self {
+            Addend::Element(source) => source.len(),
+            Addend::Sum(source) => source.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 impl<'a, T: Pod> Source<'a, T> {

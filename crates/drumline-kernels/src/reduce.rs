@@ -4,6 +4,7 @@ use bytemuck::Pod;
 
 use crate::isa::Isa;
 use crate::kernels::{Reduction, depth};
+use crate::operand::Addend;
 use crate::{Element, ReduceOp, Source, Target};
 
 /// Combines `src` into `dst`, element by element.
@@ -71,14 +72,67 @@ pub fn reduce_tree<T: Element>(
     merges: &[usize],
     finish: Option<usize>,
 ) {
+    check(dsts, srcs.iter().map(Source::len), merges);
+    T::reduce_kernel(Isa::best(), &reduction::<T>(op, merges, finish), dsts, srcs);
+}
+
+/// [`reduce_tree`] with inputs of either width, and a partial result: it is not rounded, and not divided.
+///
+/// ```
+/// use drumline_kernels::{Addend, ReduceOp, bf16, reduce_to_sums};
+///
+/// let (own, sum) = ([bf16::from_f32(1.0)], [1.0 / 1024.0]);
+/// let srcs = [Addend::Element(own[..].into()), Addend::Sum(sum[..].into())];
+/// let mut all = [0.0_f32];
+/// reduce_to_sums::<bf16>(ReduceOp::Sum, &[all[..].as_mut().into()], &srcs, &[0, 1]);
+/// assert_eq!(all, [1.0 + 1.0 / 1024.0]); // which no `bf16` is
+/// ```
+///
+/// # Panics
+///
+/// As [`reduce_tree`].
+pub fn reduce_to_sums<T: Element>(
+    op: ReduceOp,
+    dsts: &[Target<'_, T::Accumulator>],
+    srcs: &[Addend<'_, T>],
+    merges: &[usize],
+) {
+    check(dsts, srcs.iter().map(Addend::len), merges);
+    T::sum_kernel(Isa::best(), &reduction::<T>(op, merges, None), dsts, srcs);
+}
+
+/// [`reduce_tree`] with inputs of either width.
+///
+/// ```
+/// use drumline_kernels::{Addend, ReduceOp, bf16, reduce_sums};
+///
+/// let (own, sum) = ([bf16::from_f32(1.0)], [2.0 + 1.0 / 1024.0]);
+/// let srcs = [Addend::Element(own[..].into()), Addend::Sum(sum[..].into())];
+/// let mut mean = [bf16::ZERO];
+/// reduce_sums(ReduceOp::Avg, &[mean[..].as_mut().into()], &srcs, &[0, 1], Some(3));
+/// assert_eq!(mean, [bf16::from_f32(1.0)]); // rounded once, here
+/// ```
+///
+/// # Panics
+///
+/// As [`reduce_tree`].
+pub fn reduce_sums<T: Element>(
+    op: ReduceOp,
+    dsts: &[Target<'_, T>],
+    srcs: &[Addend<'_, T>],
+    merges: &[usize],
+    finish: Option<usize>,
+) {
+    check(dsts, srcs.iter().map(Addend::len), merges);
+    T::round_kernel(Isa::best(), &reduction::<T>(op, merges, finish), dsts, srcs);
+}
+
+fn reduction<T: Element>(op: ReduceOp, merges: &[usize], finish: Option<usize>) -> Reduction<'_> {
     let dtype = T::DTYPE;
     assert!(op.supports(dtype), "{dtype} has no {op}");
-    check(dsts, srcs, merges);
     let ranks = finish.map(|ranks| u32::try_from(ranks).unwrap_or(0));
     assert_ne!(ranks, Some(0), "a number of ranks is between 1 and 2^32 - 1");
-    let divisor = ranks.filter(|_| op == ReduceOp::Avg);
-
-    T::reduce_kernel(Isa::best(), &Reduction { op, merges, divisor }, dsts, srcs);
+    Reduction { op, merges, divisor: ranks.filter(|_| op == ReduceOp::Avg) }
 }
 
 /// [`reduce_tree`] with a function in place of an operator. The function need not commute: its first
@@ -106,7 +160,7 @@ pub fn reduce_tree_with<T: Pod>(
     srcs: &[Source<'_, T>],
     merges: &[usize],
 ) {
-    check(dsts, srcs, merges);
+    check(dsts, srcs.iter().map(Source::len), merges);
     let mut waiting = Vec::with_capacity(depth(merges));
     for at in 0..srcs[0].len() {
         for (src, &merges) in srcs.iter().zip(merges) {
@@ -123,10 +177,14 @@ pub fn reduce_tree_with<T: Pod>(
 }
 
 /// Panics unless there are inputs, a number of merges for each, and all operands have one length.
-fn check<T>(dsts: &[Target<'_, T>], srcs: &[Source<'_, T>], merges: &[usize]) {
+fn check<T>(
+    dsts: &[Target<'_, T>],
+    mut srcs: impl ExactSizeIterator<Item = usize>,
+    merges: &[usize],
+) {
     assert_eq!(srcs.len(), merges.len(), "one number of merges for each input");
-    assert!(!srcs.is_empty(), "the merges must leave one result: there are no inputs");
-    let len = srcs[0].len();
-    let equal = srcs.iter().all(|src| src.len() == len) && dsts.iter().all(|dst| dst.len() == len);
-    assert!(equal, "operands of a reduction differ in length");
+    let first = srcs.next();
+    assert!(first.is_some(), "the merges must leave one result: there are no inputs");
+    let mut all = srcs.chain(dsts.iter().map(Target::len));
+    assert!(all.all(|len| Some(len) == first), "operands of a reduction differ in length");
 }

@@ -1,9 +1,9 @@
 //! Settings from Python: those of the environment, overridden by arguments.
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
 
 use drumline::{
-    Config, DebugLevel, SumOrder,
+    Config, DebugLevel,
     auth::{Level, Secret},
     deadline,
 };
@@ -44,7 +44,8 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             }
             "security" => config.security = level(&value.extract::<String>()?)?,
             "debug" => config.debug = debug_level(&value.extract::<String>()?)?,
-            "sum_order" => config.sum_order = order(&value.extract::<String>()?)?,
+            "sum_order" => config.sum_order = word(&name, &value)?,
+            "rounding" => config.rounding = word(&name, &value)?,
             _ => {
                 let problem =
                     format!("there is no setting {name:?}; docs/reference/settings.md lists them");
@@ -87,13 +88,8 @@ fn debug_level(name: &str) -> PyResult<DebugLevel> {
     name.parse().map_err(|problem| PyValueError::new_err(format!("debug is {problem}")))
 }
 
-fn order(name: &str) -> PyResult<SumOrder> {
-    match name {
-        "rank" => Ok(SumOrder::Rank),
-        "placement" => Ok(SumOrder::Placement),
-        "backend" => Ok(SumOrder::Backend),
-        _ => Err(PyValueError::new_err(format!(
-            "sum_order is {name:?}; rank, placement or backend?"
-        ))),
-    }
+/// A setting that is one of a few words.
+fn word<T: FromStr<Err = String>>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+    let word = value.extract::<String>()?.parse();
+    word.map_err(|problem| PyValueError::new_err(format!("{name} is {problem}")))
 }

@@ -7,6 +7,7 @@
 //! Every row keeps the order of sums of [`tree`](crate::tree). So the choice of a row changes the time that
 //! a call takes, and no bit of its result.
 
+mod apart;
 mod binomial;
 mod bruck;
 mod carriers;

@@ -82,7 +82,11 @@ impl Chooser {
             rows.min_by_key(|row| (price_of(row), preference(row, situation)))
         };
         let shared = [best(false), best(true)].into_iter().flatten();
-        let rows: Vec<_> = shared.chain(self.choose_over_links(situation)).collect();
+        let over_links = match situation.rounds_on_hosts() {
+            true => None, // no algorithm over links does
+            false => self.choose_over_links(situation),
+        };
+        let rows: Vec<_> = shared.chain(over_links).collect();
         match rows[..] {
             [only] => Some(only),
             _ => rows.into_iter().min_by_key(|row| self.price_between_hosts(row, situation)),

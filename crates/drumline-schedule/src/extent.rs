@@ -48,8 +48,8 @@ impl Collective {
         let at_root = if rank == root { Blocks::All } else { Blocks::None };
         match (self, buffer) {
             _ if self.is_barrier() => Blocks::None,
-            (Collective::ReduceScatter, Buffer::Scratch(_)) => Blocks::All,
-            (_, Buffer::Scratch(_)) => Blocks::One,
+            (Collective::ReduceScatter, Buffer::Scratch(_) | Buffer::Sum(_)) => Blocks::All,
+            (_, Buffer::Scratch(_) | Buffer::Sum(_)) => Blocks::One,
             (Collective::Gather, Buffer::Data) | (Collective::Scatter, Buffer::Input) => at_root,
             (Collective::AllGather, Buffer::Data)
             | (Collective::AllGather | Collective::ReduceScatter, Buffer::Slot)
@@ -152,7 +152,7 @@ impl Counts {
             (Counts::Own { sent, .. }, Buffer::Input) => sent.block(index).len(),
             (Counts::Own { received, .. }, Buffer::Data) => received.block(index).len(),
             // No algorithm of an uneven all-to-all uses these.
-            (Counts::Own { .. }, Buffer::Scratch(_) | Buffer::Slot) => 0,
+            (Counts::Own { .. }, Buffer::Scratch(_) | Buffer::Sum(_) | Buffer::Slot) => 0,
         }
     }
 
@@ -184,7 +184,7 @@ impl Counts {
             (Counts::ByRank(borders), _) => borders.resolve(span),
             (Counts::Own { sent, .. }, Buffer::Input) => sent.resolve(span),
             (Counts::Own { received, .. }, Buffer::Data) => received.resolve(span),
-            (Counts::Own { .. }, Buffer::Scratch(_) | Buffer::Slot) => 0..0,
+            (Counts::Own { .. }, Buffer::Scratch(_) | Buffer::Sum(_) | Buffer::Slot) => 0..0,
         }
     }
 }

@@ -16,7 +16,9 @@ use crate::step::{Buffer, Loc, Rank, Span, Step};
 pub(crate) fn insert(collective: Collective, steps: Vec<Step>) -> Vec<Step> {
     // Where a span of scratch says whose block lies there, any two lie at the same place.
     let place = |loc: Loc| match (collective, loc.buffer) {
-        (Collective::ReduceScatter, Buffer::Scratch(_)) => Loc { span: Span::WHOLE, ..loc },
+        (Collective::ReduceScatter, Buffer::Scratch(_) | Buffer::Sum(_)) => {
+            Loc { span: Span::WHOLE, ..loc }
+        }
         _ => loc,
     };
     let mut out = Vec::with_capacity(steps.len());

@@ -64,4 +64,4 @@ pub use lags::Lags;
 pub use pipeline::Pipeline;
 pub use schedule::{MemoryUse, Schedule, Shelves};
 pub use situation::{Situation, Why, eligible};
-pub use topology::{SumOrder, Topology};
+pub use topology::{Rounding, SumOrder, Topology};

@@ -69,10 +69,10 @@ impl Pipeline {
     /// The pipeline of a schedule. In most schedules no step lags.
     pub fn of(schedule: &Schedule) -> Pipeline {
         let Lags { of_steps: lags, .. } = schedule.lags.clone();
-        let mut uses: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        let mut uses: BTreeMap<Buffer, (usize, usize)> = BTreeMap::new();
         let mut used = |loc: Loc, lag: usize| {
-            if let Buffer::Scratch(slot) = loc.buffer {
-                let (first, last) = uses.entry(slot).or_insert((lag, lag));
+            if let Buffer::Scratch(_) | Buffer::Sum(_) = loc.buffer {
+                let (first, last) = uses.entry(loc.buffer).or_insert((lag, lag));
                 (*first, *last) = (lag.min(*first), lag.max(*last));
             }
         };

@@ -117,13 +117,14 @@ impl Schedule {
         }
     }
 
-    /// The memory that each scratch needs: the smallest range that holds all its named spans.
-    pub fn scratch(&self, counts: &Counts) -> BTreeMap<usize, Range<usize>> {
-        let mut slots: BTreeMap<usize, Range<usize>> = BTreeMap::new();
+    /// The memory that each scratch and each place for sums needs: the smallest range that holds all its named
+    /// spans.
+    pub fn scratch(&self, counts: &Counts) -> BTreeMap<Buffer, Range<usize>> {
+        let mut slots: BTreeMap<Buffer, Range<usize>> = BTreeMap::new();
         for loc in self.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
-            if let Buffer::Scratch(slot) = loc.buffer {
+            if let Buffer::Scratch(_) | Buffer::Sum(_) = loc.buffer {
                 let named = self.resolve(loc, counts);
-                let hull = slots.entry(slot).or_insert_with(|| named.clone());
+                let hull = slots.entry(loc.buffer).or_insert_with(|| named.clone());
                 *hull = hull.start.min(named.start)..hull.end.max(named.end);
             }
         }
@@ -182,7 +183,7 @@ impl Schedule {
                 let start = shelf * counts.longest();
                 start..start + counts.block(Buffer::Slot, loc.span.first)
             }
-            Blocks::All if matches!(loc.buffer, Buffer::Scratch(_)) => {
+            Blocks::All if matches!(loc.buffer, Buffer::Scratch(_) | Buffer::Sum(_)) => {
                 0..counts.resolve_in_all(loc.span, loc.buffer, self.world_size).len()
             }
             Blocks::All => counts.resolve_in_all(loc.span, loc.buffer, self.world_size),
@@ -347,6 +348,7 @@ impl fmt::Display for Loc {
             Buffer::Data => f.write_str("data")?,
             Buffer::Input => f.write_str("input")?,
             Buffer::Scratch(slot) => write!(f, "scratch{slot}")?,
+            Buffer::Sum(slot) => write!(f, "sum{slot}")?,
         }
         match self.span {
             Span::WHOLE => Ok(()),
@@ -385,6 +387,7 @@ mod tests {
     fn scratch_is_the_hull_of_the_spans_named() {
         let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
         let schedule = direct.schedule(&Topology::flat(3), 1, 0).unwrap();
-        assert_eq!(schedule.scratch(&Counts::Even(10)), BTreeMap::from([(0, 3..6), (2, 3..6)]));
+        let expected = [0, 2].map(|slot| (Buffer::Scratch(slot), 3..6));
+        assert_eq!(schedule.scratch(&Counts::Even(10)), BTreeMap::from(expected));
     }
 }

@@ -1,10 +1,10 @@
 use std::fmt;
 
-use crate::algorithm::Algorithm;
+use crate::algorithm::{ALGORITHMS, Algorithm};
 use crate::collective::Collective;
 use crate::price::ElementKind;
 use crate::schedule::MemoryUse;
-use crate::topology::Topology;
+use crate::topology::{Rounding, Topology};
 
 /// What the choice of an algorithm depends on, other than prices.
 ///
@@ -12,13 +12,13 @@ use crate::topology::Topology;
 /// use drumline_schedule::price::ElementKind;
 /// use drumline_schedule::{Algorithm, Collective, Situation, Topology, Why, eligible};
 ///
-/// // Four ranks of each of two hosts sum bf16 in registered buffers.
-/// let world = Topology::hosts(&[4, 4]);
+/// // Four ranks on each of two memory nodes sum bf16 in registered buffers.
+/// let world = Topology::hosts(&[8]).with_nodes((0..8).map(|rank| Some(rank / 4)));
 /// let bf16 = ElementKind { bytes: 2, sum_bytes: 4 };
 /// let over_links = Situation::over_links(Collective::AllReduce, &world, 1_000, bf16);
 /// let situation = Situation { long_bytes: Some(1 << 20), registered: true, ..over_links };
 ///
-/// let push = Algorithm::find(Collective::AllReduce, "hierarchical-push")?;
+/// let push = Algorithm::find(Collective::AllReduce, "shm-nodes-push")?;
 /// assert_eq!(eligible(push, &situation), Err(Why::WouldRound));
 /// assert_eq!(eligible(push, &over_links), Err(Why::NoSharedMemory));
 /// # Ok::<_, drumline_schedule::Error>(())
@@ -54,9 +54,23 @@ impl<'a> Situation<'a> {
         Situation { collective, topology, elements, kind, uneven, registered, long_bytes }
     }
 
-    /// Whether `row` sends and stores elements in the width of their sums, which is more than their own.
+    /// Whether `row` sends and stores all elements in the width of their sums, which is more than their own.
     pub fn widens(&self, row: &Algorithm) -> bool {
-        self.is_narrow() && row.partial_sums_travel
+        self.is_narrow() && row.partial_sums_travel && !row.sums_apart
+    }
+
+    /// Whether each host rounds the sum of its ranks before it travels: where the group asks for it, and an algorithm
+    /// can do so. Then all do, so that results do not depend on the algorithm.
+    pub fn rounds_on_hosts(&self) -> bool {
+        let Situation { topology, collective, .. } = *self;
+        let can = |row: &Algorithm| {
+            row.collective == collective && row.sums_apart && (row.applies)(topology)
+        };
+        topology.rounding == Rounding::Host
+            && self.is_narrow()
+            && self.long_bytes.is_some()
+            && topology.has_hosts_of_several()
+            && ALGORITHMS.iter().any(can)
     }
 
     /// Whether elements are narrower than their sums.
@@ -85,6 +99,8 @@ pub enum Why {
     NotRegistered,
     /// It works in place, where narrow floats have no room for their sums.
     WouldRound,
+    /// It rounds sums of narrow floats once, in a group whose hosts round their own.
+    RoundsOnce,
     /// It serves even blocks only.
     UnevenBlocks,
 }
@@ -98,6 +114,9 @@ impl fmt::Display for Why {
             Why::NotRegistered => f.write_str("the buffer is not registered"),
             Why::WouldRound => {
                 f.write_str("sums of floats of 16 or 8 bits would be rounded on their way")
+            }
+            Why::RoundsOnce => {
+                f.write_str("each host rounds its sum, and it rounds only the result")
             }
             Why::UnevenBlocks => f.write_str("it serves no blocks of different lengths"),
         }
@@ -122,6 +141,8 @@ pub fn eligible(row: &Algorithm, situation: &Situation<'_>) -> Result<(), Why> {
         Why::NotRegistered
     } else if in_place && situation.widens(row) {
         Why::WouldRound
+    } else if situation.rounds_on_hosts() && !row.sums_apart {
+        Why::RoundsOnce
     } else if situation.uneven && !row.uneven {
         Why::UnevenBlocks
     } else {

@@ -113,7 +113,7 @@ impl Span {
 /// assert_eq!(loc.buffer, Buffer::Scratch(1));
 /// assert!(!loc.shares_buffer(Loc::scratch(0, Span::WHOLE)));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Buffer {
     /// The buffer that the collective works on in place, and that gets the result.
     Data,
@@ -123,6 +123,10 @@ pub enum Buffer {
     /// contributes, or gets), and may lie beyond it: block 2 of 1 begins at twice that length. In a reduce_scatter it
     /// says whose block lies there. Only the spans that the schedule names are backed by memory.
     Scratch(usize),
+    /// Working memory for sums that are not finished, by number. Its elements have the width of sums; those of
+    /// all other buffers have the width of the call's elements. Spans are as in [`Buffer::Scratch`]. Algorithms do
+    /// not name it. [`Algorithm::narrow_schedule`](crate::Algorithm::narrow_schedule) does.
+    Sum(usize),
     /// The staging slot of this call, in the memory that the ranks of a host share.
     Slot,
 }
@@ -162,6 +166,11 @@ impl Loc {
         Loc { peer: None, buffer: Buffer::Scratch(slot), span }
     }
 
+    /// A span of the place number `slot` for sums.
+    pub const fn sum(slot: usize, span: Span) -> Loc {
+        Loc { peer: None, buffer: Buffer::Sum(slot), span }
+    }
+
     /// A span of [`Buffer::Slot`].
     pub const fn slot(span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Slot, span }
@@ -175,6 +184,11 @@ impl Loc {
     /// Whether the two lie in the same buffer of the same rank.
     pub fn shares_buffer(self, other: Loc) -> bool {
         self.peer == other.peer && self.buffer == other.buffer
+    }
+
+    /// Whether elements there have the width of sums, in a call whose elements are narrower.
+    pub fn is_wide(self) -> bool {
+        matches!(self.buffer, Buffer::Sum(_))
     }
 
     /// Whether there is a length at which the two share an element.

@@ -1,7 +1,9 @@
 //! The facts about ranks that the choice of an algorithm depends on.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::Hash;
+use std::str::FromStr;
 
 use crate::step::Rank;
 use crate::tree::Node;
@@ -28,6 +30,8 @@ pub struct Topology {
     pub world_size: usize,
     /// The order in which reductions add.
     pub order: SumOrder,
+    /// Where sums of narrow floats are rounded.
+    pub rounding: Rounding,
     /// For each rank, an index into `ranks_by_host`.
     host_of: Vec<usize>,
     /// The ranks of each host in ascending order. Hosts are ordered by their lowest rank.
@@ -61,6 +65,73 @@ pub enum SumOrder {
     Backend,
 }
 
+impl SumOrder {
+    /// The name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SumOrder::Rank => "rank",
+            SumOrder::Placement => "placement",
+            SumOrder::Backend => "backend",
+        }
+    }
+}
+
+impl FromStr for SumOrder {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<SumOrder, String> {
+        let all = [SumOrder::Rank, SumOrder::Placement, SumOrder::Backend];
+        let found = all.into_iter().find(|order| order.name() == name);
+        found.ok_or_else(|| format!("{name:?} should be rank, placement or backend"))
+    }
+}
+
+/// Where sums of floats of 16 or 8 bits are rounded. All ranks of a group must have the same rounding. Another one may
+/// give other bits.
+///
+/// ```
+/// use drumline_schedule::{Rounding, Topology};
+///
+/// let world = Topology::hosts(&[4, 4]);
+/// assert_eq!(world.rounding, Rounding::Once); // unless said otherwise
+/// assert_eq!(world.with_rounding(Rounding::Host).rounding.to_string(), "host");
+/// assert_eq!("once".parse(), Ok(Rounding::Once));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rounding {
+    /// At the end. Between hosts, sums travel in a wider type.
+    #[default]
+    Once,
+    /// Each host rounds the sum of its ranks, which travels in the type of the call. The sum of these is rounded at the
+    /// end. Results depend on the placement of ranks.
+    Host,
+}
+
+impl Rounding {
+    /// The name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Rounding::Once => "once",
+            Rounding::Host => "host",
+        }
+    }
+}
+
+impl fmt::Display for Rounding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Rounding {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Rounding, String> {
+        let found = [Rounding::Once, Rounding::Host].into_iter().find(|it| it.name() == name);
+        found.ok_or_else(|| format!("{name:?} should be once or host"))
+    }
+}
+
 impl Topology {
     /// `world_size` ranks, all equally far from one another, none on the host of another.
     pub fn flat(world_size: usize) -> Topology {
@@ -79,6 +150,7 @@ impl Topology {
         Topology {
             world_size: host_of.len(),
             order: SumOrder::Rank,
+            rounding: Rounding::Once,
             host_of,
             ranks_by_node: ranks_by_host.clone(),
             ranks_by_host,
@@ -105,6 +177,11 @@ impl Topology {
         Topology { order, ..self }
     }
 
+    /// The same ranks with another rounding.
+    pub fn with_rounding(self, rounding: Rounding) -> Topology {
+        Topology { rounding, ..self }
+    }
+
     /// The ranks of each host, ascending; hosts come in the order of their lowest ranks.
     pub fn ranks_by_host(&self) -> &[Vec<Rank>] {
         &self.ranks_by_host
@@ -123,6 +200,11 @@ impl Topology {
     /// The ranks that share memory with `rank`, itself included, ascending.
     pub fn neighbours(&self, rank: Rank) -> &[Rank] {
         &self.ranks_by_host[self.host_of[rank]]
+    }
+
+    /// Whether there are several hosts, and one of them has several ranks.
+    pub fn has_hosts_of_several(&self) -> bool {
+        self.ranks_by_host.len() > 1 && self.ranks_by_host.len() < self.world_size
     }
 
     /// Whether all ranks share one host.

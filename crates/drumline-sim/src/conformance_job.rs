@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drumline_conformance::{Case, on_group::Form};
 use drumline_engine::Settings;
-use drumline_schedule::{ALGORITHMS, Collective, SumOrder, Topology};
+use drumline_schedule::{ALGORITHMS, Collective, Rounding, SumOrder, Topology};
 use fastrand::Rng;
 
 use crate::{
@@ -38,6 +38,8 @@ pub struct ConformanceJob<'a> {
     pub place: Place,
     /// The order in which ranks sum.
     pub sum_order: SumOrder,
+    /// Where they round sums of narrow floats.
+    pub rounding: Rounding,
     /// The algorithm of all-reduces; see [`Settings::all_reduce`].
     pub all_reduce: Option<&'a str>,
     /// The form of all calls. Asynchronous calls of a group are in flight at the same time.
@@ -115,9 +117,11 @@ impl ConformanceJob<'_> {
 
     /// A description of the job, without its cases.
     pub fn name(&self) -> String {
-        let ConformanceJob { world_size, place, sum_order, all_reduce, form, .. } = self;
+        let ConformanceJob { world_size, place, sum_order, rounding, all_reduce, form, .. } = self;
         let algorithm = all_reduce.unwrap_or("the best algorithm");
-        format!("{world_size} ranks, {place:?}, {sum_order:?}, {algorithm}, {form:?}")
+        format!(
+            "{world_size} ranks, {place:?}, {sum_order:?}, rounded {rounding}, {algorithm}, {form:?}"
+        )
     }
 
     /// Whether any ranks share memory. Only then can buffers be registered.
@@ -131,7 +135,7 @@ impl ConformanceJob<'_> {
             Place::Flat => Topology::flat(self.world_size),
             _ => Topology::placed(self.hosts()),
         };
-        topology.with_order(self.sum_order)
+        topology.with_order(self.sum_order).with_rounding(self.rounding)
     }
 
     /// Whether some algorithm can carry out the case. None sums blocks by placement if the ranks of a host are no

@@ -122,9 +122,12 @@ impl GroupSetup {
     }
 }
 
-/// Whether some algorithm leaves sums of this type in slices, in registered buffers: wider sums have no room there.
+/// Whether some algorithm leaves sums of this type in slices, in registered buffers: those that would be widened have no room
+/// there.
 pub(crate) fn leaves_slices(topology: &Topology, dtype: DType) -> bool {
     let mut rows = ALGORITHMS.iter().filter(|row| row.collective == Collective::ReduceSlices);
     let is_narrow = dtype.accumulator() != dtype;
-    rows.any(|row| (row.applies)(topology) && !(is_narrow && row.partial_sums_travel))
+    rows.any(|row| {
+        (row.applies)(topology) && !(is_narrow && row.partial_sums_travel && !row.sums_apart)
+    })
 }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use drumline::{
-    Config, DType, Error, ProcessGroup, ReduceOp,
+    Config, DType, Error, ProcessGroup, ReduceOp, Rounding, bf16,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
     init_process_group,
 };
@@ -107,7 +107,8 @@ fn tree(values: &[f32]) -> f32 {
 /// The elements of a block.
 const BLOCK: usize = 256 << 10;
 
-/// Calls on a block for every rank, or on as much data with a root on the other host. Says of each how many bytes have left this host meanwhile.
+/// Calls on a block for every rank, or on as much data, perhaps with a root on the other host. Says of each how many
+/// bytes have left this host meanwhile.
 fn send_what_must_be_sent(group: &ProcessGroup) {
     let (rank, ranks) = (group.rank(), group.world_size());
     let value = |rank: usize, index: usize| ((rank * 31 + index) as f32).sin() * 1e3;
@@ -145,6 +146,19 @@ fn send_what_must_be_sent(group: &ProcessGroup) {
         let column: Vec<f32> = (0..ranks).map(|rank| value(rank, index)).collect();
         let expected = if rank == ranks - 1 { tree(&column) } else { column[rank] };
         assert_eq!(sum.to_bits(), expected.to_bits(), "element {index}");
+    }
+
+    let narrow = |rank: usize, index: usize| bf16::from_f32(value(rank, index));
+    let mut data: Vec<bf16> = (0..ranks * BLOCK).map(|index| narrow(rank, index)).collect();
+    measured("all_reduce of bf16", &mut || group.all_reduce(&mut data, ReduceOp::Sum).unwrap());
+    for (index, sum) in data.iter().enumerate() {
+        let column: Vec<f32> = (0..ranks).map(|rank| narrow(rank, index).to_f32()).collect();
+        let hosts = column.chunks(ranks / 2).map(|host| bf16::from_f32(tree(host)).to_f32());
+        let expected = match group.config().rounding {
+            Rounding::Once => tree(&column),
+            Rounding::Host => tree(&hosts.collect::<Vec<f32>>()),
+        };
+        assert_eq!(*sum, bf16::from_f32(expected), "element {index}");
     }
 }
 
@@ -528,12 +542,12 @@ fn hosts_that_share_memory_add_in_the_same_order() {
 #[test]
 fn hosts_send_what_they_must_once() {
     let Some(network) = Hosts::new(2) else { return };
-    for ranks_per_host in [2, 4] {
+    for (ranks_per_host, rounding) in [(1, "once"), (2, "once"), (2, "host"), (4, "once")] {
         let ranks: Vec<Rank> = (0..2 * ranks_per_host)
             .map(|rank| {
-                let secret = Some(("DRUMLINE_SECRET", SECRET));
+                let variables = [("DRUMLINE_SECRET", SECRET), ("DRUMLINE_ROUNDING", rounding)];
                 let task = "send what must be sent";
-                network.start_on(rank / ranks_per_host, rank, 2 * ranks_per_host, task, secret)
+                network.start_on(rank / ranks_per_host, rank, 2 * ranks_per_host, task, variables)
             })
             .collect();
         let of_host = (ranks_per_host * BLOCK * size_of::<f32>()) as u64;
@@ -543,11 +557,17 @@ fn hosts_send_what_they_must_once() {
                 true => (2 * of_host, 0),
                 false => (0, 2 * of_host),
             };
+            // Of as much f32 it would be twice `of_host`. A rank that is alone brings no sum, which would be wide.
+            let has_sums = ranks_per_host > 1 && rounding == "once";
+            let of_bf16 = if has_sums { of_host * 3 / 2 } else { of_host };
+            // Without shared memory, sums reach the root by way of rank 0.
+            let to_root = if ranks_per_host == 1 { 2 * of_host } else { first };
             let calls = [
                 ("all_gather", of_host),
                 ("reduce_scatter", of_host),
                 ("broadcast", second),
-                ("reduce", first),
+                ("reduce", to_root),
+                ("all_reduce of bf16", of_bf16),
             ];
             for (name, bound) in calls {
                 let sent: u64 = rank.line(&format!("{name}: ")).parse().unwrap();

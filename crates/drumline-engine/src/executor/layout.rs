@@ -119,7 +119,7 @@ impl Layout {
         let in_slot = || window % self.slot_windows * self.slot_blocks * self.piece;
         match (self.collective.blocks(buffer, owner, self.root), buffer) {
             (Blocks::None, _) => 0..0,
-            (Blocks::One, Buffer::Scratch(_)) => {
+            (Blocks::One, Buffer::Scratch(_) | Buffer::Sum(_)) => {
                 span.resolve(self.shown(buffer, owner, window).len())
             }
             (Blocks::One, Buffer::Slot) => {
@@ -139,7 +139,9 @@ impl Layout {
                 let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
                 moved(self.shown(buffer, span.first, window), start)
             }
-            (Blocks::All, Buffer::Scratch(_)) => 0..self.shown(buffer, span.first, window).len(),
+            (Blocks::All, Buffer::Scratch(_) | Buffer::Sum(_)) => {
+                0..self.shown(buffer, span.first, window).len()
+            }
             (Blocks::All, Buffer::Slot) => {
                 let shelf = self.shelves.of(owner, span.first, self.world_size);
                 let start = in_slot() + shelf * self.piece;

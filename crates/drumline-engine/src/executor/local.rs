@@ -24,6 +24,8 @@ pub enum Local {
         merges: Vec<usize>,
         /// How many ranks have contributed, if this step completes a result.
         finish: Option<usize>,
+        /// Whether an operand lies in a place for sums.
+        apart: bool,
     },
 }
 
@@ -40,6 +42,8 @@ pub enum Area {
     Data,
     Input,
     Scratch,
+    /// Places for sums.
+    Sums,
     /// In the line of this rank's announcement.
     Line,
     LineOf(Seat),
@@ -76,10 +80,11 @@ impl Area {
             (None, Buffer::Data) => Area::Data,
             (None, Buffer::Input) => Area::Input,
             (None, Buffer::Scratch(_)) => Area::Scratch,
+            (None, Buffer::Sum(_)) => Area::Sums,
             (None, Buffer::Slot) => Area::Slot,
             (Some(seat), Buffer::Slot) => Area::SlotOf(seat),
             (Some(seat), Buffer::Data | Buffer::Input) => Area::RegisteredOf(seat),
-            (Some(_), Buffer::Scratch(_)) => {
+            (Some(_), Buffer::Scratch(_) | Buffer::Sum(_)) => {
                 unreachable!("no schedule names a peer's private memory")
             }
         }
@@ -89,7 +94,7 @@ impl Area {
 impl Local {
     /// Combines two sources.
     pub(crate) fn pair(dst: Operand, srcs: [Operand; 2], finish: Option<usize>) -> Local {
-        Local::Combine { dsts: vec![dst], srcs: srcs.into(), merges: vec![0, 1], finish }
+        Local::combine(vec![dst], srcs.into(), vec![0, 1], finish)
     }
 
     /// Combines the sources along the tree of sums.
@@ -106,6 +111,16 @@ impl Local {
         };
         let dsts = dsts.iter().map(|dst| operand(*dst)).collect();
         let srcs = srcs.iter().map(|(_, src)| operand(*src)).collect();
-        Local::Combine { dsts, srcs, merges, finish }
+        Local::combine(dsts, srcs, merges, finish)
+    }
+
+    fn combine(
+        dsts: Vec<Operand>,
+        srcs: Vec<Operand>,
+        merges: Vec<usize>,
+        finish: Option<usize>,
+    ) -> Local {
+        let apart = dsts.iter().chain(&srcs).any(|operand| operand.area == Area::Sums);
+        Local::Combine { dsts, srcs, merges, finish, apart }
     }
 }

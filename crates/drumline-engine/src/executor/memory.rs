@@ -6,8 +6,8 @@ use std::{
 };
 
 use drumline_kernels::{
-    Element, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, reduce_tree,
-    reduce_tree_with, take_over,
+    Addend, Element, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, reduce_sums,
+    reduce_to_sums, reduce_tree, reduce_tree_with, take_over,
 };
 use drumline_schedule::step::Buffer;
 use smallvec::SmallVec;
@@ -49,6 +49,7 @@ pub(crate) struct Buffers<T, D, I> {
     pub data: D,
     pub input: I,
     scratch: Block,
+    sums: Block,
 }
 
 /// Memory in which elements of any type can lie.
@@ -60,16 +61,20 @@ type Word = [u64; 2];
 /// Working memory that is kept from call to call, because fresh pages cost more than the
 /// arithmetic on them. It grows to what the largest call needed.
 #[derive(Debug, Default)]
-pub struct Pool(Block);
+pub struct Pool {
+    scratch: Block,
+    sums: Block,
+}
 
 /// All operands of a rank in one window. They are raw pointers, so one step can name several of them.
 #[derive(Clone, Copy)]
-struct Places<'a, T> {
+struct Places<'a, T: Element> {
     plan: &'a Plan,
     window: usize,
     data: Target<'a, T>,
     input: Source<'a, T>,
     scratch: Target<'a, T>,
+    sums: Target<'a, T::Accumulator>,
     host: Option<&'a Host>,
 }
 
@@ -94,7 +99,12 @@ impl<'a, T: Element> Places<'a, T> {
             Area::SlotOf(seat) => self.host().slot_of(seat, range),
             Area::RegisteredOf(seat) => self.host().registered_of(seat, range)?,
             Area::Input => unreachable!("no schedule writes to the input"),
+            Area::Sums => unreachable!("sums are combined and copied apart"),
         })
+    }
+
+    fn sum(&self, operand: &Operand) -> Target<'a, T::Accumulator> {
+        self.sums.slice(self.range(operand))
     }
 
     fn range(&self, operand: &Operand) -> Range<usize> {
@@ -115,6 +125,9 @@ impl<'a, T: Element> Places<'a, T> {
             matches!(src.area, Area::SlotOf(_)) && self.host.is_some_and(Host::is_pair)
         };
         match local {
+            Local::Copy { dst, src } if dst.area == Area::Sums => {
+                copy(self.sum(dst), self.sum(src).as_source());
+            }
             Local::Copy { dst, src } => {
                 let into = self.target(dst)?;
                 let is_callers = matches!(dst.area, Area::Data | Area::RegisteredOf(_));
@@ -125,7 +138,10 @@ impl<'a, T: Element> Places<'a, T> {
                     (false, false) => copy(into, self.source(src)?),
                 }
             }
-            Local::Combine { dsts, srcs, merges, finish } => {
+            Local::Combine { dsts, srcs, merges, finish, apart: true } => {
+                self.combine_apart(op, dsts, srcs, merges, *finish)?;
+            }
+            Local::Combine { dsts, srcs, merges, finish, apart: false } => {
                 let mut into: Operands<Target<'_, T>> = SmallVec::new();
                 for dst in dsts {
                     into.push(self.target(dst)?);
@@ -135,15 +151,49 @@ impl<'a, T: Element> Places<'a, T> {
                     from.push(self.source(src)?);
                 }
                 op.tree(&into, &from, merges, *finish)?;
-                // In a rooted collective data flows one way, so no later copy takes over the slot that was
-                // read here.
-                if self.plan.schedule.collective.has_root() {
-                    for src in srcs.iter().filter(|src| takes_over(src)) {
-                        take_over(self.target(src)?);
-                    }
-                }
             }
         }
+        // In a rooted collective data flows one way, so no later copy takes over the slot that was read here.
+        if let Local::Combine { srcs, .. } = local
+            && self.plan.schedule.collective.has_root()
+        {
+            for src in srcs.iter().filter(|src| takes_over(src)) {
+                take_over(self.target(src)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Combines operands of which some lie in places for sums. All destinations have one width.
+    #[inline(never)]
+    fn combine_apart(
+        &self,
+        op: &Combine<T>,
+        dsts: &[Operand],
+        srcs: &[Operand],
+        merges: &[usize],
+        finish: Option<usize>,
+    ) -> Result<(), Cause> {
+        let Combine::Builtin(op) = op else {
+            unreachable!("an operator of the caller's own works on elements as they are");
+        };
+        let mut from: Operands<Addend<'_, T>> = SmallVec::new();
+        for src in srcs {
+            from.push(match src.area {
+                Area::Sums => Addend::Sum(self.sum(src).as_source()),
+                _ => Addend::Element(self.source(src)?),
+            });
+        }
+        if dsts[0].area == Area::Sums {
+            let into: Operands<_> = dsts.iter().map(|dst| self.sum(dst)).collect();
+            reduce_to_sums(*op, &into, &from, merges);
+            return Ok(());
+        }
+        let mut into: Operands<Target<'_, T>> = SmallVec::new();
+        for dst in dsts {
+            into.push(self.target(dst)?);
+        }
+        reduce_sums(*op, &into, &from, merges, finish);
         Ok(())
     }
 }
@@ -151,26 +201,19 @@ impl<'a, T: Element> Places<'a, T> {
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
     /// Buffers of a call that has not begun.
     pub(crate) fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
-        Buffers { op, data, input, scratch: Block::default() }
+        Buffers { op, data, input, scratch: Block::default(), sums: Block::default() }
     }
 
     /// Takes the working memory that the call needs from the pool. It holds values of earlier calls.
     pub(crate) fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
-        let words = plan.scratch_bytes().div_ceil(size_of::<Word>());
-        if words == 0 {
-            return;
-        }
-        self.scratch = std::mem::take(&mut pool.0);
-        if self.scratch.len() < words {
-            self.scratch.resize(words, [0; 2]);
-        }
+        lend(&mut pool.scratch, &mut self.scratch, plan.scratch_bytes());
+        lend(&mut pool.sums, &mut self.sums, plan.sums_bytes());
     }
 
     /// Returns the working memory to the pool.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
-        if !self.scratch.is_empty() {
-            pool.0 = std::mem::take(&mut self.scratch);
-        }
+        give_back(&mut pool.scratch, &mut self.scratch);
+        give_back(&mut pool.sums, &mut self.sums);
     }
 
     pub(crate) fn op(&self) -> &Combine<T> {
@@ -195,6 +238,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
             data: Target::from(self.data.as_mut()),
             input: Source::from(self.input.as_ref()),
             scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch)),
+            sums: Target::from(bytemuck::cast_slice_mut(&mut self.sums)),
             host,
         };
         (&self.op, places)
@@ -204,15 +248,20 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
     fn bytes(&self, stretch: Stretch) -> &[u8] {
         bytemuck::cast_slice(match stretch.buffer {
+            Buffer::Sum(_) => return part::<T::Accumulator>(&self.sums, stretch),
             Buffer::Data => &self.data.as_ref()[stretch.range()],
             Buffer::Input => &self.input.as_ref()[stretch.range()],
-            Buffer::Scratch(_) => &bytemuck::cast_slice::<Word, T>(&self.scratch)[stretch.range()],
+            Buffer::Scratch(_) => return part::<T>(&self.scratch, stretch),
             Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
     }
 
     fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8] {
         bytemuck::cast_slice_mut(match stretch.buffer {
+            Buffer::Sum(_) => {
+                let sums = bytemuck::cast_slice_mut::<Word, T::Accumulator>(&mut self.sums);
+                return bytemuck::cast_slice_mut(&mut sums[stretch.range()]);
+            }
             Buffer::Data => &mut self.data.as_mut()[stretch.range()],
             Buffer::Scratch(_) => {
                 &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch)[stretch.range()]
@@ -225,6 +274,29 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
         let (op, places) = self.places(computation.plan, computation.window, host);
         places.carry_out(op, computation.local)
+    }
+}
+
+/// The bytes of a stretch of elements of `E`.
+fn part<E: Element>(block: &[Word], stretch: Stretch) -> &[u8] {
+    bytemuck::cast_slice(&bytemuck::cast_slice::<Word, E>(block)[stretch.range()])
+}
+
+/// Moves a block that has at least this length out of the pool, if any is needed.
+fn lend(pool: &mut Block, block: &mut Block, bytes: usize) {
+    let words = bytes.div_ceil(size_of::<Word>());
+    if words == 0 {
+        return;
+    }
+    *block = std::mem::take(pool);
+    if block.len() < words {
+        block.resize(words, [0; 2]);
+    }
+}
+
+fn give_back(pool: &mut Block, block: &mut Block) {
+    if !block.is_empty() {
+        *pool = std::mem::take(block);
     }
 }
 

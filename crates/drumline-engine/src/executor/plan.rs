@@ -30,6 +30,8 @@ pub struct Plan {
     pub(crate) windows: usize,
     pub(crate) pipeline: Pipeline,
     pub(crate) element_bytes: usize,
+    /// The size of an element in places for sums.
+    sum_bytes: usize,
     /// Whether narrow floats are widened for the whole call.
     pub wide: bool,
     /// Whether neighbours work in the caller's registered buffer.
@@ -43,6 +45,7 @@ pub struct Plan {
     pub writes: bool,
     pub(crate) tasks: Tasks,
     scratch: Scratch,
+    sums: Scratch,
 }
 
 /// What determines a [`Plan`].
@@ -53,8 +56,10 @@ pub struct Shape<'a> {
     pub seats: &'a Seats,
     pub description: Description,
     pub layout: Layout,
-    /// The size of an element as it travels.
+    /// The size of an element in all places but those for sums.
     pub element_bytes: usize,
+    /// The size of an element in places for sums.
+    pub sum_bytes: usize,
     pub wide: bool,
     /// This rank's share of the cache. `None`: ranks share no memory.
     pub cache_bytes: Option<usize>,
@@ -63,8 +68,16 @@ pub struct Shape<'a> {
 impl Plan {
     /// Lays a call of this shape out.
     pub fn new(shape: Shape<'_>) -> Plan {
-        let Shape { schedule, seats, description, layout, element_bytes, wide, cache_bytes } =
-            shape;
+        let Shape {
+            schedule,
+            seats,
+            description,
+            layout,
+            element_bytes,
+            sum_bytes,
+            wide,
+            cache_bytes,
+        } = shape;
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.peer.is_none() && loc.buffer == Buffer::Data;
@@ -73,11 +86,13 @@ impl Plan {
             true => Slots::InLine,
             false => Slots::Apart,
         };
+        let copies = pipeline.scratch_copies();
         let mut plan = Plan {
             description,
             frame: Frame::of(description),
             digest: description.digest(),
             element_bytes,
+            sum_bytes,
             wide,
             registered: schedule.memory == MemoryUse::Registered,
             posts: schedule.posts() as u64,
@@ -86,7 +101,8 @@ impl Plan {
                 .is_some_and(|cache| layout.buffers_len() * element_bytes >= cache),
             writes: schedule.steps.iter().any(|step| step.writes().any(is_data)),
             tasks: Tasks::default(),
-            scratch: Scratch::new(&schedule, &layout, pipeline.scratch_copies(), element_bytes),
+            scratch: Scratch::new(&schedule, &layout, copies, element_bytes, false),
+            sums: Scratch::new(&schedule, &layout, copies, sum_bytes, true),
             layout,
             windows,
             pipeline,
@@ -129,6 +145,7 @@ impl Plan {
             seats: &Seats::default(),
             description: Description::NONE,
             element_bytes: 1,
+            sum_bytes: 1,
             wide: false,
             cache_bytes: None,
         })
@@ -151,10 +168,16 @@ impl Plan {
         self.scratch.len() * self.element_bytes
     }
 
+    /// How many bytes of memory for sums the call needs.
+    pub(crate) fn sums_bytes(&self) -> usize {
+        self.sums.len() * self.sum_bytes
+    }
+
     /// Where a place lies in its buffer.
     pub(crate) fn resolve(&self, place: Place) -> Range<usize> {
         match (place.loc.peer, place.loc.buffer) {
             (None, Buffer::Scratch(id)) => self.scratch.resolve(id, place, &self.layout),
+            (None, Buffer::Sum(id)) => self.sums.resolve(id, place, &self.layout),
             _ => self.layout.resolve(place),
         }
     }
@@ -167,7 +190,11 @@ impl Plan {
 
     /// The length of a stretch in bytes.
     pub(crate) fn bytes(&self, stretch: Stretch) -> u64 {
-        (stretch.len * self.element_bytes) as u64
+        let width = match stretch.buffer {
+            Buffer::Sum(_) => self.sum_bytes,
+            _ => self.element_bytes,
+        };
+        (stretch.len * width) as u64
     }
 
     /// The elements of its buffer that an operand stands for in a window.

@@ -39,13 +39,14 @@ struct Slot {
 }
 
 impl Scratch {
-    /// Working memory for all places that `schedule` names, in any window. `copies` windows are under way at
-    /// once.
+    /// Working memory for all places that `schedule` names, in any window: those for sums, or all others. `copies`
+    /// windows are under way at once.
     pub(crate) fn new(
         schedule: &Schedule,
         layout: &Layout,
         copies: usize,
         element_bytes: usize,
+        for_sums: bool,
     ) -> Scratch {
         let staging = schedule.steps.iter().filter_map(|step| match step {
             Step::RecvReduce { dst, .. } => Some(staging(*dst)),
@@ -53,8 +54,8 @@ impl Scratch {
         });
         let named = schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
         let mut slots: Vec<Slot> = Vec::new();
-        for loc in named.chain(staging) {
-            let Buffer::Scratch(id) = loc.buffer else { continue };
+        for loc in named.chain(staging).filter(|loc| loc.is_wide() == for_sums) {
+            let (Buffer::Scratch(id) | Buffer::Sum(id)) = loc.buffer else { continue };
             match slots.iter_mut().find(|slot| slot.id == id) {
                 Some(slot) => slot.places.push(loc),
                 None => slots.push(Slot { id, places: vec![loc], first: 0, at: 0 }),
@@ -138,7 +139,7 @@ mod tests {
             for schedule in row.schedules(&topology, root).unwrap() {
                 let layout = Layout::new(&schedule, counts.clone(), None).in_windows_of(piece);
                 let copies = Pipeline::of(&schedule).scratch_copies();
-                let scratch = Scratch::new(&schedule, &layout, copies, ELEMENT_BYTES);
+                let scratch = Scratch::new(&schedule, &layout, copies, ELEMENT_BYTES, false);
                 let ends = scratch.slots.iter().skip(1).map(|slot| slot.at).chain([scratch.stride]);
                 for (slot, end) in scratch.slots.iter().zip(ends) {
                     for window in 0..layout.windows() {

@@ -227,6 +227,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         description,
                         layout,
                         element_bytes: size_of::<i64>(),
+                        sum_bytes: size_of::<i64>(),
                         wide: false,
                         cache_bytes: None,
                     });
@@ -336,6 +337,7 @@ fn doubling(description: Description, len: usize) -> Arc<super::Plan> {
         layout: Layout::new(&schedule, Counts::Even(len), None),
         schedule,
         element_bytes: 4,
+        sum_bytes: 4,
         wide: false,
         cache_bytes: None,
     }))

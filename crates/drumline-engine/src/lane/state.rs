@@ -24,6 +24,9 @@ use crate::{
     usage::Usage,
 };
 
+/// Collective, algorithm, root, and whether sums lie apart.
+pub(super) type ScheduleKey = (&'static str, &'static str, Rank, bool);
+
 /// See the [module's documentation](super).
 pub struct Lane {
     pub(super) member: Membership,
@@ -38,7 +41,7 @@ pub struct Lane {
     pub(super) sequence: u64,
     pub(super) machine: Machine,
     pub(super) plans: Plans,
-    pub(super) schedules: HashMap<(&'static str, &'static str, Rank), Arc<Schedule>>,
+    pub(super) schedules: HashMap<ScheduleKey, Arc<Schedule>>,
     pub(super) pool: Pool,
     pub(super) queue: VecDeque<Box<dyn Job>>,
     pub(super) running: Option<Running>,

@@ -4,7 +4,6 @@
 
 use std::{cell::RefCell, collections::BTreeMap, fmt, time::Duration};
 
-use drumline_schedule::SumOrder;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, SeqAccess, Visitor},
@@ -119,6 +118,7 @@ impl Serialize for Config {
             registered_bytes_max,
             object_bytes_max,
             sum_order,
+            rounding,
             warn_after,
             debug,
             secret: _,
@@ -144,11 +144,6 @@ impl Serialize for Config {
                 ));
             }
         };
-        let sum_order = match sum_order {
-            SumOrder::Rank => "rank",
-            SumOrder::Placement => "placement",
-            SumOrder::Backend => "backend",
-        };
         let ports = port_range.as_ref().map(|ports| format!("{}-{}", ports.start(), ports.end()));
         for (name, text) in [
             ("backend", backend.clone()),
@@ -159,7 +154,8 @@ impl Serialize for Config {
             ("prices", prices),
             ("socket_ifname", socket_ifname.clone()),
             ("port_range", ports),
-            ("sum_order", Some(sum_order.to_owned())),
+            ("sum_order", Some(sum_order.name().to_owned())),
+            ("rounding", Some(rounding.name().to_owned())),
             ("debug", Some(debug.name().to_owned())),
             ("security", Some(security.to_string())),
             ("trace", trace.as_ref().map(|trace| text_of(&trace.dir)).transpose()?),
@@ -205,6 +201,7 @@ fn text_of<E: ser::Error>(path: &std::path::Path) -> Result<String, E> {
 mod tests {
     use std::net::IpAddr;
 
+    use drumline_schedule::{Rounding, SumOrder};
     use drumline_store::auth::{Level, Secret};
 
     use super::*;
@@ -235,6 +232,7 @@ mod tests {
             .registered_bytes_max(4096)
             .object_bytes_max(7)
             .sum_order(SumOrder::Placement)
+            .rounding(Rounding::Host)
             .warn_after(Duration::MAX)
             .debug(DebugLevel::Detail)
             .security(Level::Tls)

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use drumline_schedule::SumOrder;
+use drumline_schedule::{Rounding, SumOrder};
 use drumline_store::auth::{Level, Secret};
 
 use crate::{Config, DebugLevel, PriceSource, trace::Trace};
@@ -43,6 +43,7 @@ setters! {
     registered_bytes_max(impl Into<Option<usize>>) = registered_bytes_max.into();
     object_bytes_max(usize) = object_bytes_max;
     sum_order(SumOrder) = sum_order;
+    rounding(Rounding) = rounding;
     warn_after(Duration) = warn_after;
     debug(DebugLevel) = debug;
     secret(impl Into<Option<Secret>>) = secret.into();

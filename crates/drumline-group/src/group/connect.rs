@@ -484,8 +484,8 @@ fn share_memory(
     // A rank that shares no memory needs no memory node.
     let of_this_thread = || Cores::of_this_thread().ok()?.memory_node();
     let node = wanted.then(|| config.memory_node.or_else(of_this_thread)).flatten();
-    let level = config.security.to_string();
-    let offer = Offer { near: &ranks, wanted, node, level: &level, prices };
+    let (level, rounding) = (config.security.to_string(), config.rounding);
+    let offer = Offer { near: &ranks, wanted, node, level: &level, rounding, prices };
     let (mut made, mut mapped) = (None, None);
     let code = async |desk: &_, rules: &_| memory::share(desk, rules, offer).await;
     let (shared, topology) = board.run(code, |question| match question {

@@ -2,10 +2,13 @@
 //! multiples, and long vectors. The operators themselves are in the conformance suite, over all
 //! transports and in the simulator.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, sync::Arc};
 
 use crate::common::{tree, world_with as world};
-use drumline_group::{Config, Element, Operator, ReduceOp, SumOrder, f16};
+use drumline_group::{
+    Config, Element, Operator, ProcessGroup, ReduceOp, Rounding, SumOrder, f16,
+    store::{HashStore, Store},
+};
 use proptest::prelude::*;
 
 /// Every way there is to carry an all-reduce of ranks on one host.
@@ -173,4 +176,29 @@ fn the_order_of_sums_can_be_chosen() {
     // On one host both orders are the same tree.
     let column: Vec<f32> = (0..3).map(|rank| sample::<f32>(1, rank, 0)).collect();
     assert_eq!(sums, [sum(&column).to_bits(); 3]);
+}
+
+#[test]
+fn ranks_that_round_elsewhere_are_told() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let errors: Vec<String> = std::thread::scope(|threads| {
+        let connect = |(rank, rounding)| {
+            let store = store.clone();
+            threads.spawn(move || {
+                let config = Config::default().rounding(rounding);
+                let refused = ProcessGroup::connect("rounding", store, rank, 2, &config);
+                refused.map(drop).unwrap_err().to_string()
+            })
+        };
+        let ranks: Vec<_> =
+            [Rounding::Once, Rounding::Host].into_iter().enumerate().map(connect).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for (rank, told) in [
+        (0, "rank 1: its rounding is host, that of this rank once"),
+        (1, "rank 0: its rounding is once, that of this rank host"),
+    ] {
+        assert!(errors[rank].contains(told), "{errors:?}");
+        assert!(errors[rank].contains("set DRUMLINE_ROUNDING alike on all ranks"), "{errors:?}");
+    }
 }

@@ -201,6 +201,20 @@ pub enum CheckError {
         /// Receiver, or owner of the memory.
         peer: Rank,
     },
+    /// A place has another width than what a step puts there. Places for sums have that of sums that are not
+    /// finished, and all other places that of elements.
+    #[error(
+        "rank {rank}, step {step}: {place} has another width than what is put there: sums that are not finished lie \
+         in places for sums, and nothing else does"
+    )]
+    Width {
+        /// Rank.
+        rank: Rank,
+        /// Index of the step.
+        step: usize,
+        /// The place.
+        place: Box<Loc>,
+    },
     /// The algorithm serves even blocks only.
     #[error("the algorithm does not say that it serves blocks of different lengths")]
     NotUneven,

@@ -22,6 +22,8 @@ enum Expression {
     /// The left and the right operand. Expressions keep order and parentheses.
     Sum(Id, Id),
     Finish(Id),
+    /// The sum of a host that is rounded before it travels.
+    Round(Id),
 }
 
 pub(super) struct Expressions {
@@ -81,6 +83,11 @@ impl Expressions {
         self.id(Expression::Finish(value))
     }
 
+    /// A sum that is not finished, rounded.
+    pub(super) fn round(&mut self, sum: Id) -> Id {
+        self.id(Expression::Round(sum))
+    }
+
     /// The sum of ranks `0..ranks` in their order.
     pub(super) fn prefix(&mut self, ranks: usize, call: usize, element: usize) -> Id {
         let leaves = (0..ranks).map(|rank| self.leaf(call, rank, element));
@@ -88,12 +95,26 @@ impl Expressions {
         self.tree(&leaves)
     }
 
-    /// The sum of all ranks in the order of the topology.
-    pub(super) fn wanted(&mut self, topology: &Topology, call: usize, element: usize) -> Id {
+    /// The sum of all ranks in the order of the topology. `rounds`: hosts round the sums of their ranks.
+    pub(super) fn wanted(
+        &mut self,
+        topology: &Topology,
+        rounds: bool,
+        call: usize,
+        element: usize,
+    ) -> Id {
         let leaves = |expressions: &Expressions, ranks: &[Rank]| -> Vec<Id> {
             ranks.iter().map(|&rank| expressions.leaf(call, rank, element)).collect()
         };
         let values: Vec<Id> = match topology.order {
+            _ if rounds => {
+                let hosts = topology.ranks_by_host().iter();
+                let mut of_host = |ranks: &Vec<Rank>| {
+                    let sum = self.tree(&leaves(self, ranks));
+                    if ranks.len() > 1 { self.round(sum) } else { sum }
+                };
+                hosts.map(&mut of_host).collect()
+            }
             SumOrder::Rank | SumOrder::Backend => {
                 leaves(self, &(0..topology.world_size).collect::<Vec<_>>())
             }
@@ -160,6 +181,11 @@ impl Expressions {
                 self.write(left, call, long, text);
                 text.push_str(" + ");
                 self.write(right, call, long, text);
+                text.push(')');
+            }
+            Expression::Round(value) => {
+                text.push_str("round(");
+                self.write(value, call, long, text);
                 text.push(')');
             }
             Expression::Finish(value) => {

@@ -93,7 +93,7 @@ fn broken_rule(topology: &Topology, schedule: &Schedule, step: &Step) -> Option<
                 Buffer::Data | Buffer::Input => {
                     memory == MemoryUse::Registered && buffer == collective.registered_buffer()
                 }
-                Buffer::Scratch(_) => false,
+                Buffer::Scratch(_) | Buffer::Sum(_) => false,
             };
             let broken = [
                 (is_peer(peer), Rule::Peer),
@@ -105,7 +105,7 @@ fn broken_rule(topology: &Topology, schedule: &Schedule, step: &Step) -> Option<
                 return Some(rule);
             }
         }
-        let is_scratch = matches!(buffer, Buffer::Scratch(_));
+        let is_scratch = matches!(buffer, Buffer::Scratch(_) | Buffer::Sum(_));
         let end = span.first.checked_add(span.count);
         if span.of == 0 || end.is_none_or(|end| end > span.of && !is_scratch) {
             return Some(Rule::Span);

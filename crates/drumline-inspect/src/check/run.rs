@@ -4,7 +4,7 @@ use drumline_schedule::{Algorithm, Cost, Counts, MemoryUse, Pipeline, Schedule, 
 use super::error::CheckError;
 use super::expressions::CALLS;
 use super::form::check_form;
-use super::symbols::{Slots, Symbols};
+use super::symbols::{Slots, Sums, Symbols};
 use crate::unroll::{SlotUse, Unrolling};
 use crate::walk::walk;
 
@@ -29,9 +29,8 @@ pub fn check(
     root: Rank,
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    let schedules = algorithm.schedules(topology, root)?;
-    let counts = even(&schedules, elements);
-    let measured = run_all(topology, &schedules, &counts, algorithm.partial_sums_travel)?;
+    let counts = vec![Counts::Even(elements); topology.world_size];
+    let measured = run_both(algorithm, topology, root, &counts)?;
     let formula = (algorithm.cost)(topology, root, elements);
     match measured == formula {
         true => Ok(measured),
@@ -62,10 +61,29 @@ pub fn check_uneven(
     root: Rank,
     counts: &[Counts],
 ) -> Result<Cost, CheckError> {
-    let schedules = algorithm.schedules(topology, root)?;
     match algorithm.uneven {
-        true => run_all(topology, &schedules, counts, algorithm.partial_sums_travel),
+        true => run_both(algorithm, topology, root, counts),
         false => Err(CheckError::NotUneven),
+    }
+}
+
+/// Checks the schedules of an algorithm, and those for elements that are narrower than their sums if they differ. Both
+/// have the same cost, in elements.
+fn run_both(
+    algorithm: &Algorithm,
+    topology: &Topology,
+    root: Rank,
+    counts: &[Counts],
+) -> Result<Cost, CheckError> {
+    let sums = if algorithm.partial_sums_travel { Sums::Travel } else { Sums::Stay };
+    let cost = run_all(topology, &algorithm.schedules(topology, root)?, counts, sums)?;
+    if !algorithm.sums_apart {
+        return Ok(cost);
+    }
+    let apart = algorithm.narrow_schedules(topology, root)?;
+    match run_all(topology, &apart, counts, Sums::Apart)? {
+        measured if measured == cost => Ok(cost),
+        measured => Err(CheckError::Cost { measured, formula: cost }),
     }
 }
 
@@ -92,7 +110,33 @@ pub fn check_schedules(
     schedules: &[Schedule],
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    run_all(topology, schedules, &even(schedules, elements), true)
+    run_all(topology, schedules, &even(schedules, elements), Sums::Travel)
+}
+
+/// The same for schedules of elements that are narrower than their sums: sums that are not finished lie in
+/// [places for sums](drumline_schedule::step::Buffer::Sum), and nothing else does.
+///
+/// ```
+/// use drumline_inspect::check;
+/// use drumline_schedule::{Algorithm, Collective, Topology};
+///
+/// let world = Topology::hosts(&[2, 2]);
+/// let row = Algorithm::find(Collective::AllReduce, "hierarchical")?;
+/// assert!(check::check_narrow_schedules(&world, &row.narrow_schedules(&world, 0)?, 10).is_ok());
+/// // The sum of a host would be rounded in the data.
+/// assert!(check::check_narrow_schedules(&world, &row.schedules(&world, 0)?, 10).is_err());
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The first fault found.
+pub fn check_narrow_schedules(
+    topology: &Topology,
+    schedules: &[Schedule],
+    elements: usize,
+) -> Result<Cost, CheckError> {
+    run_all(topology, schedules, &even(schedules, elements), Sums::Apart)
 }
 
 /// Checks an algorithm where `windows` windows of long data are under way, on blocks of `elements` elements, which
@@ -118,9 +162,31 @@ pub fn check_pipeline(
     windows: usize,
     elements: usize,
 ) -> Result<(), CheckError> {
-    let schedules = algorithm.schedules(topology, root)?;
-    let first = check_form(topology, &schedules)?;
-    let exchange = may_exchange(topology, &schedules).then_some(SlotUse::Exchanged);
+    check_unrolled(
+        topology,
+        &algorithm.schedules(topology, root)?,
+        windows,
+        elements,
+        Sums::Travel,
+    )?;
+    match algorithm.sums_apart {
+        true => {
+            let apart = algorithm.narrow_schedules(topology, root)?;
+            check_unrolled(topology, &apart, windows, elements, Sums::Apart)
+        }
+        false => Ok(()),
+    }
+}
+
+fn check_unrolled(
+    topology: &Topology,
+    schedules: &[Schedule],
+    windows: usize,
+    elements: usize,
+    sums: Sums,
+) -> Result<(), CheckError> {
+    let first = check_form(topology, schedules)?;
+    let exchange = may_exchange(topology, schedules).then_some(SlotUse::Exchanged);
     for slots in [SlotUse::InTurn].into_iter().chain(exchange) {
         let unroll = |schedule| {
             let pipeline = &Pipeline::of(schedule);
@@ -135,7 +201,7 @@ pub fn check_pipeline(
         }
         let counts = even(&unrolled, elements);
         let slots = Slots::InTurn(2);
-        let mut symbols = Symbols::new(topology, first, &unrolled, &counts, slots, true);
+        let mut symbols = Symbols::new(topology, first, &unrolled, &counts, slots, sums);
         walk(topology, &unrolled, CALLS, &mut symbols)?;
     }
     Ok(())
@@ -146,11 +212,11 @@ fn run_all(
     topology: &Topology,
     schedules: &[Schedule],
     counts: &[Counts],
-    partial_sums_travel: bool,
+    sums: Sums,
 ) -> Result<Cost, CheckError> {
-    let cost = run(topology, schedules, counts, Slots::InTurn(2), partial_sums_travel)?;
+    let cost = run(topology, schedules, counts, Slots::InTurn(2), sums)?;
     if may_exchange(topology, schedules) {
-        run(topology, schedules, counts, Slots::Exchanged, partial_sums_travel)?;
+        run(topology, schedules, counts, Slots::Exchanged, sums)?;
     }
     Ok(cost)
 }
@@ -170,13 +236,13 @@ fn run(
     schedules: &[Schedule],
     counts: &[Counts],
     slots: Slots,
-    partial_sums_travel: bool,
+    sums: Sums,
 ) -> Result<Cost, CheckError> {
     let first = check_form(topology, schedules)?;
     if counts.len() != schedules.len() {
         return Err(CheckError::NotOneWorld { index: counts.len().min(schedules.len()) });
     }
-    let mut symbols = Symbols::new(topology, first, schedules, counts, slots, partial_sums_travel);
+    let mut symbols = Symbols::new(topology, first, schedules, counts, slots, sums);
     walk(topology, schedules, CALLS, &mut symbols)?;
     Ok(symbols.cost())
 }
@@ -208,8 +274,8 @@ mod tests {
             let algorithm = Algorithm::find(collective, name).unwrap();
             let schedules = algorithm.schedules(&world, 0).unwrap();
             let counts = even(&schedules, 9);
-            assert!(run(&world, &schedules, &counts, Slots::InTurn(2), true).is_ok());
-            let one = run(&world, &schedules, &counts, Slots::InTurn(1), true);
+            assert!(run(&world, &schedules, &counts, Slots::InTurn(2), Sums::Travel).is_ok());
+            let one = run(&world, &schedules, &counts, Slots::InTurn(1), Sums::Travel);
             let Err(CheckError::Race(race)) = one else {
                 unreachable!("{collective} {name} needs no second slot")
             };

@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use drumline_schedule::step::{Buffer, Loc, Rank, Side, Span, Step};
 use drumline_schedule::tree::{Node, merges, tiled};
-use drumline_schedule::{Collective, Cost, Counts, MemoryUse, Schedule, Topology, slice_holders};
+use drumline_schedule::{
+    Collective, Cost, Counts, MemoryUse, Rounding, Schedule, Topology, slice_holders,
+};
 
 use super::error::CheckError;
 use super::expressions::{CALLS, Expressions, Id};
@@ -22,6 +24,17 @@ pub(super) enum Slots {
     Exchanged,
 }
 
+/// What ranks do with sums that are not finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// They keep them to themselves.
+    Stay,
+    /// They send them. All places of the call have the width of sums.
+    Travel,
+    /// They send them, and keep them in places for sums. All other places have the width of elements.
+    Apart,
+}
+
 /// The memories of all ranks: a visitor of the walk.
 pub(super) struct Symbols<'a> {
     topology: &'a Topology,
@@ -30,14 +43,13 @@ pub(super) struct Symbols<'a> {
     counts: &'a [Counts],
     expressions: Expressions,
     /// The expected sum of all ranks in each call, element by element; empty in collectives without one.
-    sums: Vec<Vec<Id>>,
+    wanted: Vec<Vec<Id>>,
     ranks: Vec<Memory>,
     /// Whether ranks keep clocks: where they share memory, and in a barrier.
     has_clocks: bool,
     rounds: usize,
     slots: Slots,
-    /// Whether sums that are not finished may travel.
-    partial_sums_travel: bool,
+    sums: Sums,
 }
 
 /// The buffers of one rank, and its state.
@@ -128,7 +140,7 @@ impl<'a> Symbols<'a> {
         schedules: &'a [Schedule],
         counts: &'a [Counts],
         slots: Slots,
-        partial_sums_travel: bool,
+        sums: Sums,
     ) -> Symbols<'a> {
         let Schedule { collective, world_size, memory, .. } = *first;
         let longest = |buffer| {
@@ -137,6 +149,7 @@ impl<'a> Symbols<'a> {
         };
         let brought = longest(source(collective));
         let mut expressions = Expressions::new(world_size, brought);
+        let rounds = rounds_on_hosts(topology, sums);
         let reduces = matches!(
             collective,
             Collective::AllReduce
@@ -144,10 +157,12 @@ impl<'a> Symbols<'a> {
                 | Collective::ReduceScatter
                 | Collective::ReduceSlices
         );
-        let sums = (0..CALLS)
+        let wanted = (0..CALLS)
             .map(|call| {
                 let elements = 0..if reduces { brought } else { 0 };
-                elements.map(|element| expressions.wanted(topology, call, element)).collect()
+                elements
+                    .map(|element| expressions.wanted(topology, rounds, call, element))
+                    .collect()
             })
             .collect();
         let shared = memory != MemoryUse::Private;
@@ -190,12 +205,12 @@ impl<'a> Symbols<'a> {
             schedules,
             counts,
             expressions,
-            sums,
+            wanted,
             ranks,
             has_clocks,
             rounds: 0,
             slots,
-            partial_sums_travel,
+            sums,
         }
     }
 
@@ -267,10 +282,10 @@ impl<'a> Symbols<'a> {
         match collective {
             Collective::Reduce if rank != root => self.expressions.leaf(call, rank, element),
             Collective::AllReduce | Collective::Reduce | Collective::ReduceSlices => {
-                finished(&mut self.expressions, self.sums[call][element], world_size)
+                finished(&mut self.expressions, self.wanted[call][element], world_size)
             }
             Collective::ReduceScatter => {
-                let sum = self.sums[call][brought_for_me(rank) + element];
+                let sum = self.wanted[call][brought_for_me(rank) + element];
                 finished(&mut self.expressions, sum, world_size)
             }
             Collective::Broadcast => self.expressions.leaf(call, root, element),
@@ -360,7 +375,7 @@ impl<'a> Symbols<'a> {
     /// Checks values that go from or to a peer.
     fn travels(&self, at: At, peer: Rank, values: &[Id]) -> Result<(), CheckError> {
         let At { rank, step, .. } = at;
-        match !self.partial_sums_travel && values.iter().any(|&id| self.expressions.is_sum(id)) {
+        match self.sums == Sums::Stay && values.iter().any(|&id| self.expressions.is_sum(id)) {
             true => Err(CheckError::PartialSum { rank, step, peer }),
             false => Ok(()),
         }
@@ -418,6 +433,10 @@ impl<'a> Symbols<'a> {
                     ),
                 });
             }
+        }
+        let is_sum = |id: &Id| self.expressions.is_sum(*id);
+        if self.sums == Sums::Apart && values.iter().any(|id| is_sum(id) != loc.is_wide()) {
+            return Err(CheckError::Width { rank, step, place: Box::new(loc) });
         }
         self.touch(at, loc, true, known)?;
         let (holder, place) = self.slot(owner, call);
@@ -549,8 +568,8 @@ impl Visitor for Symbols<'_> {
         let memory = &mut self.ranks[rank];
         memory.buffers = HashMap::from([(Buffer::Data, data), (Buffer::Input, input)]);
         let scratch = schedule.scratch(&self.counts[rank]);
-        memory.buffers.extend(scratch.into_iter().map(|(slot, hull)| {
-            (Buffer::Scratch(slot), Cells { start: hull.start, values: vec![None; hull.len()] })
+        memory.buffers.extend(scratch.into_iter().map(|(buffer, hull)| {
+            (buffer, Cells { start: hull.start, values: vec![None; hull.len()] })
         }));
         memory.sent.clear();
         memory.round = 0;
@@ -676,7 +695,13 @@ impl Visitor for Symbols<'_> {
             }
             stack.push(right);
         }
-        let sums = self.finished(stack.concat(), finish);
+        let mut sums = self.finished(stack.concat(), finish);
+        if !finish
+            && rounds_on_hosts(self.topology, self.sums)
+            && !dsts.iter().any(|dst| dst.is_wide())
+        {
+            sums.iter_mut().for_each(|sum| *sum = self.expressions.round(*sum));
+        }
         dsts.iter().try_for_each(|&dst| self.write(at, dst, &sums))
     }
 
@@ -730,6 +755,11 @@ impl Visitor for Symbols<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a sum that is put to a place of the width of elements is the rounded sum of a host.
+fn rounds_on_hosts(topology: &Topology, sums: Sums) -> bool {
+    sums == Sums::Apart && topology.rounding == Rounding::Host && topology.has_hosts_of_several()
 }
 
 /// Whether the rank and one neighbour are alone on their host.

@@ -24,7 +24,7 @@ pub(super) fn legend(mut y: usize, width: usize, events: &[Event], svg: &mut Vec
     };
     let stored = |kind: &Kind, in_scratch: bool| match kind {
         Kind::Message { dst, combine: None, .. } => {
-            matches!(dst.buffer, Buffer::Scratch(_)) == in_scratch
+            matches!(dst.buffer, Buffer::Scratch(_) | Buffer::Sum(_)) == in_scratch
         }
         _ => false,
     };

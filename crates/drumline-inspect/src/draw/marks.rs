@@ -21,7 +21,7 @@ pub(super) fn arrow(
     let forward = if to > from { 1.0 } else { -1.0 };
     let tip = to - forward * if combine.is_some() { 9.0 } else { 2.0 };
     let base = tip - forward * 10.0;
-    let head = if let Buffer::Scratch(_) = dst.buffer { "hollow" } else { "tip" };
+    let head = if let Buffer::Scratch(_) | Buffer::Sum(_) = dst.buffer { "hollow" } else { "tip" };
     svg.push(format!(r#"<path class="wire" d="M{from} {y}H{base}"/>"#));
     svg.push(format!(r#"<circle class="dot" cx="{from}" cy="{y}" r="3.5"/>"#));
     svg.push(format!(r#"<path class="{head}" d="M{tip} {y}L{base} {}V{}Z"/>"#, y - 5.0, y + 5.0));

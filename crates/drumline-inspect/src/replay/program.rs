@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use drumline_schedule::price::ElementKind;
 use drumline_schedule::step::{Buffer, Loc, Rank, Step};
 use drumline_schedule::{Blocks, Counts, Schedule};
 
@@ -71,10 +72,10 @@ impl Program {
         of: usize,
         elements: usize,
         piece: usize,
-        element_bytes: usize,
+        kind: ElementKind,
     ) -> Program {
         let pieces = elements.div_ceil(piece.max(1)).max(1);
-        let pricing = Pricing::new(cluster, schedule, of, element_bytes);
+        let pricing = Pricing::new(cluster, schedule, of, kind);
         let last = elements - (pieces - 1) * piece;
         let lags = match pieces {
             1 => vec![],
@@ -89,7 +90,7 @@ impl Program {
             working_bytes: pricing.working_bytes,
             posts: schedule.posts(),
             windows: match schedule.is_pipelined() && pieces == 1 {
-                true => (elements * element_bytes).div_ceil(WINDOW_BYTES).max(1) as u64,
+                true => (elements * kind.bytes).div_ceil(WINDOW_BYTES).max(1) as u64,
                 false => 1,
             },
         }
@@ -124,7 +125,7 @@ struct Pricing<'a> {
     schedule: &'a Schedule,
     /// Elements of a whole block.
     elements: usize,
-    element_bytes: u64,
+    kind: ElementKind,
     /// Bytes that the ranks of a core work on.
     working_bytes: u64,
     /// Whether the rank and one neighbour are alone on their host, and exchange slots.
@@ -136,7 +137,7 @@ impl<'a> Pricing<'a> {
         cluster: &'a Cluster,
         schedule: &'a Schedule,
         elements: usize,
-        element_bytes: usize,
+        kind: ElementKind,
     ) -> Pricing<'a> {
         let Schedule { collective, rank, root, world_size, .. } = *schedule;
         let blocks = |buffer| match collective.blocks(buffer, rank, root) {
@@ -144,14 +145,13 @@ impl<'a> Pricing<'a> {
             Blocks::One => 1,
             Blocks::All => world_size,
         };
-        let element_bytes = element_bytes as u64;
         let blocks = (blocks(Buffer::Data) + blocks(Buffer::Input)) as u64;
-        let of_rank = (blocks * element_bytes).saturating_mul(elements as u64);
+        let of_rank = (blocks * kind.bytes as u64).saturating_mul(elements as u64);
         let ranks = cluster.machines.neighbours(rank).len().max(1);
         let cores = cluster.cores_per_host.clamp(1, ranks);
         let working_bytes = of_rank.saturating_mul(ranks as u64) / cores as u64;
         let swaps_slots = ranks == 2;
-        Pricing { cluster, schedule, elements, element_bytes, working_bytes, swaps_slots }
+        Pricing { cluster, schedule, elements, kind, working_bytes, swaps_slots }
     }
 
     /// The lag of each priced step.
@@ -165,8 +165,8 @@ impl<'a> Pricing<'a> {
     /// The priced steps of a piece of `elements` elements.
     fn ops(&self, elements: usize) -> Vec<PricedStep> {
         let counts = Counts::Even(elements);
-        let bytes =
-            |loc: Loc| self.schedule.resolve(loc, &counts).len() as u64 * self.element_bytes;
+        let width = |loc: Loc| if loc.is_wide() { self.kind.sum_bytes } else { self.kind.bytes };
+        let bytes = |loc: Loc| (self.schedule.resolve(loc, &counts).len() * width(loc)) as u64;
         let number = |rank: Rank| rank as u32;
         let mut ops = Vec::with_capacity(self.schedule.steps.len());
         let mut sent: HashMap<Rank, Vec<u32>> = HashMap::new();

@@ -163,10 +163,18 @@ fn run(
     calls: Calls,
 ) -> Result<Outcome, Error> {
     let Workload { algorithm, root, kind, .. } = *workload;
-    let bytes = algorithm.travelling(kind.bytes, kind.sum_bytes);
+    let is_narrow = kind.sum_bytes > kind.bytes;
+    // Without places for sums, a call in which sums travel is widened.
+    let width = match algorithm.partial_sums_travel && !algorithm.sums_apart {
+        true => ElementKind { bytes: kind.sum_bytes, ..kind },
+        false => kind,
+    };
     let programs = (0..cluster.topology.world_size).map(|rank| {
-        let schedule = algorithm.schedule(&cluster.topology, rank, root)?;
-        Ok(Program::of(cluster, &schedule, workload.elements, elements, piece, bytes))
+        let schedule = match is_narrow {
+            true => algorithm.narrow_schedule(&cluster.topology, rank, root)?,
+            false => algorithm.schedule(&cluster.topology, rank, root)?,
+        };
+        Ok(Program::of(cluster, &schedule, workload.elements, elements, piece, width))
     });
     let engine = Engine::new(cluster, programs.collect::<Result<_, Error>>()?, calls.all);
     Ok(engine.run(calls.before))

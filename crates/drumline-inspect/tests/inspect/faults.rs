@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use drumline_inspect::check::{CheckError, Rule, check, check_schedules};
+use drumline_inspect::check::{CheckError, Rule, check, check_narrow_schedules, check_schedules};
 use drumline_schedule::step::{Buffer, Loc, Rank, Side, Span, Step};
 use drumline_schedule::tree::Node;
 use drumline_schedule::{
@@ -661,4 +661,53 @@ fn wrong(rank: Rank, element: usize, found: &str) -> Result<Cost, CheckError> {
         found: found.into(),
         expected: format!("finish((r0[{element}] + r1[{element}]))"),
     })
+}
+
+// ---- Elements that are narrower than their sums ----
+
+/// Two ranks on a host, and one that is alone.
+fn narrow_hierarchical() -> (Topology, Vec<Schedule>) {
+    let world = Topology::hosts(&[2, 1]);
+    let row = Algorithm::find(Collective::AllReduce, "hierarchical").unwrap();
+    let schedules = row.narrow_schedules(&world, 0).unwrap();
+    assert_eq!(check_narrow_schedules(&world, &schedules, 7).map(|_| ()), Ok(()));
+    (world, schedules)
+}
+
+/// Moves every place that `rank` names in `from` to `to`.
+fn moved(schedules: &mut [Schedule], rank: Rank, from: Buffer, to: Buffer) {
+    let place = |loc: Loc| match loc.peer.is_none() && loc.buffer == from {
+        true => Loc { buffer: to, ..loc },
+        false => loc,
+    };
+    let steps = std::mem::take(&mut schedules[rank].steps).into_iter();
+    schedules[rank].steps = steps.map(|step| step.moved(|rank| rank, place)).collect();
+}
+
+#[test]
+fn a_sum_of_a_host_that_lies_in_narrow_scratch() {
+    let (world, mut schedules) = narrow_hierarchical();
+    moved(&mut schedules, 0, Buffer::Sum(0), Buffer::Scratch(7));
+    let error = check_narrow_schedules(&world, &schedules, 7).unwrap_err();
+    let place = Loc::scratch(7, Span::WHOLE);
+    assert!(
+        matches!(&error, CheckError::Width { rank: 0, place: it, .. } if **it == place),
+        "{error}"
+    );
+}
+
+/// The ends of a message disagree on its width, either way.
+#[test]
+fn a_message_of_another_width() {
+    let (world, mut schedules) = narrow_hierarchical();
+    // Rank 2 adds the sum of host 0, which rank 0 sends.
+    moved(&mut schedules, 2, Buffer::Sum(2), Buffer::Scratch(7));
+    let error = check_narrow_schedules(&world, &schedules, 7).unwrap_err();
+    assert!(matches!(error, CheckError::Width { rank: 2, .. }), "{error}");
+
+    let (world, mut schedules) = narrow_hierarchical();
+    // Rank 0 adds what rank 2 brings.
+    moved(&mut schedules, 0, Buffer::Scratch(1), Buffer::Sum(7));
+    let error = check_narrow_schedules(&world, &schedules, 7).unwrap_err();
+    assert!(matches!(error, CheckError::Width { rank: 0, .. }), "{error}");
 }

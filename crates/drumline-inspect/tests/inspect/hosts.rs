@@ -1,7 +1,9 @@
 //! Algorithms that add on each host first are right for every placement that they serve.
 
 use drumline_inspect::check;
-use drumline_schedule::{ALGORITHMS, Algorithm, Collective, SumOrder, Topology, algorithm};
+use drumline_schedule::{
+    ALGORITHMS, Algorithm, Collective, Rounding, SumOrder, Topology, algorithm,
+};
 
 #[test]
 fn hierarchies_are_right_for_all_equal_hosts_of_up_to_64_ranks() {
@@ -39,6 +41,26 @@ fn hierarchies_are_right_for_any_placement_that_they_serve() {
     }
     for (world_size, hosts) in [(4, 2), (9, 3), (10, 4), (24, 3), (64, 8)] {
         expect_right(Topology::placed((0..world_size).map(|rank| rank % hosts)));
+    }
+}
+
+/// The checker expects sums of rounded sums of hosts then.
+#[test]
+fn hosts_may_round_their_sums() {
+    let worlds = [&[2, 2][..], &[2, 1], &[4, 4, 3], &[8, 8, 8, 8, 8], &[2, 2, 2, 2, 2, 2, 1]];
+    for world in worlds.into_iter().map(Topology::hosts) {
+        expect_right(&world.clone().with_rounding(Rounding::Host));
+        let row = Algorithm::find(Collective::AllReduce, "hierarchical").unwrap();
+        // It rounds only the result.
+        let once = row.narrow_schedules(&world, 0).unwrap();
+        let rounding = world.clone().with_rounding(Rounding::Host);
+        assert!(check::check_narrow_schedules(&world, &once, 9).is_ok());
+        let error = check::check_narrow_schedules(&rounding, &once, 9).unwrap_err().to_string();
+        assert!(error.contains("round("), "{error}");
+    }
+    for sizes in [&[3, 3][..], &[1, 2, 3]] {
+        let world = Topology::hosts(sizes).with_order(SumOrder::Placement);
+        expect_right(&world.with_rounding(Rounding::Host));
     }
 }
 

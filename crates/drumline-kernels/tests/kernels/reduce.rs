@@ -1,8 +1,9 @@
 //! Every element type, operator and arrangement of operands, compared with the definitions.
 
+use bytemuck::Zeroable;
 use drumline_kernels::{
-    Bool, DType, F8E4M3, F8E5M2, ReduceOp, Source, Target, combine, f16, reduce_tree,
-    reduce_tree_with,
+    Addend, Bool, DType, F8E4M3, F8E5M2, ReduceOp, Source, Target, combine, f16, narrow,
+    reduce_sums, reduce_to_sums, reduce_tree, reduce_tree_with, widen,
 };
 use proptest::prelude::*;
 
@@ -85,12 +86,57 @@ fn check<T: Reference>(case: &Case) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Some inputs are elements and some are sums, as `in_place` says. (A sum of one element is as exact as the element.)
+fn check_widths<T: Reference>(case: &Case) -> Result<(), TestCaseError> {
+    let Case { ranks, len, skip: _, in_place, extra: _, finish, wild, seed } = *case;
+    let value = |rank: usize, i: usize| {
+        T::random(random(seed ^ random((rank * 1_000_003 + i) as u64)), wild)
+    };
+    let inputs: Vec<Vec<T>> =
+        (0..ranks).map(|rank| (0..len).map(|i| value(rank, i)).collect()).collect();
+    let wide = |input: &Vec<T>| {
+        let mut wide = vec![T::Accumulator::zeroed(); len];
+        widen(&mut wide[..], Source::from(&input[..]));
+        wide
+    };
+    let sums: Vec<Vec<T::Accumulator>> = inputs.iter().map(wide).collect();
+    let addends: Vec<Addend<'_, T>> = (0..ranks)
+        .map(|rank| match in_place >> (rank % 64) & 1 == 1 {
+            true => Addend::Element(Source::from(&inputs[rank][..])),
+            false => Addend::Sum(Source::from(&sums[rank][..])),
+        })
+        .collect();
+    for op in operators::<T>() {
+        let [mut rounded, mut narrowed] = [vec![T::zeroed(); len], vec![T::zeroed(); len]];
+        let [mut sum, mut copy] = [0; 2].map(|_| vec![T::Accumulator::zeroed(); len]);
+        let finish = finish.then_some(ranks);
+        reduce_sums(op, &[Target::from(&mut rounded[..])], &addends, &canonical(ranks), finish);
+        let into = [&mut sum, &mut copy].map(|it| Target::from(&mut it[..]));
+        reduce_to_sums::<T>(op, &into, &addends, &canonical(ranks));
+        prop_assert_eq!(bytemuck::cast_slice::<_, u8>(&sum), bytemuck::cast_slice::<_, u8>(&copy));
+        narrow(Target::from(&mut narrowed[..]), &sum[..]);
+        for i in 0..len {
+            let column: Vec<T> = inputs.iter().map(|input| input[i]).collect();
+            for (found, finish) in [(rounded[i], finish), (narrowed[i], None)] {
+                let expected = T::reduce(op, &column, finish);
+                prop_assert!(found.same(expected), "{op}: {found:?}, not {expected:?}: {column:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(config())]
 
     #[test]
     fn reduce_tree_does_what_the_definitions_say(case in cases()) {
         by_type!(T => check::<T>(&case)?);
+    }
+
+    #[test]
+    fn inputs_of_either_width_give_the_same_bits(case in cases()) {
+        by_type!(T => check_widths::<T>(&case)?);
     }
 
     #[test]

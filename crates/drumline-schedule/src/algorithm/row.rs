@@ -55,6 +55,9 @@ pub struct Algorithm {
     /// were rounded, so the executor sends them in the width of the sum. All other algorithms send
     /// contributions and complete sums only.
     pub partial_sums_travel: bool,
+    /// Whether incomplete sums can lie [apart](crate::step::Buffer::Sum) from all else, which then keeps the width
+    /// of the elements. Otherwise the executor widens the whole call.
+    pub sums_apart: bool,
     /// Whether it serves blocks of different lengths ([`Counts`](crate::Counts)). Such an algorithm
     /// names whole blocks only.
     pub uneven: bool,
@@ -107,6 +110,7 @@ impl Algorithm {
             applies: any,
             needs: "nothing",
             partial_sums_travel: false,
+            sums_apart: false,
             uneven: false,
             lags: |_, _| Lags::NONE,
             shelves: |_, _| Shelves::AfterOwner,
@@ -134,6 +138,11 @@ impl Algorithm {
         Algorithm { partial_sums_travel: true, ..self }
     }
 
+    /// The same algorithm. It sends incomplete sums, which can lie apart.
+    pub const fn with_sums_apart(self) -> Algorithm {
+        Algorithm { partial_sums_travel: true, sums_apart: true, ..self }
+    }
+
     /// The same algorithm. It serves blocks of different lengths.
     pub const fn with_uneven_blocks(self) -> Algorithm {
         Algorithm { uneven: true, ..self }
@@ -159,9 +168,17 @@ impl Algorithm {
         Algorithm { meant_for, ..self }
     }
 
-    /// Bytes of an element that travels, where elements have `bytes` and their sums `sum_bytes`.
+    /// Bytes of an element that travels, where elements have `bytes` and their sums `sum_bytes`: the mean, rounded
+    /// up, where both travel.
     pub const fn travelling(&self, bytes: usize, sum_bytes: usize) -> usize {
-        if self.partial_sums_travel { sum_bytes } else { bytes }
+        match self.collective {
+            _ if !self.partial_sums_travel => bytes,
+            // As many results travel as incomplete sums.
+            Collective::AllReduce | Collective::ReduceSlices if self.sums_apart => {
+                (bytes + sum_bytes).div_ceil(2)
+            }
+            _ => sum_bytes,
+        }
     }
 }
 

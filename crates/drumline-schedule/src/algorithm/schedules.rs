@@ -1,10 +1,11 @@
+use super::apart;
 use super::row::Algorithm;
 use super::table::ALGORITHMS;
 use crate::collective::Collective;
 use crate::error::Error;
 use crate::flush;
 use crate::schedule::Schedule;
-use crate::step::Rank;
+use crate::step::{Rank, Step};
 use crate::topology::Topology;
 
 impl Algorithm {
@@ -28,6 +29,48 @@ impl Algorithm {
     ///
     /// When `rank` or `root` is not in the topology, or the algorithm does not serve the topology.
     pub fn schedule(&self, topology: &Topology, rank: Rank, root: Rank) -> Result<Schedule, Error> {
+        self.schedule_of(topology, rank, root, |steps| steps)
+    }
+
+    /// The schedule of `rank` for elements that are narrower than their sums. An algorithm whose sums can lie
+    /// [apart](Algorithm::sums_apart) keeps them in [`Buffer::Sum`](crate::step::Buffer::Sum). All others have one
+    /// schedule for all elements.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology};
+    ///
+    /// // The sum of a host travels as it is, and the result is narrow again.
+    /// let row = Algorithm::find(Collective::AllReduce, "hierarchical-push")?;
+    /// let schedule = row.narrow_schedule(&Topology::hosts(&[2, 2]), 0, 0)?.to_string();
+    /// assert!(schedule.contains("reduce  sum0[0/2] = data[0/2] + rank 1's data[0/2]"));
+    /// assert!(schedule.contains("send    sum0[1/4] -> rank 2"));
+    /// assert!(schedule.contains("reduce  data[0/4] = finish(sum0[0/4] + sum3[0/4])"));
+    /// assert!(schedule.contains("send    data[0/4] -> rank 2"));
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`Algorithm::schedule`].
+    pub fn narrow_schedule(
+        &self,
+        topology: &Topology,
+        rank: Rank,
+        root: Rank,
+    ) -> Result<Schedule, Error> {
+        self.schedule_of(topology, rank, root, |steps| match self.sums_apart {
+            true => apart::sums(self, topology, root, rank, steps),
+            false => steps,
+        })
+    }
+
+    fn schedule_of(
+        &self,
+        topology: &Topology,
+        rank: Rank,
+        root: Rank,
+        place: impl FnOnce(Vec<Step>) -> Vec<Step>,
+    ) -> Result<Schedule, Error> {
         let world_size = topology.world_size;
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
@@ -38,7 +81,8 @@ impl Algorithm {
         if !(self.applies)(topology) {
             return Err(self.does_not_apply(topology));
         }
-        let steps = flush::insert(self.collective, (self.generate)(topology, rank, root));
+        let steps = place((self.generate)(topology, rank, root));
+        let steps = flush::insert(self.collective, steps);
         Ok(Schedule {
             collective: self.collective,
             algorithm: self.name,
@@ -60,6 +104,19 @@ impl Algorithm {
     /// As for [`Algorithm::schedule`].
     pub fn schedules(&self, topology: &Topology, root: Rank) -> Result<Vec<Schedule>, Error> {
         (0..topology.world_size).map(|rank| self.schedule(topology, rank, root)).collect()
+    }
+
+    /// The same for elements that are narrower than their sums.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Algorithm::schedule`].
+    pub fn narrow_schedules(
+        &self,
+        topology: &Topology,
+        root: Rank,
+    ) -> Result<Vec<Schedule>, Error> {
+        (0..topology.world_size).map(|rank| self.narrow_schedule(topology, rank, root)).collect()
     }
 
     fn does_not_apply(&self, topology: &Topology) -> Error {

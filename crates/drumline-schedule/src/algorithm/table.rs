@@ -110,7 +110,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
         .for_lengths(Lengths::Long),
     staged(AllReduce, "hierarchical", hierarchical::staged, hierarchical::staged_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
-        .with_partial_sums()
+        .with_sums_apart()
         .with_pipeline(hierarchical::lags),
     staged(
         AllReduce,
@@ -119,14 +119,14 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical::staged_halving_cost,
     )
     .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
-    .with_partial_sums()
+    .with_sums_apart()
     .with_pipeline(hierarchical::halving_lags),
     staged(AllReduce, "hierarchical-doubling", leaders::all_reduce, leaders::all_reduce_cost)
         .only_where(leaders::serves, FULL_HOSTS)
         .with_partial_sums(),
     in_place(AllReduce, "hierarchical-push", hierarchical::push, hierarchical::push_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
-        .with_partial_sums()
+        .with_sums_apart()
         .with_pipeline(hierarchical::lags),
     in_place(
         AllReduce,
@@ -135,7 +135,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical::push_halving_cost,
     )
     .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
-    .with_partial_sums()
+    .with_sums_apart()
     .with_pipeline(hierarchical::halving_lags),
     staged(Reduce, "shm", shared_rooted::reduce, shared_rooted::reduce_cost),
     staged(Broadcast, "shm", shared_rooted::broadcast, shared_rooted::broadcast_cost),
@@ -150,7 +150,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
     .only_where(leaders::serves_any, FULL),
     staged(Reduce, "hierarchical", hierarchical_rooted::reduce, hierarchical_rooted::reduce_cost)
         .only_where(leaders::serves, FULL_HOSTS)
-        .with_partial_sums(),
+        .with_sums_apart(),
     staged(Barrier, "hierarchical", leaders::barrier, leaders::barrier_cost)
         .only_where(leaders::serves_any, FULL),
     staged(Barrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
@@ -182,7 +182,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical_blocks::reduce_scatter_cost,
     )
     .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
-    .with_partial_sums()
+    .with_sums_apart()
     .with_uneven_blocks()
     .with_shelves(hierarchical_blocks::reduce_scatter_shelves)
     .with_pipeline(receives_behind),
@@ -271,7 +271,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
     in_place(ReduceSlices, "shm-pull", registered::reduce_slices, registered::reduce_slices_cost),
     in_place(ReduceSlices, "hierarchical-pull", hierarchical::pull, hierarchical::pull_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
-        .with_partial_sums(),
+        .with_sums_apart(),
     in_place(
         ReduceSlices,
         "hierarchical-halving-pull",
@@ -279,7 +279,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical::pull_halving_cost,
     )
     .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
-    .with_partial_sums(),
+    .with_sums_apart(),
     in_place(Reduce, "shm-push", registered::reduce, registered::reduce_cost),
     in_place(Broadcast, "shm-push", registered::broadcast, registered::broadcast_cost),
     in_place(AllGather, "shm-push", registered::all_gather, registered::all_gather_cost)
@@ -316,7 +316,7 @@ pub static ALGORITHMS: &[Algorithm] = &[
         hierarchical_blocks::reduce_scatter_pull_cost,
     )
     .only_where(hierarchical_blocks::serves_sums, ADDING_HOSTS)
-    .with_partial_sums()
+    .with_sums_apart()
     .with_uneven_blocks()
     .with_pipeline(receives_behind),
     in_place(

@@ -104,17 +104,20 @@ fn every_choice_is_eligible() {
 }
 
 #[test]
-fn narrow_floats_are_not_summed_in_place_between_hosts() {
-    let world = Topology::hosts(&[2, 2]);
-    let over_links = Situation::over_links(Collective::AllReduce, &world, 1_000, BF16);
-    let situation = Situation { registered: true, long_bytes: Some(1 << 20), ..over_links };
-    let in_place = ALGORITHMS.iter().filter(|row| {
-        row.memory == MemoryUse::Registered
-            && eligible(row, &over_links) == Err(Why::NoSharedMemory)
-    });
-    assert!(in_place.clone().count() >= 2);
-    for row in in_place {
-        assert_eq!(eligible(row, &situation), Err(Why::WouldRound));
+fn narrow_floats_are_summed_in_place_where_their_sums_lie_apart() {
+    let hosts = Topology::hosts(&[2, 2]);
+    let nodes = Topology::hosts(&[4]).with_nodes((0..4).map(|rank| Some(rank / 2)));
+    for (world, expected) in [(&hosts, Ok(())), (&nodes, Err(Why::WouldRound))] {
+        let over_links = Situation::over_links(Collective::AllReduce, world, 1_000, BF16);
+        let situation = Situation { registered: true, long_bytes: Some(1 << 20), ..over_links };
+        let in_place = ALGORITHMS.iter().filter(|row| {
+            row.partial_sums_travel
+                && row.memory == MemoryUse::Registered
+                && eligible(row, &over_links) == Err(Why::NoSharedMemory)
+                && row.name.starts_with("shm") == world.is_one_host()
+        });
+        let verdicts: Vec<_> = in_place.map(|row| eligible(row, &situation)).collect();
+        assert!(!verdicts.is_empty() && verdicts.iter().all(|it| *it == expected), "{verdicts:?}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! The choice of an algorithm, for many situations.
+//! The choice of an algorithm, for many situations, and what narrow floats send.
 #![allow(clippy::unwrap_used)]
 
 mod choices;
+mod narrow;

@@ -6,7 +6,7 @@ use drumline_conformance::{
     on_group::Form,
     same_bits::{Digests, WORLD_SIZES, Way, cases, over_real_transports},
 };
-use drumline_schedule::SumOrder;
+use drumline_schedule::{Rounding, SumOrder};
 use drumline_sim::{ConformanceJob, Place};
 
 const PLACES: [Place; 3] = [Place::OneHost, Place::Hosts(2), Place::Flat];
@@ -18,6 +18,7 @@ fn over_the_simulator(digests: &mut Digests) -> Result<(), String> {
                 world_size,
                 place,
                 sum_order: SumOrder::Rank,
+                rounding: Rounding::Once,
                 all_reduce: None,
                 form: Form::Blocking,
                 cases: &[],

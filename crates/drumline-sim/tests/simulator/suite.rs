@@ -5,7 +5,7 @@ use drumline_conformance::{
     on_group::Form,
     suite::{Call, WORLD_SIZES, calls},
 };
-use drumline_schedule::SumOrder;
+use drumline_schedule::{Rounding, SumOrder};
 use drumline_sim::{ConformanceJob, Place};
 
 /// Small worlds run every collective, type and operator. Large worlds run every size.
@@ -29,9 +29,26 @@ fn suite(place: Place, sum_order: SumOrder) {
 }
 
 fn run(calls: &[Call], world_size: usize, place: Place, sum_order: SumOrder) {
+    run_rounded(calls, world_size, place, sum_order, Rounding::Once);
+}
+
+fn run_rounded(
+    calls: &[Call],
+    world_size: usize,
+    place: Place,
+    sum_order: SumOrder,
+    rounding: Rounding,
+) {
     for form in Form::ALL {
-        let job =
-            ConformanceJob { world_size, place, sum_order, all_reduce: None, form, cases: &[] };
+        let job = ConformanceJob {
+            world_size,
+            place,
+            sum_order,
+            rounding,
+            all_reduce: None,
+            form,
+            cases: &[],
+        };
         let is_possible = form != Form::Registered || job.shares_memory();
         let cases =
             calls.iter().filter(|(case, of)| *of == form && is_possible && job.serves(case));
@@ -55,6 +72,16 @@ fn every_case_on_two_hosts() {
 #[test]
 fn every_case_on_three_hosts_summed_by_placement() {
     suite(Place::Hosts(3), SumOrder::Placement);
+}
+
+/// Only worlds whose hosts have several ranks each: in others no algorithm of `reduce` rounds on hosts.
+#[test]
+fn every_case_where_hosts_round_their_sums() {
+    let worlds = [(4, 2), (6, 3), (8, 2), (12, 4)];
+    for (world_size, hosts) in worlds {
+        let calls = calls(Extent::Small, world_size);
+        run_rounded(&calls, world_size, Place::Hosts(hosts), SumOrder::Placement, Rounding::Host);
+    }
 }
 
 #[test]
