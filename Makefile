@@ -110,7 +110,7 @@ model:
 	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-loom --target-dir target/loom
 
 # Peers that cannot be installed are left out, and it says so.
-bench: torch $(PYTHON_VENV)/matplotlib
+bench: torch python-release $(PYTHON_VENV)/matplotlib
 	cargo build --profile release-lto --locked -p drumline-cli
 	cargo build --profile release-lto --locked -p drumline --example async_reduce_speed
 	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench

@@ -18,10 +18,14 @@ import platform
 import sys
 import time
 
+import between_hosts
+import sections
 import summary
 from page import Figure, Results, goals, replaced, section_mark, state, table
 from peers import Absent, quiet
-from sections import DRUMLINE, PEERS, ROOT, SECTIONS, Section, drumline
+from sections import DRUMLINE, PEERS, ROOT, Section, drumline
+
+SECTIONS = [*sections.SECTIONS, *between_hosts.SECTIONS]
 
 def hand_over() -> list[float]:
     """Time of the hand-over of a word between two cores, in ns. Empty if it cannot be measured."""
@@ -96,14 +100,14 @@ def main() -> None:
                         help="the page of all tables (%(default)s)")
     options = parser.parse_args()
 
-    sections = [build() for build in SECTIONS]
-    keys = [section.key for section in sections]
+    built = [build() for build in SECTIONS]
+    keys = [section.key for section in built]
     only = [key for key in options.only.split(",") if key] or keys
     if unknown := set(only) - set(keys):
         parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(keys)}")
     if not DRUMLINE.exists():
         parser.error(f"{DRUMLINE} is not there: cargo build --profile release-lto -p drumline-cli")
-    chosen = [section for section in sections if section.key in only]
+    chosen = [section for section in built if section.key in only]
     PEERS.install({peer for section in chosen for turn in section.turns for peer in turn.peers})
 
     reasons: dict[str, str] = {}

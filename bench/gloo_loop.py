@@ -26,7 +26,7 @@ class Case:
     def __init__(self, operation: str, size: int, rank: int, ranks: int) -> None:
         count = size // 4
         block = count // ranks
-        count = count if operation in ("all_reduce", "broadcast") else block * ranks
+        count = count if operation in ("all_reduce", "broadcast", "reduce") else block * ranks
         self.inputs = torch.zeros(block if operation == "all_gather" else count)
         self.outputs = torch.zeros(block if operation == "reduce_scatter" else count)
         values = torch.arange(self.inputs.numel()) % 4
@@ -34,6 +34,7 @@ class Case:
         self.call, self.data, whole = {
             "all_reduce": (lambda: dist.all_reduce(self.inputs), self.inputs, True),
             "broadcast": (lambda: dist.broadcast(self.inputs, 0), self.inputs, False),
+            "reduce": (lambda: dist.reduce(self.inputs, 0), self.inputs, True),
             "all_gather": (lambda: dist.all_gather_into_tensor(self.outputs, self.inputs), self.outputs, False),
             "reduce_scatter": (
                 lambda: dist.reduce_scatter_tensor(self.outputs, self.inputs), self.outputs, True),
@@ -47,18 +48,27 @@ class Case:
             places = places + rank * block
         values = places % 4
         self.expected = (values * ranks + sum(range(ranks)) if whole else values + sources).float()
+        # Only the root of a reduce gets a result.
+        self.has_result = operation != "reduce" or rank == 0
 
     def rewrite(self) -> None:
         self.inputs.copy_(self.values)
 
     def wrong(self) -> int:
-        return int((self.data != self.expected).sum())
+        return int((self.data != self.expected).sum()) if self.has_result else 0
 
 
 def measure(rank: int, ranks: int, port: int, turn_ms: float, cases: list[str]) -> None:
-    torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, ranks, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    time_cases(turn_ms, cases)
+    dist.destroy_process_group()
+
+
+def time_cases(turn_ms: float, cases: list[str]) -> None:
+    """Times the cases on the default group. Rank 0 prints a line for each."""
+    torch.set_num_threads(1)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     for text in cases:
         operation, size = text.split(":")
         case = Case(operation, int(size), rank, ranks)
@@ -113,7 +123,6 @@ def measure(rank: int, ranks: int, port: int, turn_ms: float, cases: list[str]) 
                 "cpu_s_per_gb": sums[0].item() / billed * 1e9 / int(size),
                 "switches": sums[1].item() / billed,
             }), flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -402,38 +402,6 @@ def links() -> Section:
     )
 
 
-def hierarchy() -> Section:
-    row = size_name(64 * M)
-
-    def run(size: int, *times: str) -> list[Figure]:
-        arguments = ["all_reduce", *sizes_of([size]), "--place", "in", "--transport", "shm,unix",
-                     "--rounds", "1", "-w", "2", *times]
-        with Hosts(1) as hosts:
-            rows = hosts.drumline(DRUMLINE, 4, arguments, 150)
-        titles = {"shm": "by hosts", "unix": "all with all"}
-        by_way = {titles[found["transport"].split("+")[0]]: found for found in rows}
-        figures = [Figure(size_name(size), title, found["p50_us"]) for title, found in by_way.items()]
-        if size_name(size) == row:
-            figures.append(Figure(row, "bound", bound_us(by_way["by hosts"])))
-        return figures
-
-    def both() -> list[Figure]:
-        return run(8, "--time", "300ms") + run(64 * M, "--iters", "3")
-
-    times = Ratio("all with all / by hosts", ("all with all",), "by hosts")
-    bound = Ratio("bound / by hosts", ("bound",), "by hosts")
-    return Section(
-        "hierarchy",
-        "all_reduce between two hosts with 4 ranks each, link of 1 Gb/s",
-        "`by hosts` adds on the host first; `all with all` does not share memory; `bound` is a plain "
-        "stream of the bytes that a host must send and receive.",
-        (Turn(("by hosts", "all with all", "bound"), frozenset(), both),),
-        (times, bound),
-        (Goal(times, (row,), 2.0), Goal(bound, (row,), 0.9)),
-        rounds_max=2,
-    )
-
-
 def flows() -> Section:
     size, connections = 64 * M, (1, 4)
     arguments = ["all_reduce", *sizes_of([size]), "--place", "in", "--rounds", "1", "-w", "2", "--time", "500ms"]
@@ -549,5 +517,5 @@ def launcher() -> Section:
     )
 
 
-SECTIONS = [imb, all_reduce, collectives, crowded, over_mpi, throughput, narrow, loopback, links, flows, hierarchy, tensors,
+SECTIONS = [imb, all_reduce, collectives, crowded, over_mpi, throughput, narrow, loopback, links, flows, tensors,
             launcher]

@@ -42,6 +42,8 @@ LINES = [
     Line("all_reduce 64 MiB over TCP", "loopback", "64 MiB", ours="tcp", registered=None, others=()),
     Line("all_reduce 64 MiB, 2 hosts, 10 Gb/s", "links", "10 Gb/s", ours="drumline", registered=None,
          others=("iperf3",), gloo=False),
+    *(Line(f"{operation} 64 MiB, 2 hosts of 4 ranks, 1 Gb/s, in torch", "torch_hosts", f"{operation} 64 MiB, 2 x 4",
+           ours="drumline", registered=None, others=()) for operation in ("all_gather", "reduce_scatter", "broadcast")),
     *(Line(what, "launcher", what, ours="drumline run", registered=None, others=("torchrun",), gloo=False)
       for what in ("an empty job, 2 ranks", "an empty job, 8 ranks", "a job with a restart, 2 ranks")),
 ]

@@ -50,6 +50,8 @@ pub struct Schedule {
     pub lags: Lags,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: Shelves,
+    /// A slot is cut into this number of parts, and a window takes up one of them.
+    pub slot_parts: usize,
     /// The steps, in the order in which they take effect.
     pub steps: Vec<Step>,
 }
@@ -82,12 +84,8 @@ impl Schedule {
     }
 
     /// The number of elements of each block in one window, at least one. Slots hold `slot` elements.
-    ///
-    /// If all data moves in one direction, a window is an eighth of what fits: one side writes a window while
-    /// the other side reads the window before. In other collectives both sides work all the time.
     pub fn window(&self, slot: usize) -> usize {
-        let windows = if self.collective.has_root() { 8 } else { 1 };
-        (slot / windows / self.slot_blocks()).max(1)
+        (slot / self.slot_parts / self.slot_blocks()).max(1)
     }
 
     /// The number of elements of each block in a window of about `bytes` bytes of a rank's data. With more than 16 ranks

@@ -137,6 +137,7 @@ impl Plan {
             uneven: false,
             lags: Lags::NONE,
             shelves: Shelves::AfterOwner,
+            slot_parts: 1,
             steps: Vec::new(),
         };
         Plan::new(Shape {

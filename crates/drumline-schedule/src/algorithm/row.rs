@@ -66,6 +66,10 @@ pub struct Algorithm {
     pub lags: fn(&Topology, &[Step]) -> Lags,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: fn(&Topology, Rank) -> Shelves,
+    /// Into how many parts a slot is cut. A window takes up one of them. If all data moves in one direction, windows are
+    /// short: one side writes a window while the other side reads the window before. In other collectives both sides
+    /// work all the time.
+    pub slot_parts: usize,
     /// The messages between hosts in the longest chain in which each waits for the one before it. `None`: the
     /// [rounds](Cost::rounds) that are no posts.
     pub hops: Option<fn(&Topology) -> usize>,
@@ -114,6 +118,7 @@ impl Algorithm {
             uneven: false,
             lags: |_, _| Lags::NONE,
             shelves: |_, _| Shelves::AfterOwner,
+            slot_parts: if collective.has_root() { 8 } else { 1 },
             hops: None,
             meant_for: Lengths::Any,
         }
@@ -151,6 +156,11 @@ impl Algorithm {
     /// The same algorithm. Several windows may be under way at once, with these lags.
     pub const fn with_pipeline(self, lags: fn(&Topology, &[Step]) -> Lags) -> Algorithm {
         Algorithm { lags, ..self }
+    }
+
+    /// The same algorithm. A window takes up one of this number of parts of a slot.
+    pub const fn with_slot_parts(self, slot_parts: usize) -> Algorithm {
+        Algorithm { slot_parts, ..self }
     }
 
     /// The same algorithm. Blocks lie on these shelves of a slot.

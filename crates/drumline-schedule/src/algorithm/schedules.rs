@@ -93,6 +93,7 @@ impl Algorithm {
             uneven: self.uneven,
             lags: (self.lags)(topology, &steps),
             shelves: (self.shelves)(topology, rank),
+            slot_parts: self.slot_parts,
             steps,
         })
     }

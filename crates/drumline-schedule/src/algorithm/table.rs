@@ -32,6 +32,10 @@ const ANY_ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums,
 const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
                           of them, each with several ranks";
 
+/// Parts of a slot where data moves in one direction between hosts. A window is cut into slices, and every rank of a host
+/// waits for others once in a window, so windows are longer than on one host.
+const BETWEEN_HOSTS: usize = 2;
+
 /// All algorithms. Where two rows are equally good, the first one is chosen.
 ///
 /// ```
@@ -140,16 +144,19 @@ pub static ALGORITHMS: &[Algorithm] = &[
     staged(Reduce, "shm", shared_rooted::reduce, shared_rooted::reduce_cost),
     staged(Broadcast, "shm", shared_rooted::broadcast, shared_rooted::broadcast_cost),
     staged(Broadcast, "hierarchical", hierarchical_rooted::tree, hierarchical_rooted::tree_cost)
-        .only_where(leaders::serves_any, FULL),
+        .only_where(leaders::serves_any, FULL)
+        .with_slot_parts(BETWEEN_HOSTS),
     staged(
         Broadcast,
         "hierarchical-chain",
         hierarchical_rooted::chain,
         hierarchical_rooted::chain_cost,
     )
-    .only_where(leaders::serves_any, FULL),
+    .only_where(leaders::serves_any, FULL)
+    .with_slot_parts(BETWEEN_HOSTS),
     staged(Reduce, "hierarchical", hierarchical_rooted::reduce, hierarchical_rooted::reduce_cost)
         .only_where(leaders::serves, FULL_HOSTS)
+        .with_slot_parts(BETWEEN_HOSTS)
         .with_sums_apart(),
     staged(Barrier, "hierarchical", leaders::barrier, leaders::barrier_cost)
         .only_where(leaders::serves_any, FULL),

@@ -1,0 +1,168 @@
+"""What is measured between two hosts on one machine: every collective by hosts, and torch on both backends."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import subprocess
+import time
+
+from hosts import PORT, Hosts
+from page import Figure, Goal, Ratio
+from peers import HERE, TORCH, Absent, json_lines
+from sections import DRUMLINE, M, Section, Turn, bound_us, row_name, size_name, sizes_of
+
+# Python with torch and this drumline: `make python-release`.
+PYTHON = HERE.parent / "target/python-venv/bin/python"
+
+LONG = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
+SHORT = [*LONG, "gather", "scatter", "all_to_all", "scan", "exclusive_scan", "barrier"]
+BY_HOSTS, ALL_WITH_ALL = "by hosts", "all with all"
+
+
+OUT_OF_PLACE = {"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"}
+
+
+def place(operation: str) -> str:
+    return "out" if operation in OUT_OF_PLACE else "in"
+
+
+def by_hosts() -> Section:
+    """Each collective, where ranks of a host share memory and where they do not."""
+    titles = {"shm": BY_HOSTS, "unix": ALL_WITH_ALL}
+
+    def run(gigabits: int, operations: list[str], size: int, *times: str) -> list[Figure]:
+        figures = []
+        for operation in operations:
+            row = row_name(operation, size, True) if operation != "barrier" else operation
+            if gigabits != 1:
+                row += f", {gigabits} Gb/s"
+            arguments = [operation, *sizes_of([size]), "--place", place(operation), "--transport",
+                         "shm,unix", "--rounds", "1", "-w", "2", *times]
+            with Hosts(gigabits) as hosts:
+                rows = hosts.drumline(DRUMLINE, 4, arguments, 150)
+            for found in rows:
+                title = titles[found["transport"].split("+")[0]]
+                figures.append(Figure(row, title, found["p50_us"], found["cpu_s_per_gb"]))
+                if title == BY_HOSTS and size > 8:
+                    figures.append(Figure(row, "bound", bound_us(found)))
+        return figures
+
+    def all_of_them() -> list[Figure]:
+        figures = run(1, LONG, 64 * M, "--iters", "3") + run(10, LONG, 64 * M, "--iters", "3")
+        return figures + run(1, SHORT, 8, "--time", "300ms")
+
+    times = Ratio(f"{ALL_WITH_ALL} / {BY_HOSTS}", (ALL_WITH_ALL,), BY_HOSTS)
+    bound = Ratio(f"bound / {BY_HOSTS}", ("bound",), BY_HOSTS)
+    long = {operation: row_name(operation, 64 * M, True) for operation in LONG}
+    short = {operation: row_name(operation, 8, True) for operation in SHORT if operation != "barrier"}
+    return Section(
+        "by_hosts",
+        "Collectives between two hosts with 4 ranks each, link of 1 Gb/s unless it is said",
+        f"`{BY_HOSTS}`: ranks of a host share memory. `{ALL_WITH_ALL}`: they do not. `bound` is a plain stream of the "
+        "bytes that a host must send and receive. The size is that of the longest buffer of a rank.",
+        (Turn((BY_HOSTS, ALL_WITH_ALL, "bound"), frozenset(), all_of_them),),
+        (times, bound),
+        (
+            Goal(times, (long["all_gather"], long["reduce_scatter"]), 3.5),
+            Goal(bound, tuple(long.values()), 0.9),
+            Goal(bound, tuple(f"{row}, 10 Gb/s" for row in long.values()), 0.8),
+            Goal(times, tuple(short.values()), 1.0),
+            Goal(times, (short["broadcast"], "barrier"), 1.5),
+        ),
+        rounds_max=3,
+        with_cpu=True,
+    )
+
+
+def torch_rows(hosts: Hosts, per_host: int, program: str, arguments: list[str], limit_s: float,
+               settings: dict[str, str]) -> list[dict]:
+    """What rank 0 of a torch program prints, with `per_host` ranks on each host."""
+    if not PYTHON.exists():
+        raise Absent("there is no target/python-venv with drumline (make python-release)")
+    secret = secrets.token_hex(16)
+    ranks = []
+    for rank in range(2 * per_host):
+        variables = {
+            "RANK": rank, "WORLD_SIZE": 2 * per_host, "LOCAL_RANK": rank % per_host,
+            "LOCAL_WORLD_SIZE": per_host, "GROUP_RANK": rank // per_host, "MASTER_ADDR": hosts.addresses[0],
+            "MASTER_PORT": PORT, "DRUMLINE_SECRET": secret, "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": 1, **settings,
+        }
+        env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        command = [*hosts.inside(rank // per_host), str(PYTHON), str(HERE / program), *arguments]
+        ranks.append(subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    deadline = time.monotonic() + limit_s
+    try:
+        said = [rank.communicate(timeout=max(deadline - time.monotonic(), 1)) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        raise Absent(f"{program}: nothing within {limit_s:.0f} s") from None
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(rank.returncode != 0 for rank in ranks):
+        raise Absent(f"{program}: " + "".join(err for _, err in said).strip()[-300:])
+    return json_lines(said[0][0])
+
+
+def through_torch() -> Section:
+    """torch's collectives on drumline and on gloo, in the same namespaces."""
+    worlds = [(2, 16 * M, ["all_reduce", "all_gather", "reduce_scatter"]),
+              (4, 64 * M, [*LONG, "all_to_all"])]
+    ours, theirs = "drumline", "gloo"
+    row = lambda operation, size, per_host: f"{operation} {size_name(size)}, 2 x {per_host}"
+
+    def turn(backend: str) -> Turn:
+        def run() -> list[Figure]:
+            figures = []
+            for per_host, size, operations in worlds:
+                cases = [f"{operation}:{size}" for operation in operations]
+                with Hosts(1) as hosts:
+                    rows = torch_rows(hosts, per_host, "torch_loop.py", [backend, "500", *cases], 200, {})
+                figures += [Figure(row(found["operation"], size, per_host), backend, found["median_us"])
+                            for found in rows if "absent" not in found]
+            return figures
+
+        return Turn((backend,), frozenset({"gloo"}), run)
+
+    ratio = Ratio("gloo / drumline", (theirs,), ours)
+    rows = tuple(row(operation, size, per_host) for per_host, size, operations in worlds[1:] for operation in operations)
+    return Section(
+        "torch_hosts",
+        "torch between two hosts, link of 1 Gb/s",
+        "`2 x 4`: two hosts with 4 ranks each. The size is that of the longest buffer of a rank.",
+        (turn(ours), turn(theirs)),
+        (ratio,),
+        (Goal(ratio, rows, 2.0),),
+        rounds_max=3,
+    )
+
+
+def sharded() -> Section:
+    """A step of FSDP2."""
+    columns = {BY_HOSTS: {}, ALL_WITH_ALL: {"DRUMLINE_SHARED_MEMORY": "0"}}
+
+    def turn(column: str) -> Turn:
+        def run() -> list[Figure]:
+            with Hosts(1) as hosts:
+                (found,) = torch_rows(hosts, 4, "fsdp_step.py", [], 200, columns[column])
+            return [Figure("a step", column, found["median_us"])]
+
+        return Turn((column,), frozenset({"gloo"}), run)
+
+    ratio = Ratio(f"{ALL_WITH_ALL} / {BY_HOSTS}", (ALL_WITH_ALL,), BY_HOSTS)
+    return Section(
+        "sharded",
+        "FSDP2 of a small GPT in torch, two hosts with 4 ranks each, link of 1 Gb/s",
+        "",
+        tuple(map(turn, columns)),
+        (ratio,),
+        (Goal(ratio, ("a step",), 2.0),),
+        rounds_max=3,
+    )
+
+
+SECTIONS = [by_hosts, through_torch, sharded]
