@@ -73,7 +73,11 @@ impl Table {
         for row in &self.rows {
             let _ = write!(text, "{:>10}", size(row.bytes));
             for (name, outcome) in &row.times {
-                let mark = if outcome.method == Method::Formula { "~" } else { "" };
+                let mark = match outcome.method {
+                    Method::Formula => "~",
+                    Method::Hosts => "*",
+                    Method::Replay | Method::Pieces => "",
+                };
                 let (cell, width) = (format!("{mark}{}", us(outcome.time_ps)), width(name));
                 let _ = write!(text, "{cell:>width$}");
             }
@@ -86,9 +90,15 @@ impl Table {
             }
             text.push('\n');
         }
-        let by_formula = self.rows.iter().flat_map(|row| &row.times);
-        if by_formula.clone().any(|(_, outcome)| outcome.method == Method::Formula) {
+        let found_by = |method| {
+            let mut times = self.rows.iter().flat_map(|row| &row.times);
+            times.any(|(_, outcome)| outcome.method == method)
+        };
+        if found_by(Method::Formula) {
             text.push_str("~ has too many messages for a replay: its time is that of a formula\n");
+        }
+        if found_by(Method::Hosts) {
+            text.push_str("* has too many messages for a replay: fewer hosts were replayed\n");
         }
         text
     }

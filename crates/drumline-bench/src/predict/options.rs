@@ -120,7 +120,7 @@ pub struct Options {
 }
 
 /// The collectives that `all` stands for.
-const OPERATIONS: [Collective; 9] = [
+const OPERATIONS: [Collective; 10] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
@@ -130,6 +130,7 @@ const OPERATIONS: [Collective; 9] = [
     Collective::Gather,
     Collective::Scatter,
     Collective::Scan,
+    Collective::ExclusiveScan,
 ];
 
 impl Options {

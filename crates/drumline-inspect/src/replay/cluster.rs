@@ -118,6 +118,8 @@ pub enum Method {
     Replay,
     /// The first pieces were replayed. Each further piece was assumed to take as long as the last of them.
     Pieces,
+    /// Fewer hosts were replayed. Each further host was assumed to take as long as the last of them.
+    Hosts,
     /// There are too many steps for a replay. The time is the [`cost`](Algorithm::cost) of the busiest rank
     /// by [`PriceList::links`], and by the price of copies for the memory of neighbours.
     Formula,

@@ -1,12 +1,12 @@
-use drumline_schedule::price::ElementKind;
+use drumline_schedule::price::{ElementKind, PriceList};
 use drumline_schedule::{Collective, Error, MemoryUse, Schedule, Topology};
 
 use super::cluster::{Cluster, Method, Outcome, Workload};
 use super::engine::Engine;
 use super::program::{Program, WINDOW_BYTES};
 
-/// The most steps that are replayed: they take some seconds and 1 GB of memory. A schedule with more steps
-/// gets its time from the formula of prices.
+/// The most steps that are replayed: they take some seconds and 1 GB of memory. If there are more, fewer
+/// hosts are replayed, or the time is that of the formula of prices.
 const STEPS_MAX: usize = 20_000_000;
 
 /// A call with more than 16 pieces is replayed twice, with 8 pieces and with 16. The difference of the two
@@ -79,9 +79,9 @@ fn replay_calls(cluster: &Cluster, workload: &Workload, calls: Calls) -> Result<
     let first = algorithm.schedule(&cluster.topology, 0, root)?;
     let piece = piece(cluster, &first, elements, kind);
     let pieces = elements.div_ceil(piece.max(1)).max(1);
-    let replayed = pieces.min(PIECES[1]);
-    if steps(&first).saturating_mul(cluster.topology.world_size * replayed) > STEPS_MAX {
-        return Ok(formula(cluster, workload));
+    if all_steps(cluster, workload)? > STEPS_MAX {
+        let of_fewer = by_fewer_hosts(cluster, workload, STEPS_MAX)?;
+        return Ok(of_fewer.unwrap_or_else(|| formula(cluster, workload)));
     }
     if pieces <= PIECES[1] {
         return run(cluster, workload, elements, piece, calls);
@@ -90,17 +90,68 @@ fn replay_calls(cluster: &Cluster, workload: &Workload, calls: Calls) -> Result<
         run(cluster, workload, PIECES[0] * piece, piece, ALONE)?,
         run(cluster, workload, PIECES[1] * piece, piece, ALONE)?,
     ];
-    let rest = (elements - PIECES[1] * piece) as u128;
-    let span = ((PIECES[1] - PIECES[0]) * piece) as u128;
+    let rest = elements - PIECES[1] * piece;
+    let span = (PIECES[1] - PIECES[0]) * piece;
+    Ok(Outcome { method: Method::Pieces, ..further(short, long, rest, span) })
+}
+
+/// What is `rest` longer than `long`, which is `span` longer than `short`.
+fn further(short: Outcome, long: Outcome, rest: usize, span: usize) -> Outcome {
+    let (rest, span) = (rest as u128, span as u128);
     let more = |short: u64, long: u64| {
         long.saturating_add((u128::from(long.saturating_sub(short)) * rest / span) as u64)
     };
-    Ok(Outcome {
+    Outcome {
         time_ps: more(short.time_ps, long.time_ps),
         line_bytes: more(short.line_bytes, long.line_bytes),
-        method: Method::Pieces,
         ..long
-    })
+    }
+}
+
+/// Where every rank has a block for each rank, the time grows with the hosts. So half of the hosts are replayed, or half
+/// of that, and so on, and then half as many as these. `None`: hosts differ, or too few would be replayed.
+fn by_fewer_hosts(
+    cluster: &Cluster,
+    workload: &Workload,
+    steps_max: usize,
+) -> Result<Option<Outcome>, Error> {
+    let Workload { algorithm, root, .. } = *workload;
+    let hosts = cluster.topology.ranks_by_host();
+    let alike = Topology::hosts(&vec![hosts[0].len(); hosts.len()]);
+    let stand = cluster.topology == alike && cluster.machines == alike;
+    if !stand || !algorithm.collective.has_input() || root != 0 {
+        return Ok(None);
+    }
+    let with_hosts = |count: usize| {
+        let topology = Topology::hosts(&vec![hosts[0].len(); count]);
+        // Buffers are shorter by as much, and the same part of them is to stay in the caches.
+        let cache_bytes = cluster.prices.cache_bytes / hosts.len() as u64 * count as u64;
+        let prices = PriceList { cache_bytes, ..cluster.prices.clone() };
+        Cluster { machines: topology.clone(), topology, prices, ..cluster.clone() }
+    };
+    let (mut short, mut long) = (hosts.len() / 4, hosts.len() / 2);
+    while short >= FEW_HOSTS && all_steps(&with_hosts(long), workload)? > steps_max {
+        (short, long) = (short / 2, short);
+    }
+    if short < FEW_HOSTS || !(algorithm.applies)(&with_hosts(short).topology) {
+        return Ok(None);
+    }
+    let [of_short, of_long] =
+        [short, long].map(|count| replay_calls(&with_hosts(count), workload, ALONE));
+    let found = further(of_short?, of_long?, hosts.len() - long, long - short);
+    Ok(Some(Outcome { method: Method::Hosts, ..found }))
+}
+
+/// The fewest hosts that stand for many.
+const FEW_HOSTS: usize = 8;
+
+/// The steps of all ranks, in all pieces that are replayed.
+fn all_steps(cluster: &Cluster, workload: &Workload) -> Result<usize, Error> {
+    let Workload { algorithm, root, elements, kind } = *workload;
+    let first = algorithm.schedule(&cluster.topology, 0, root)?;
+    let piece = piece(cluster, &first, elements, kind).max(1);
+    let replayed = elements.div_ceil(piece).clamp(1, PIECES[1]);
+    Ok(steps(&first).saturating_mul(cluster.topology.world_size * replayed))
 }
 
 /// Replays the first `elements` of the workload, in pieces of `piece` elements.
@@ -201,5 +252,38 @@ pub fn line_bound(collective: Collective, topology: &Topology, block_bytes: u64)
         Collective::ReduceScatter | Collective::Scatter => most(&elsewhere),
         Collective::AllToAll => most(&|size| size * elsewhere(size)),
         Collective::Barrier | Collective::MonitoredBarrier => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumline_schedule::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn fewer_hosts_tell_of_many() {
+        let with_hosts =
+            |count: usize| Cluster::new(Topology::hosts(&vec![2; count]), PriceList::default());
+        let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+        for (collective, name) in [
+            (Collective::AllGather, "hierarchical-ring"),
+            (Collective::ReduceScatter, "hierarchical-halving-pull"),
+        ] {
+            let algorithm = Algorithm::find(collective, name).unwrap();
+            let workload = Workload { algorithm, root: 0, elements: 1 << 16, kind };
+            let by = |workload, steps| by_fewer_hosts(&with_hosts(64), workload, steps).unwrap();
+            let whole = replay(&with_hosts(64), &workload).unwrap();
+            let by_16 = by(&workload, all_steps(&with_hosts(16), &workload).unwrap()).unwrap();
+            assert_eq!((whole.method, by_16.method), (Method::Replay, Method::Hosts));
+            let off = by_16.time_ps.abs_diff(whole.time_ps) as f64 / whole.time_ps as f64;
+            assert!(off < 0.05, "{name}: {off}");
+            assert_eq!(by_16.line_bytes, whole.line_bytes);
+            assert_eq!(by(&workload, 10), None);
+            assert_eq!(by(&Workload { root: 1, ..workload }, usize::MAX), None);
+        }
+        let algorithm = Algorithm::find(Collective::AllReduce, "hierarchical-halving").unwrap();
+        let all_reduce = Workload { algorithm, root: 0, elements: 1 << 10, kind };
+        assert_eq!(by_fewer_hosts(&with_hosts(64), &all_reduce, usize::MAX), Ok(None));
     }
 }
