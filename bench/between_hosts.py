@@ -7,6 +7,8 @@ import pathlib
 import secrets
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 
 from hosts import PORT, Hosts
 from page import Figure, Goal, Ratio
@@ -28,48 +30,60 @@ def place(operation: str) -> str:
     return "out" if operation in OUT_OF_PLACE else "in"
 
 
+def short(operation: str) -> int:
+    """8 bytes of every rank."""
+    return 64 if operation in OUT_OF_PLACE else 8
+
+
+def short_row(operation: str) -> str:
+    return operation if operation == "barrier" else row_name(operation, short(operation), True)
+
+
 def by_hosts() -> Section:
     """Each collective, where ranks of a host share memory and where they do not."""
     titles = {"shm": BY_HOSTS, "unix": ALL_WITH_ALL}
 
-    def run(gigabits: int, operations: list[str], size: int, *times: str) -> list[Figure]:
+    def run(gigabits: int, row: str, operation: str, *what: str) -> list[Figure]:
+        arguments = [operation, "--transport", "shm,unix", "--rounds", "1", "-w", "2", *what]
+        with Hosts(gigabits) as hosts:
+            rows = hosts.drumline(DRUMLINE, 4, arguments, 150)
         figures = []
-        for operation in operations:
-            row = row_name(operation, size, True) if operation != "barrier" else operation
-            if gigabits != 1:
-                row += f", {gigabits} Gb/s"
-            arguments = [operation, *sizes_of([size]), "--place", place(operation), "--transport",
-                         "shm,unix", "--rounds", "1", "-w", "2", *times]
-            with Hosts(gigabits) as hosts:
-                rows = hosts.drumline(DRUMLINE, 4, arguments, 150)
-            for found in rows:
-                title = titles[found["transport"].split("+")[0]]
-                figures.append(Figure(row, title, found["p50_us"], found["cpu_s_per_gb"]))
-                if title == BY_HOSTS and size > 8:
-                    figures.append(Figure(row, "bound", bound_us(found)))
+        for found in rows:
+            title = titles[found["transport"].split("+")[0]]
+            figures.append(Figure(row, title, found["p50_us"], found["cpu_s_per_gb"]))
+            if title == BY_HOSTS and "--iters" in what:
+                figures.append(Figure(row, "bound", bound_us(found)))
         return figures
 
-    def all_of_them() -> list[Figure]:
-        figures = run(1, LONG, 64 * M, "--iters", "3") + run(10, LONG, 64 * M, "--iters", "3")
-        return figures + run(1, SHORT, 8, "--time", "300ms")
+    def long(gigabits: int, operation: str) -> list[Figure]:
+        row = long_rows[operation] + (f", {gigabits} Gb/s" if gigabits > 1 else "")
+        what = ["--place", place(operation), *sizes_of([64 * M]), "--iters", "3"]
+        return run(gigabits, row, operation, *what)
 
+    def brief(operation: str) -> list[Figure]:
+        what = ["--place", place(operation), *sizes_of([short(operation)])]
+        return run(1, short_row(operation), operation, *(what if operation != "barrier" else []), "--time", "300ms")
+
+    def turn(each: Callable[[str], list[Figure]], operations: list[str]) -> Turn:
+        all_of_them = lambda: [figure for operation in operations for figure in each(operation)]
+        return Turn((BY_HOSTS, ALL_WITH_ALL, "bound"), frozenset(), all_of_them)
+
+    long_rows = {operation: row_name(operation, 64 * M, True) for operation in LONG}
     times = Ratio(f"{ALL_WITH_ALL} / {BY_HOSTS}", (ALL_WITH_ALL,), BY_HOSTS)
     bound = Ratio(f"bound / {BY_HOSTS}", ("bound",), BY_HOSTS)
-    long = {operation: row_name(operation, 64 * M, True) for operation in LONG}
-    short = {operation: row_name(operation, 8, True) for operation in SHORT if operation != "barrier"}
     return Section(
         "by_hosts",
         "Collectives between two hosts with 4 ranks each, link of 1 Gb/s unless it is said",
         f"`{BY_HOSTS}`: ranks of a host share memory. `{ALL_WITH_ALL}`: they do not. `bound` is a plain stream of the "
         "bytes that a host must send and receive. The size is that of the longest buffer of a rank.",
-        (Turn((BY_HOSTS, ALL_WITH_ALL, "bound"), frozenset(), all_of_them),),
+        (turn(partial(long, 1), LONG), turn(partial(long, 10), LONG), turn(brief, SHORT)),
         (times, bound),
         (
-            Goal(times, (long["all_gather"], long["reduce_scatter"]), 3.5),
-            Goal(bound, tuple(long.values()), 0.9),
-            Goal(bound, tuple(f"{row}, 10 Gb/s" for row in long.values()), 0.8),
-            Goal(times, tuple(short.values()), 1.0),
-            Goal(times, (short["broadcast"], "barrier"), 1.5),
+            Goal(times, (long_rows["all_gather"], long_rows["reduce_scatter"]), 3.5),
+            Goal(bound, tuple(long_rows.values()), 0.9),
+            Goal(bound, tuple(f"{row}, 10 Gb/s" for row in long_rows.values()), 0.8),
+            Goal(times, tuple(map(short_row, SHORT)), 1.0),
+            Goal(times, (short_row("broadcast"), "barrier"), 1.5),
         ),
         rounds_max=3,
         with_cpu=True,
