@@ -38,7 +38,7 @@ pub(super) fn serves_runs(topology: &Topology) -> bool {
 ///            rank 3   d -> slot                        A + (c + d)
 /// ```
 ///
-/// See [`scan_cost`]. The last rank comes first: then its slot may keep the result of the rank before it. That of the last
+/// See [`direct_scan_cost`]. The last rank comes first: then its slot may keep the result of the rank before it. That of the last
 /// rank waits in the slot of the leader. So no rank reads its own slot, since two ranks that are alone on a host swap
 /// slots.
 pub(super) fn direct_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {

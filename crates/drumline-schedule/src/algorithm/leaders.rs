@@ -1,7 +1,7 @@
 //! One rank of each host adds for all of them, and only these leaders talk between hosts.
 
 use super::cost::Cost;
-use super::{dissemination, doubling};
+use super::{binomial, dissemination, doubling};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -87,6 +87,108 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps.push(Step::Copy { dst: SLOT, src: DATA });
     steps.push(Step::Post);
     steps
+}
+
+/// The root speaks for its host, and the lowest rank of every other host for that one. The data goes from speaker to
+/// speaker along a tree of hosts, and then through slots to the other ranks.
+///
+/// ```text
+///   host 0   rank 0 (root)   a     a -> rank 2, slot
+///            rank 1                             slot of 0 -> data
+///   host 1   rank 2                a -> slot
+///            rank 3                             slot of 2 -> data
+/// ```
+///
+/// See [`broadcast_cost`]. For short data: one message for each host, and one post.
+pub(super) fn broadcast(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    let speakers = Speakers { topology, root };
+    let speaker = speakers.of(topology.host_of(rank));
+    if rank != speaker {
+        let fetch = Step::Copy { dst: DATA, src: SLOT.of(speaker) };
+        return vec![Step::Post, Step::Wait { peer: speaker, upto: 1 }, fetch];
+    }
+    let mut steps = speakers.among(rank, DATA, binomial::broadcast);
+    steps.extend([Step::Copy { dst: SLOT, src: DATA }, Step::Post]);
+    steps
+}
+
+/// The rounds and messages of a [binomial tree](binomial::broadcast_cost) over hosts, and one round on the host after
+/// them. A rank reads the `n` elements.
+pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let hosts = Topology::flat(topology.ranks_by_host().len());
+    let among = binomial::broadcast_cost(&hosts, 0, n);
+    Cost { rounds: among.rounds + 1, shared_elements: n, ..among }
+}
+
+/// Speakers as in [`broadcast`] sum the slots of their host. Then they sum [towards the root](binomial::reduce_sums), as
+/// if hosts were ranks.
+///
+/// See [`reduce_cost`]. For short data: one message for each host, and one post.
+pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    let speakers = Speakers { topology, root };
+    let host = topology.host_of(rank);
+    if rank != speakers.of(host) {
+        return vec![Step::Copy { dst: SLOT, src: DATA }, Step::Post];
+    }
+    // The data of other ranks stays as it is.
+    let sum = if rank == root { DATA } else { Loc::scratch(0, Span::WHOLE) };
+    let ranks = topology.neighbours(rank);
+    let others = ranks.iter().filter(|peer| **peer != rank);
+    let mut steps = vec![Step::Post];
+    steps.extend(others.map(|&peer| Step::Wait { peer, upto: 1 }));
+    let laid_out = ranks.iter().map(|&peer| if peer == rank { DATA } else { SLOT.of(peer) });
+    steps.push(Step::ReduceTree {
+        dsts: vec![sum],
+        srcs: laid_out.enumerate().map(|(seat, src)| (Node::leaf(seat), src)).collect(),
+        finish: false,
+    });
+    let climb = |hosts: &Topology, host, root| binomial::reduce_sums(hosts.world_size, host, root);
+    steps.extend(speakers.among(rank, sum, climb));
+    steps
+}
+
+/// The rounds of the [tree](binomial::reduce_sums_rounds) over hosts, and one on the host before them. A speaker reads and
+/// combines the data of its host, and then the sums of other hosts.
+pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    let (hosts, root) = (topology.ranks_by_host(), topology.host_of(root));
+    let others = |host: usize| hosts[host].len() - 1;
+    let combined =
+        (0..hosts.len()).map(|host| others(host) + binomial::received(hosts.len(), host, root));
+    Cost {
+        rounds: binomial::reduce_sums_rounds(hosts.len(), root) + 1,
+        messages: 1,
+        elements: n,
+        combined: combined.max().unwrap_or(0) * n,
+        shared_elements: (0..hosts.len()).map(others).max().unwrap_or(0) * n,
+    }
+}
+
+/// The ranks that speak for their hosts where there is a root.
+struct Speakers<'a> {
+    topology: &'a Topology,
+    root: Rank,
+}
+
+impl Speakers<'_> {
+    fn of(&self, host: usize) -> Rank {
+        match host == self.topology.host_of(self.root) {
+            true => self.root,
+            false => self.topology.ranks_by_host()[host][0],
+        }
+    }
+
+    /// What a speaker does in an algorithm among hosts that count as ranks. Its data lies in `data`.
+    fn among(
+        &self,
+        rank: Rank,
+        data: Loc,
+        generate: impl Fn(&Topology, Rank, Rank) -> Vec<Step>,
+    ) -> Vec<Step> {
+        let hosts = Topology::flat(self.topology.ranks_by_host().len());
+        let [host, root] = [rank, self.root].map(|rank| self.topology.host_of(rank));
+        let steps = generate(&hosts, host, root).into_iter();
+        steps.map(|step| step.moved(|host| self.of(host), |_| data)).collect()
+    }
 }
 
 /// Doubling in which each host counts as a rank.

@@ -150,7 +150,7 @@ mod tests {
         let error = Algorithm::find(Collective::Broadcast, "ring").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"broadcast has no algorithm "ring": use one of binomial, shm, hierarchical, hierarchical-chain, shm-push"#
+            r#"broadcast has no algorithm "ring": use one of binomial, shm, hierarchical, hierarchical-chain, hierarchical-leaders, shm-push"#
         );
     }
 

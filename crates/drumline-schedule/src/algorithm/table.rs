@@ -158,6 +158,13 @@ pub static ALGORITHMS: &[Algorithm] = &[
         .only_where(leaders::serves, FULL_HOSTS)
         .with_slot_parts(BETWEEN_HOSTS)
         .with_sums_apart(),
+    staged(Broadcast, "hierarchical-leaders", leaders::broadcast, leaders::broadcast_cost)
+        .only_where(leaders::serves_any, FULL)
+        .for_lengths(Lengths::Short),
+    staged(Reduce, "hierarchical-leaders", leaders::reduce, leaders::reduce_cost)
+        .only_where(leaders::serves, FULL_HOSTS)
+        .with_sums_apart()
+        .for_lengths(Lengths::Short),
     staged(Barrier, "hierarchical", leaders::barrier, leaders::barrier_cost)
         .only_where(leaders::serves_any, FULL),
     staged(Barrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
