@@ -164,7 +164,7 @@ impl<'a, T: Element> Places<'a, T> {
         Ok(())
     }
 
-    /// Combines operands of which some lie in places for sums. All destinations have one width.
+    /// Combines operands, some in places for sums. All destinations have one width.
     #[inline(never)]
     fn combine_apart(
         &self,

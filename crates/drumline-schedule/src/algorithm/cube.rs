@@ -85,7 +85,7 @@ impl Cube {
         [host].into_iter().chain(others)
     }
 
-    /// Whether a node of `2^level` corners, one of which is given, has a host.
+    /// Whether the node of `2^level` corners around a given corner has a host.
     pub(super) fn has_host(self, corner: usize, level: usize) -> bool {
         corner >> level << level < self.hosts
     }
@@ -147,7 +147,7 @@ impl Cube {
     }
 }
 
-/// A message is taken so many turns after it was sent, or when it is needed.
+/// A message is taken this number of turns after it was sent, or when it is needed.
 pub(super) const EARLY: usize = 2;
 
 impl Turn {

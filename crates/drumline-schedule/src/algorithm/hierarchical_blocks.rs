@@ -87,7 +87,7 @@ pub(super) fn share_out(
     steps
 }
 
-/// With `H` hosts: `H` rounds, of which one is between hosts. A rank sends its `n` elements to each of its `H - 1`
+/// With `H` hosts: `H` rounds, one of them between hosts. A rank sends its `n` elements to each of its `H - 1`
 /// carriers. It reads from neighbours all blocks but its own and those that it carries.
 pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let hosts = topology.ranks_by_host().len();

@@ -43,8 +43,8 @@ pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps
 }
 
-/// With `H` hosts: `H` rounds, of which `H / 2` are between hosts, or fewer where a host has one rank. A rank sends its own block in both directions, and
-/// the blocks that it carries in one, but those that end at its host. It reads from neighbours all blocks but its own
+/// With `H` hosts: `H` rounds, or fewer where a host has one rank; `H / 2` are between hosts. A rank sends its own block in
+/// both directions, and the blocks that it carries in one, but those that end at its host. It reads from neighbours all blocks but its own
 /// and those that it carries.
 pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let hosts = topology.ranks_by_host();

@@ -168,7 +168,7 @@ impl Algorithm {
         Algorithm { shelves, ..self }
     }
 
-    /// The same algorithm. Its longest chain of messages between hosts has so many.
+    /// The same algorithm. Its longest chain of messages between hosts has this length.
     pub const fn with_hops(self, hops: fn(&Topology) -> usize) -> Algorithm {
         Algorithm { hops: Some(hops), ..self }
     }
