@@ -15,7 +15,7 @@ use std::{
 use drumline::{Cause, Config, Error, ProcessGroup, ReduceOp, init_process_group};
 use drumline_conformance::under_mpi::{Installed, VARIABLE};
 
-use super::launched::finish;
+use super::launched::{finish, last_word};
 
 /// Set in a rank: when the death happens, and where ranks write what they have seen.
 const MOMENT: &str = "DRUMLINE_TEST_MPI_DEATH";
@@ -59,11 +59,12 @@ fn kill_one(library: &Installed, moment: &str) {
     let ended = finish(command);
     for rank in (0..RANKS).filter(|rank| *rank != VICTIM) {
         let at = format!("{library}, {moment}, rank {rank}");
-        match read_to_string(notes.path().join(rank.to_string())) {
-            Ok(note) if note.starts_with("told after ") => eprintln!("{at}: {note}"),
-            Ok(note) => panic!("{at}: {note}\n{ended}"),
-            Err(_) if library.is_open_mpi() => panic!("{at} has told nothing\n{ended}"),
-            Err(_) => eprintln!("{at}: skipped, its launcher has killed it"),
+        let note = last_word(&notes.path().join(rank.to_string()), library.is_open_mpi());
+        match note.as_str() {
+            note if note.starts_with("told after ") => eprintln!("{at}: {note}"),
+            "" if library.is_open_mpi() => panic!("{at} has told nothing\n{ended}"),
+            "" => eprintln!("{at}: skipped, its launcher has killed it"),
+            note => panic!("{at}: {note}\n{ended}"),
         }
     }
 }

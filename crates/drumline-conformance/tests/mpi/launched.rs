@@ -3,6 +3,7 @@
 use std::{
     fmt, fs,
     io::{Read as _, Seek as _},
+    path::Path,
     process::{Command, ExitStatus, Stdio},
     thread::sleep,
     time::{Duration, Instant},
@@ -51,5 +52,18 @@ pub(crate) fn finish(mut command: Command) -> Ended {
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}\n{}", self.status, self.text)
+    }
+}
+
+/// What a rank has written to a file, or nothing. Open MPI's launcher may end before the ranks that it has spared: with
+/// `waits` the rank gets time for its last word.
+pub(crate) fn last_word(file: &Path, waits: bool) -> String {
+    let until = Instant::now() + GIVE_UP;
+    loop {
+        let word = fs::read_to_string(file).unwrap_or_default();
+        if !word.is_empty() || !waits || Instant::now() >= until {
+            return word;
+        }
+        sleep(Duration::from_millis(1));
     }
 }
