@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import secrets
-import subprocess
-import time
 from collections.abc import Callable
 from functools import partial
 
-from hosts import PORT, Hosts
+from hosts import Hosts
 from page import Figure, Goal, Ratio
-from peers import HERE, TORCH, Absent, json_lines
+from peers import HERE, Absent, json_lines
 from sections import DRUMLINE, M, Section, Turn, bound_us, row_name, size_name, sizes_of
 
 # Python with torch and this drumline: `make python-release`.
@@ -21,8 +16,6 @@ PYTHON = HERE.parent / "target/python-venv/bin/python"
 LONG = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
 SHORT = [*LONG, "gather", "scatter", "all_to_all", "scan", "exclusive_scan", "barrier"]
 BY_HOSTS, ALL_WITH_ALL = "by hosts", "all with all"
-
-
 OUT_OF_PLACE = {"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"}
 
 
@@ -90,36 +83,13 @@ def by_hosts() -> Section:
     )
 
 
-def torch_rows(hosts: Hosts, per_host: int, program: str, arguments: list[str], limit_s: float,
-               settings: dict[str, str]) -> list[dict]:
+def torch_rows(hosts: Hosts, per_host: int, program: str, arguments: list[str], settings: dict[str, str]) -> list[dict]:
     """What rank 0 of a torch program prints, with `per_host` ranks on each host."""
     if not PYTHON.exists():
         raise Absent("there is no target/python-venv with drumline (make python-release)")
-    secret = secrets.token_hex(16)
-    ranks = []
-    for rank in range(2 * per_host):
-        variables = {
-            "RANK": rank, "WORLD_SIZE": 2 * per_host, "LOCAL_RANK": rank % per_host,
-            "LOCAL_WORLD_SIZE": per_host, "GROUP_RANK": rank // per_host, "MASTER_ADDR": hosts.addresses[0],
-            "MASTER_PORT": PORT, "DRUMLINE_SECRET": secret, "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": 1, **settings,
-        }
-        env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-        command = [*hosts.inside(rank // per_host), str(PYTHON), str(HERE / program), *arguments]
-        ranks.append(subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    deadline = time.monotonic() + limit_s
-    try:
-        said = [rank.communicate(timeout=max(deadline - time.monotonic(), 1)) for rank in ranks]
-    except subprocess.TimeoutExpired:
-        raise Absent(f"{program}: nothing within {limit_s:.0f} s") from None
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if any(rank.returncode != 0 for rank in ranks):
-        raise Absent(f"{program}: " + "".join(err for _, err in said).strip()[-300:])
-    return json_lines(said[0][0])
+    command = [str(PYTHON), str(HERE / program), *arguments]
+    settings = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **settings}
+    return json_lines(hosts.ranks(per_host, command, 200, settings)[0])
 
 
 def through_torch() -> Section:
@@ -135,7 +105,7 @@ def through_torch() -> Section:
             for per_host, size, operations in worlds:
                 cases = [f"{operation}:{size}" for operation in operations]
                 with Hosts(1) as hosts:
-                    rows = torch_rows(hosts, per_host, "torch_loop.py", [backend, "500", *cases], 200, {})
+                    rows = torch_rows(hosts, per_host, "torch_loop.py", [backend, "500", *cases], {})
                 figures += [Figure(row(found["operation"], size, per_host), backend, found["median_us"])
                             for found in rows if "absent" not in found]
             return figures
@@ -162,7 +132,7 @@ def sharded() -> Section:
     def turn(column: str) -> Turn:
         def run() -> list[Figure]:
             with Hosts(1) as hosts:
-                (found,) = torch_rows(hosts, 4, "fsdp_step.py", [], 200, columns[column])
+                (found,) = torch_rows(hosts, 4, "fsdp_step.py", [], columns[column])
             return [Figure("a step", column, found["median_us"])]
 
         return Turn((column,), frozenset({"gloo"}), run)

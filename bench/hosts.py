@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 
 from peers import Absent, Peers, quiet
 
@@ -92,6 +93,40 @@ class Hosts:
     def inside(self, host: int) -> list[str]:
         return ["ip", "netns", "exec", self.names[host]]
 
+    def ranks(
+        self,
+        per_host: int,
+        command: list[str],
+        limit_s: float,
+        settings: Mapping[str, str | float] | None = None,
+    ) -> list[str]:
+        """Runs a command as `per_host` ranks on each host, with the variables of `settings`: what each rank prints."""
+        secret = secrets.token_hex(16)
+        running = []
+        for rank in range(2 * per_host):
+            host = rank // per_host
+            variables = {
+                "RANK": rank, "WORLD_SIZE": 2 * per_host,
+                "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_RANK": host,
+                "MASTER_ADDR": self.addresses[0], "MASTER_PORT": PORT,
+                "DRUMLINE_SECRET": secret, **(settings or {}),
+            }
+            env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+            running.append(subprocess.Popen(
+                [*self.inside(host), *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        deadline = time.monotonic() + limit_s
+        try:
+            said = [rank.communicate(timeout=max(deadline - time.monotonic(), 1)) for rank in running]
+        except subprocess.TimeoutExpired:
+            raise Absent(f"{command[0]}: nothing within {limit_s:.0f} s") from None
+        finally:
+            for rank in running:
+                rank.kill()
+                rank.wait()
+        if any(rank.returncode != 0 for rank in running):
+            raise Absent(f"{command[0]}: " + "".join(err for _, err in said).strip()[-300:])
+        return [out for out, _ in said]
+
     def drumline(
         self,
         program: pathlib.Path,
@@ -101,33 +136,10 @@ class Hosts:
         settings: dict[str, str] | None = None,
     ) -> list[dict]:
         """Runs `drumline bench` with `per_host` ranks on each host and the variables of `settings`: its rows."""
-        secret = secrets.token_hex(16)
         with tempfile.TemporaryDirectory() as folder:
             kept = pathlib.Path(folder) / "rows.json"
-            ranks = []
-            for rank in range(2 * per_host):
-                host = rank // per_host
-                variables = {
-                    "RANK": rank, "WORLD_SIZE": 2 * per_host,
-                    "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_RANK": host,
-                    "MASTER_ADDR": self.addresses[0], "MASTER_PORT": PORT,
-                    "DRUMLINE_SECRET": secret, "DRUMLINE_TIMEOUT_S": limit_s, **(settings or {}),
-                }
-                env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-                command = [*self.inside(host), str(program), "bench", *arguments, "--json", str(kept)]
-                ranks.append(subprocess.Popen(
-                    command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-            deadline = time.monotonic() + limit_s
-            try:
-                said = [rank.communicate(timeout=max(deadline - time.monotonic(), 1))[1] for rank in ranks]
-            except subprocess.TimeoutExpired:
-                raise Absent(f"drumline: nothing within {limit_s:.0f} s") from None
-            finally:
-                for rank in ranks:
-                    rank.kill()
-                    rank.wait()
-            if any(rank.returncode != 0 for rank in ranks):
-                raise Absent("drumline: " + "".join(said).strip()[:300])
+            command = [str(program), "bench", *arguments, "--json", str(kept)]
+            self.ranks(per_host, command, limit_s, {"DRUMLINE_TIMEOUT_S": limit_s, **(settings or {})})
             return json.loads(kept.read_text())["rows"]
 
     def iperf(self, seconds: float, flows: int = 1) -> float:
