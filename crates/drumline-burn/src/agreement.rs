@@ -4,9 +4,9 @@ use drumline::ProcessGroup;
 
 use crate::Result;
 
-/// A problem travels in so many bytes; a longer one is cut.
+/// The bytes in which a problem travels; a longer one is cut.
 const PROBLEM_LENGTH: usize = 512;
-/// So many ranks are named in one text.
+/// The number of ranks that one text names, at most.
 const NAMED_MAX: usize = 4;
 
 /// Tells the other ranks whether this one has a problem. If any has, every rank gets the same text, which

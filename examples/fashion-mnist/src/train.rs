@@ -42,7 +42,7 @@ pub(crate) struct Trainer<'a> {
     learning_rate: f64,
     loss: CrossEntropyLoss,
     checkpoints: &'a Checkpoints,
-    /// Save in the middle of an epoch every so many steps.
+    /// The number of steps from one checkpoint to the next within an epoch; `None` for none.
     save_every: Option<NonZeroU64>,
 }
 

@@ -1,4 +1,4 @@
-/// The seed of a rank's random numbers in one step. Any two differ, as good as surely.
+/// The seed of a rank's random numbers in one step. Two ranks or two steps have different seeds, almost surely.
 ///
 /// SplitMix64 (Steele, Lea, Flood 2014), fed with one number after the other.
 pub(super) fn step_seed(seed: u64, rank: usize, step: u64) -> u64 {

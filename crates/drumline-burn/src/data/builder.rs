@@ -51,7 +51,7 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
         self
     }
 
-    /// Loads batches ahead on so many threads, two on each. With 0 the thread that asks for a batch loads it.
+    /// Sets the number of threads that load ahead, two batches each. With 0 the thread that asks for a batch loads it.
     pub fn num_workers(mut self, num_workers: usize) -> Self {
         self.num_workers = num_workers;
         self

@@ -83,7 +83,7 @@ impl Order {
         }
     }
 
-    /// The consumer has got so many more samples of a pass.
+    /// Notes that the consumer has got `samples` more samples of a pass.
     pub(super) fn delivered(&self, pass: &Pass, samples: usize) {
         if let Order::Training(position) = self
             && let mut position = lock(position)

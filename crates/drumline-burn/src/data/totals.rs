@@ -31,7 +31,7 @@ impl<const N: usize> Default for Totals<N> {
 }
 
 impl<const N: usize> Totals<N> {
-    /// Adds the sums over so many samples more.
+    /// Adds the sums over `samples` more samples.
     pub fn add(&mut self, sums: [f64; N], samples: u64) {
         self.sums.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
         self.count += samples;

@@ -7,7 +7,7 @@ use crate::{
     source::{Loader, loader, pass},
 };
 
-/// Takes so many batches.
+/// The samples of the next `batches` batches.
 fn take(loader: &Loader, batches: usize) -> Vec<usize> {
     loader.iter().take(batches).map(Result::unwrap).collect::<Vec<_>>().concat()
 }

@@ -83,6 +83,13 @@ pub(crate) fn batch(indices: &[usize], device: &Device) -> Tensor<2> {
     Tensor::<1>::from_floats(&values[..], device).reshape([indices.len(), 2])
 }
 
+/// When a training resumes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Resume {
+    BeforeWrapping,
+    AfterWrapping,
+}
+
 /// Goes on with the training in `out` up to `steps` steps; saves after each.
 pub(crate) fn train<C: IntoOptimizer<Optimizer = ModuleOptimizer>>(
     group: &ProcessGroup,
@@ -90,11 +97,27 @@ pub(crate) fn train<C: IntoOptimizer<Optimizer = ModuleOptimizer>>(
     optimizer: C,
     steps: u64,
 ) -> Result<()> {
+    train_resumed(group, out, optimizer, steps, Resume::BeforeWrapping)
+}
+
+pub(crate) fn train_resumed<C: IntoOptimizer<Optimizer = ModuleOptimizer>>(
+    group: &ProcessGroup,
+    out: &Path,
+    optimizer: C,
+    steps: u64,
+    resume: Resume,
+) -> Result<()> {
     let device = Device::flex().autodiff();
     let checkpoints = Checkpoints::open(out, group)?;
-    let mut training = checkpoints.resume(new_state(group, optimizer)?)?;
+    let mut training = new_state(group, optimizer)?;
+    if resume == Resume::BeforeWrapping {
+        training = checkpoints.resume(training)?;
+    }
     let ddp;
     (ddp, training.model) = DistributedDataParallel::wrap(training.model, group)?;
+    if resume == Resume::AfterWrapping {
+        training = checkpoints.resume(training)?;
+    }
     while training.steps < steps {
         let left: Vec<usize> = training.sampler.iter().collect();
         let indices = &left[..left.len().min(BATCH)];

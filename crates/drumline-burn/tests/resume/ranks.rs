@@ -7,7 +7,7 @@ use drumline_burn::{checkpoint::Checkpoints, parameters_digest};
 
 use crate::{
     common::on_ranks,
-    program::{file, new_state, train},
+    program::{Resume, file, new_state, train, train_resumed},
 };
 
 /// The random numbers of dropout are drawn from one generator by all threads, so `train` draws them one rank after
@@ -23,6 +23,15 @@ fn ranks_that_stop_and_resume_end_with_the_same_bits() {
     run("whole", STEPS);
     (1..=STEPS).for_each(|steps| run("parts", steps));
     assert!(file(&out("parts"), STEPS) == file(&out("whole"), STEPS), "other bits");
+
+    // A model that is wrapped keeps its taps when it is loaded.
+    on_ranks(2, |group| {
+        let (out, when) = (out("wrapped"), Resume::AfterWrapping);
+        for steps in [3, 4, STEPS] {
+            train_resumed(&group, &out, AdamWConfig::new(), steps, when).unwrap();
+        }
+    });
+    assert!(file(&out("wrapped"), STEPS) == file(&out("whole"), STEPS), "other bits");
 
     // Rank 1 sees another directory, which stays empty.
     on_ranks(2, |group| {
