@@ -39,17 +39,20 @@ pub(crate) fn same_settings(
     group: &ProcessGroup,
     settings: &[(&str, String)],
 ) -> Result<Result<(), String>> {
+    // ASCII has characters between fields and between records.
+    const FIELD: char = '\x1f';
+    const RECORD: char = '\x1e';
     let text: Vec<String> =
-        settings.iter().map(|(name, value)| format!("{name}\0{value}")).collect();
-    let own = text.join("\0\0");
+        settings.iter().map(|(name, value)| format!("{name}{FIELD}{value}")).collect();
+    let own = text.join(&RECORD.to_string());
     let mut length = [own.len() as i64];
     group.broadcast(&mut length, 0)?;
-    let mut bytes = own.clone().into_bytes();
+    let mut bytes = own.into_bytes();
     bytes.resize(length[0] as usize, 0);
     group.broadcast(&mut bytes, 0)?;
     let first = String::from_utf8_lossy(&bytes);
     let first: Vec<(&str, &str)> =
-        first.split("\0\0").filter_map(|entry| entry.split_once('\0')).collect();
+        first.split(RECORD).filter_map(|record| record.split_once(FIELD)).collect();
     let value_of = |name: &str| first.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
     let differs = settings.iter().find_map(|(name, own)| match value_of(name) {
         Some(theirs) if theirs == own => None,
@@ -127,5 +130,8 @@ mod tests {
         });
         assert!(texts[0].contains("seed is not set, but rank 0 has 7"), "{texts:?}");
         assert_eq!(on_ranks(2, |group| same_settings(group, &of(3)).unwrap()), [Ok(()), Ok(())]);
+        let blank = [("note", String::new()), ("seed", "7".into())];
+        assert_eq!(on_ranks(2, |group| same_settings(group, &blank).unwrap()), [Ok(()), Ok(())]);
+        assert_eq!(on_ranks(2, |group| same_settings(group, &[]).unwrap()), [Ok(()), Ok(())]);
     }
 }

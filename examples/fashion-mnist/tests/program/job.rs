@@ -266,7 +266,7 @@ fn a_broken_checkpoint_is_an_error_on_every_rank() {
     fs::remove_file(&path).unwrap();
     let resume = patient_job(&directory, 2, "--limit 320 --out out --resume");
     for error in fails_on_every_rank(resume, 2) {
-        assert!(error.contains("out holds no checkpoint; check the path"), "{error}");
+        assert!(error.contains("out: holds no checkpoint; check the path"), "{error}");
     }
 }
 
