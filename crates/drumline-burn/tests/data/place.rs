@@ -62,7 +62,7 @@ fn batches_that_were_loaded_ahead_do_not_count() {
         let mut batches = loader.iter();
         assert_eq!(batches.progress().items_processed, 20);
         assert_eq!(batches.progress().items_total, 60);
-        seen.extend(batches.by_ref().map(Result::unwrap).flatten());
+        seen.extend(batches.by_ref().flat_map(Result::unwrap));
         assert!(batches.next().is_none(), "the end does not count twice");
         assert_eq!(loader.epoch(), Some(1));
         drop(batches);

@@ -37,7 +37,7 @@ fn problem<M: Module, O: OptimizerState, S: SchedulerState, P: DataPosition>(
     on_ranks(RANKS, |group| train(&group, directory.path(), AdamConfig::new(), 2).unwrap());
     let errors = on_ranks(RANKS, |group| {
         let checkpoints = Checkpoints::open(directory.path(), &group).unwrap();
-        checkpoints.resume(make(&group)).err().expect("it was resumed").to_string()
+        checkpoints.resume(make(&group)).expect_err("it was resumed").to_string()
     });
     assert_eq!(errors[0], errors[1], "every rank gets the same text");
     errors[0].clone()
@@ -154,7 +154,7 @@ fn a_file_of_another_program_says_what_it_lacks() {
         foreign.write(&path).unwrap();
         checkpoints.resume_from(&path, TrainingState::new(model(), SgdConfig::new()))
     };
-    let problem = |foreign: &Checkpoint| resume(foreign).err().expect("resumed").to_string();
+    let problem = |foreign: &Checkpoint| resume(foreign).expect_err("resumed").to_string();
     assert!(problem(&foreign).contains("it does not say its steps"), "{}", problem(&foreign));
     foreign.metadata.insert("steps".into(), "many".into());
     assert!(problem(&foreign).contains("\"many\" is no number of steps"));
