@@ -41,7 +41,8 @@ use crate::checkpoint::DataPosition;
 /// let state = |workers| {
 ///     let builder = DataLoaderBuilder::new(Items).batch_size(3).num_workers(workers);
 ///     let model = LinearConfig::new(2, 1).init(&device);
-///     Ok(TrainingState::new(model, SgdConfig::new()).sampler(builder.build(data(), &group)?))
+///     let loader = builder.build(data(), &group)?;
+///     Ok::<_, drumline_burn::Error>(TrainingState::new(model, SgdConfig::new()).sampler(loader))
 /// };
 /// let training = state(0)?;
 /// let mut batches = training.sampler.iter();
