@@ -216,11 +216,11 @@ def rank_process(rank: int, options: argparse.Namespace, path: str) -> None:
     dist.destroy_process_group()
 
 
-def no_backend() -> str | None:
-    """Why this torch takes no backend ``drumline``."""
-    import drumline.torch.register
+def no_backend() -> str:
+    """Why this torch takes no backend ``drumline``; empty if it does."""
+    from drumline.torch.register import too_old
 
-    return drumline.torch.register.too_old()
+    return too_old()
 
 
 def main() -> None:
