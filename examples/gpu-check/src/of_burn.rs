@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail, ensure};
 use burn::module::{Module, Param};
-use burn::optim::{ModuleOptimizer, SgdConfig};
+use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor, TensorData, activation::tanh};
 use drumline::{Config, ProcessGroup, init_process_group};
 use drumline_burn::{DistributedDataParallel, named_tensors, parameters_digest};
@@ -155,7 +155,7 @@ fn are_equal(group: &ProcessGroup, digest: u64) -> anyhow::Result<()> {
 fn farthest(one: &Network, other: &Network) -> anyhow::Result<f32> {
     let numbers = |model: &Network| -> anyhow::Result<Vec<f32>> {
         let tensors = named_tensors(model)?;
-        let bytes = tensors.iter().flat_map(|tensor| tensor.as_bytes().as_chunks::<4>().0);
+        let bytes = tensors.iter().flat_map(|tensor| tensor.values.as_bytes().as_chunks::<4>().0);
         Ok(bytes.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
     };
     let (one, other) = (numbers(one)?, numbers(other)?);
