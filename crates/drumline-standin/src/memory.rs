@@ -4,6 +4,7 @@
 //! bytes lie in a second mapping, which only the stand-in knows.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::ops;
 use std::os::fd::AsRawFd;
@@ -222,10 +223,10 @@ impl Memory {
     pub(crate) fn lend(&mut self, start: usize, number: usize) -> Result<Handle, Code> {
         let range = *self.ranges.get(&start).ok_or(Code::INVALID_VALUE)?;
         let Kind::Device { hidden } = range.kind else { return Err(Code::INVALID_VALUE) };
-        if !self.lent.contains_key(&range.id) {
-            self.lent.insert(range.id, into_file(hidden, range.len)?);
-        }
-        let file = self.lent.get(&range.id).ok_or(Code::INVALID_VALUE)?;
+        let file = match self.lent.entry(range.id) {
+            Entry::Occupied(lent) => lent.into_mut(),
+            Entry::Vacant(none) => none.insert(into_file(hidden, range.len)?),
+        };
         handle_of(file, range.len, number).map_err(|_| Code::OPERATING_SYSTEM)
     }
 
