@@ -1,5 +1,7 @@
 //! The program, on a stand-in for a driver: it is right there, and how fast it says that it is means nothing.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::Command;
 
 /// The program on the stand-in, with little to do.
