@@ -135,6 +135,7 @@ soak:
 	DRUMLINE_TEST_DEVICE_WORLDS=500 cargo test --locked -p drumline-accel --test device seeds
 	DRUMLINE_TEST_EACH_CALL_STEP=1 cargo test --locked -p drumline-accel --test device each_call
 	cargo test --locked -p fashion-mnist --features soak --test program resume
+	cargo test --locked -p drumline-burn --test resume killed -- --ignored --nocapture
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 	cargo run --locked --release -p drumline-sim -- --membership --seeds $(SEEDS)
 	$(MAKE) faults ONLY=

@@ -1,7 +1,14 @@
-//! Runs the Rust code of the book's pages about burn.
+//! Runs the Rust code of the book's pages that use burn.
 
 #[doc = include_str!("../../../docs/start/rust.md")]
 struct Start;
 
 #[doc = include_str!("../../../docs/guides/uneven-inputs.md")]
 struct UnevenInputs;
+
+#[doc = include_str!("../../../docs/guides/checkpoints.md")]
+struct Checkpoints;
+
+#[cfg(feature = "data")]
+#[doc = include_str!("../../../docs/guides/data.md")]
+struct Data;

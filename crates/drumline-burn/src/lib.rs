@@ -43,8 +43,10 @@
 //! - Each rank updates running statistics (batch normalisation) from its own samples, unless the layer is a
 //!   [`SyncBatchNorm`]. [`sync_buffers`] copies rank 0's statistics to all ranks; call it before evaluation,
 //!   checkpoints and [`parameters_digest`].
-//! - Save [`named_tensors`] on rank 0. It is enough to call [`load_named_tensors`] on rank 0 before wrapping,
-//!   because wrapping copies rank 0's values.
+//! - [`checkpoint`] saves and resumes a whole training in three lines. For the model alone, save [`named_tensors`]
+//!   on rank 0. It is enough to call [`load_named_tensors`] on rank 0 before wrapping, because wrapping copies rank 0's
+//!   values.
+//! - The module `data` (feature `data`) has a `DataLoader` that shuffles the samples over all ranks.
 //! - A module that is used twice in forward (tied weights) is fine. A parameter that a step does
 //!   not use is an error that names it on every rank; freeze it before wrapping, or choose
 //!   [`UnusedParameters::Ignore`].
@@ -59,6 +61,8 @@
 //! | `broadcast_buffers=True` | [`sync_buffers`] before each forward |
 //! | `Join` | [`shadow`](DistributedDataParallel::shadow) |
 //! | `SyncBatchNorm` | [`SyncBatchNorm`] |
+//! | `torch.save` of model, optimizer, scheduler | [`checkpoint`] |
+//! | `DataLoader` with a `DistributedSampler` | the module `data` |
 //! | `_get_ddp_logging_data()` | [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
 //!
 //! # Limits
@@ -75,8 +79,12 @@
 
 #![forbid(unsafe_code)]
 
+mod agreement;
 #[cfg(doctest)]
 mod book;
+pub mod checkpoint;
+#[cfg(feature = "data")]
+pub mod data;
 mod ddp;
 mod debug;
 mod error;

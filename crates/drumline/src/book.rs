@@ -6,12 +6,6 @@ struct Readme;
 #[doc = include_str!("../../../docs/start/collectives.md")]
 struct Collectives;
 
-#[doc = include_str!("../../../docs/guides/data.md")]
-struct Data;
-
-#[doc = include_str!("../../../docs/guides/checkpoints.md")]
-struct Checkpoints;
-
 #[doc = include_str!("../../../docs/guides/groups-and-messages.md")]
 struct GroupsAndMessages;
 

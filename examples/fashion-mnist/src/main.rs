@@ -10,10 +10,9 @@
 //! normalisation, which sees only the b images of its own rank. The learning rate grows in proportion to N·b
 //! unless `--lr` sets it.
 
-mod checkpoints;
 mod curve;
+mod images;
 mod model;
-mod optimizer;
 mod progress;
 mod state;
 mod train;
@@ -30,15 +29,15 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Parser;
 use drumline::{
-    Config, ProcessGroup, init_process_group, is_launched, sampler::DistributedSampler,
+    Config, ProcessGroup, checkpoint::CheckpointDirectory, init_process_group, is_launched,
 };
-use drumline_burn::{DdpOptions, DistributedDataParallel};
+use drumline_burn::{DdpOptions, DistributedDataParallel, checkpoint::Checkpoints};
 use fashion_mnist::{data::DataSet, history::Epoch, plot};
 use indicatif::HumanCount;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    checkpoints::Checkpoints,
+    model::Classifier,
     progress::Progress,
     state::{Settings, State},
     train::Trainer,
@@ -155,6 +154,7 @@ fn connect(options: &Options) -> Result<ProcessGroup> {
 
 fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     let data = load_data(options)?;
+    let name = data.name;
     let settings = Settings {
         data: format!("{}, {} images", data.name, data.train.count()),
         images_per_step: options.batch_size.get() * group.world_size(),
@@ -172,26 +172,26 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     }
 
     let device = Device::flex().autodiff();
-    let mut state = State::new(options.hidden.get(), options.seed, &device);
-    let mut sampler =
-        DistributedSampler::builder(data.train.count(), group.world_size(), group.rank())
-            .seed(options.seed)
-            .build()?;
-    let learning_rate = settings.learning_rate;
-    let checkpoints =
-        Checkpoints::new(&options.out, options.keep, options.checkpoint_every, settings);
+    let batch_size = options.batch_size.get();
+    let train = images::shuffled(data.train, batch_size, options.seed, &device, group)?;
+    let test = images::shard(data.test, group)?;
+    let model = Classifier::new(options.hidden.get(), options.seed, &device);
+    let mut state = State::new(model, train, &settings);
+    let directory = CheckpointDirectory::new(&options.out).keep(options.keep);
+    let checkpoints = Checkpoints::open_with(directory, group)?;
     let mut last_checkpoint = PathBuf::new();
     if let Some(path) = &options.resume {
-        let path = path.as_ref().unwrap_or(&options.out);
-        (state, last_checkpoint) = checkpoints.resume(path, state, &mut sampler, group)?;
+        state = state.resume(&checkpoints, path.as_ref().unwrap_or(&options.out), group)?;
+        last_checkpoint = state.training.resumed_from().unwrap_or(&options.out).to_owned();
         if group.rank() == 0 {
-            let (path, steps) = (last_checkpoint.display(), count(state.steps as usize, "step"));
+            let path = last_checkpoint.display();
+            let steps = count(state.training.steps as usize, "step");
             let epochs = count(state.epochs.len(), "whole epoch");
             say(format_args!("resuming from {path}: after {steps}, {epochs}"))?;
         }
     }
-    checkpoints.prepare(group)?;
-    if group.rank() == 0 && checkpoints.has_later_than(state.steps)? {
+    let later = |steps: &Vec<u64>| steps.last().is_some_and(|last| *last > state.training.steps);
+    if group.rank() == 0 && later(&checkpoints.directory().steps()?) {
         say(format_args!(
             "the next checkpoint replaces those of another run in {}; --resume would go on from \
              them",
@@ -201,20 +201,20 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
 
     let buckets = DdpOptions::default().bucket_bytes(options.bucket_mib.get() << 20);
     let ddp;
-    (ddp, state.model) = DistributedDataParallel::wrap_with(state.model, group, &buckets)?;
-    let trainer = Trainer::new(&ddp, options.batch_size.get(), learning_rate, &device);
+    (ddp, state.training.model) =
+        DistributedDataParallel::wrap_with(state.training.model, group, &buckets)?;
+    let save_every = options.checkpoint_every;
+    let trainer =
+        Trainer::new(&ddp, batch_size, settings.learning_rate, &device, &checkpoints, save_every);
     let mut progress = Progress::new(group.rank());
     while state.epochs.len() < options.epochs.get() {
         let trained;
-        (state, trained) =
-            trainer.epoch(state, &data.train, &mut sampler, &checkpoints, &mut progress)?;
-        let accuracy = train::evaluate(&state.model, &data.test, group)?;
-        let digest = train::common_digest(&state.model, group)?;
+        (state, trained) = trainer.epoch(state, &mut progress)?;
+        let accuracy = train::evaluate(&state.training.model, &test, group)?;
+        let digest = train::common_digest(&state.training.model, group)?;
         let exposed = trained.exposed_percent();
         state.epochs.push(Epoch { losses: trained.losses, accuracy });
-        sampler.set_epoch(state.epochs.len() as u64);
-        checkpoints.save(&state, &sampler, None, group)?;
-        last_checkpoint = checkpoints.path_of(state.steps);
+        last_checkpoint = state.save(&checkpoints, None)?;
         if group.rank() == 0 {
             say(format_args!(
                 "epoch {}/{}  loss {:.4}  test accuracy {:.2} %  {} images/s  \
@@ -231,7 +231,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
 
     if group.rank() == 0 {
         let picture = options.out.join("training.svg");
-        let title = format!("{} on {}", data.name, count(group.world_size(), "rank"));
+        let title = format!("{} on {}", name, count(group.world_size(), "rank"));
         write_whole(&picture, &plot::svg(&title, &state.epochs)?)
             .with_context(|| format!("cannot write {}", picture.display()))?;
         say(format_args!(

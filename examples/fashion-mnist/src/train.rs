@@ -1,22 +1,31 @@
 //! One epoch of training, and one evaluation.
 
-use std::time::{Duration, Instant};
+use std::{
+    num::NonZeroU64,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, bail, ensure};
 use burn::{
+    data::dataloader::DataLoader,
     module::Module,
     nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig},
-    tensor::{Device, Int, Tensor, TensorData},
+    tensor::Device,
 };
-use drumline::{
-    ProcessGroup, ReduceOp,
-    sampler::{DistributedSampler, evaluation_shard},
+use drumline::ProcessGroup;
+use drumline_burn::{
+    DistributedDataParallel,
+    checkpoint::{Checkpoints, DataPosition},
+    data::Totals,
+    parameters_digest,
 };
-use drumline_burn::{DistributedDataParallel, parameters_digest};
-use fashion_mnist::data::{PIXELS, Split};
 
 use crate::{
-    checkpoints::Checkpoints, curve::LossCurve, model::Classifier, progress::Progress, state::State,
+    curve::LossCurve,
+    images::{Batch, Loader},
+    model::Classifier,
+    progress::Progress,
+    state::State,
 };
 
 /// The learning rate after `epochs` epochs. It halves in each epoch, smoothly.
@@ -32,7 +41,9 @@ pub(crate) struct Trainer<'a> {
     batch_size: usize,
     learning_rate: f64,
     loss: CrossEntropyLoss,
-    device: &'a Device,
+    checkpoints: &'a Checkpoints,
+    /// The number of steps from one checkpoint to the next within an epoch; `None` for none.
+    save_every: Option<NonZeroU64>,
 }
 
 /// The results of an epoch of training.
@@ -64,65 +75,70 @@ impl<'a> Trainer<'a> {
         ddp: &'a DistributedDataParallel,
         batch_size: usize,
         learning_rate: f64,
-        device: &'a Device,
+        device: &Device,
+        checkpoints: &'a Checkpoints,
+        save_every: Option<NonZeroU64>,
     ) -> Self {
         let loss = CrossEntropyLossConfig::new().init(device);
-        Self { ddp, batch_size, learning_rate, loss, device }
+        Self { ddp, batch_size, learning_rate, loss, checkpoints, save_every }
     }
 
-    /// Trains on all remaining images of the epoch. Each rank trains on the images that its sampler gives it.
+    /// Trains on all remaining images of the epoch. Each rank trains on the images that its loader gives it.
     /// Afterwards all ranks have the same model.
     pub(crate) fn epoch(
         &self,
         mut state: State,
-        images: &Split,
-        sampler: &mut DistributedSampler,
-        checkpoints: &Checkpoints,
         progress: &mut Progress,
     ) -> Result<(State, Trained)> {
         let group = self.ddp.group();
         let (started, before) = (Instant::now(), self.ddp.stats());
         let epoch = state.epochs.len();
-        let indices: Vec<usize> = sampler.iter().collect();
-        let images_per_step = self.batch_size * group.world_size();
-        let done = sampler.state().consumed / images_per_step;
-        let steps = done + indices.len().div_ceil(self.batch_size);
+        let images = state.training.sampler.clone();
+        let consumed = images.state().map_or(0, |state| state.consumed);
+        let batches = images.iter();
+        let left = batches.progress().items_total - batches.progress().items_processed;
+        let done = consumed / (self.batch_size * group.world_size());
+        let steps = done + left.div_ceil(self.batch_size);
         let mut curve = state.curve.take().unwrap_or_else(|| LossCurve::new(steps));
         ensure!(curve.fits(steps), "the losses of the epoch that was interrupted do not fit");
         progress.start(format!("epoch {}", epoch + 1), steps, done);
-        for (step, batch) in (done..).zip(indices.chunks(self.batch_size)) {
-            tracing::trace!(epoch, step, ?batch, "trains on images");
-            let (images, labels) = to_tensors(images.batch(batch.iter().copied()), self.device);
-            let loss = self.loss.forward(state.model.forward(images), labels);
+        for (step, batch) in (done..).zip(batches) {
+            let Batch { pixels, labels, indices } = batch?;
+            tracing::trace!(epoch, step, batch = ?indices, "trains on images");
+            let training = &mut state.training;
+            let loss = self.loss.forward(training.model.forward(pixels), labels);
             let loss_value: f32 = loss.clone().into_scalar();
-            let gradients = self.ddp.backward(loss, &state.model)?;
+            let gradients = self.ddp.backward(loss, &training.model)?;
             let at = epoch as f64 + step as f64 / steps as f64;
             let learning_rate = learning_rate(self.learning_rate, at);
-            state.model = state.optimizer.step(learning_rate, state.model, gradients);
+            state.training.model =
+                state.training.optimizer.step(learning_rate, state.training.model, gradients);
 
-            state.steps += 1;
-            sampler.advance(batch.len());
+            state.training.steps += 1;
             curve.add(step, f64::from(loss_value));
             progress.step(loss_value);
-            if step + 1 < steps && checkpoints.is_due(state.steps) {
+            if step + 1 < steps && self.is_save_due(state.training.steps) {
                 let losses = curve.gather(group)?;
                 check_losses(&losses.sums, epoch)?;
-                checkpoints.save(&state, sampler, Some(&losses), group)?;
+                state.save(self.checkpoints, Some(&losses))?;
             }
         }
         progress.finish();
-        state.model = self.ddp.sync_buffers(state.model)?;
+        state.training.model = self.ddp.sync_buffers(state.training.model)?;
         let losses = curve.mean(group)?;
         check_losses(&losses, epoch)?;
         let stats = self.ddp.stats();
         let trained = Trained {
             losses,
-            images_per_s: (indices.len() * group.world_size()) as f64
-                / started.elapsed().as_secs_f64(),
+            images_per_s: (left * group.world_size()) as f64 / started.elapsed().as_secs_f64(),
             communication: stats.communication.saturating_sub(before.communication),
             exposed: stats.exposed.saturating_sub(before.exposed),
         };
         Ok((state, trained))
+    }
+
+    fn is_save_due(&self, steps: u64) -> bool {
+        self.save_every.is_some_and(|every| steps.is_multiple_of(every.get()))
     }
 }
 
@@ -135,21 +151,17 @@ fn check_losses(losses: &[f64], epoch: usize) -> Result<()> {
 }
 
 /// The fraction of the images that `model` recognises. Each image is evaluated by one rank.
-pub(crate) fn evaluate(model: &Classifier, images: &Split, group: &ProcessGroup) -> Result<f64> {
-    const BATCH_SIZE: usize = 250;
+pub(crate) fn evaluate(model: &Classifier, images: &Loader, group: &ProcessGroup) -> Result<f64> {
     let model = model.valid();
-    let device = Device::flex();
-    let shard: Vec<usize> =
-        evaluation_shard(images.count(), group.world_size(), group.rank())?.collect();
-    let mut recognised = 0;
-    for batch in shard.chunks(BATCH_SIZE) {
-        let (images, labels) = to_tensors(images.batch(batch.iter().copied()), &device);
-        let guesses = model.forward(images).argmax(1).flatten::<1>(0, 1);
-        recognised += guesses.equal(labels).int().sum().into_scalar::<i64>();
+    let mut totals = Totals::default();
+    for batch in images.iter() {
+        let Batch { pixels, labels, indices } = batch?;
+        let guesses = model.forward(pixels).argmax(1).flatten::<1>(0, 1);
+        let recognised: i64 = guesses.equal(labels).int().sum().into_scalar();
+        totals.add([recognised as f64], indices.len() as u64);
     }
-    let mut counts = [recognised, shard.len() as i64];
-    group.all_reduce(&mut counts, ReduceOp::Sum)?;
-    Ok(counts[0] as f64 / counts[1] as f64)
+    let [accuracy] = totals.over(group)?.means();
+    Ok(accuracy)
 }
 
 /// The digest of parameters and buffers, which must be the same on all ranks.
@@ -161,13 +173,4 @@ pub(crate) fn common_digest(model: &Classifier, group: &ProcessGroup) -> Result<
         (0..digests.len()).filter(|&rank| digests[rank] != digests[0]).collect();
     ensure!(others.is_empty(), "the parameters of ranks {others:?} differ from those of rank 0");
     Ok(digest)
-}
-
-fn to_tensors(
-    (pixels, labels): (Vec<f32>, Vec<i32>),
-    device: &Device,
-) -> (Tensor<2>, Tensor<1, Int>) {
-    let len = labels.len();
-    let pixels = Tensor::from_data(TensorData::new(pixels, [len, PIXELS]), device);
-    (pixels, Tensor::from_data(TensorData::new(labels, [len]), device))
 }

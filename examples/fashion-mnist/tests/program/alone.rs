@@ -125,8 +125,8 @@ fn a_checkpoint_that_does_not_fit_is_refused() {
         assert_eq!(fs::read(&path).ok(), before, "the checkpoint was touched");
         error
     };
-    assert!(resume("").contains("out holds no checkpoint; check the path"));
-    assert!(!directory.path().join("out").exists());
+    assert!(resume("").contains("out: holds no checkpoint; check the path"));
+    assert!(names_in(&directory.path().join("out")).is_empty());
 
     succeeds(&directory, "--limit 100 --epochs 1 --out out");
     assert!(resume("--seed 7").contains("it was made with seed 0, but this run has 7"));

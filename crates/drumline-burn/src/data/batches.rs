@@ -1,0 +1,105 @@
+use std::{num::NonZeroUsize, sync::Arc};
+
+use burn::data::{
+    dataloader::{DataLoaderIterator, Progress},
+    dataset::DatasetError,
+};
+
+use super::{
+    order::{Order, Pass},
+    source::Source,
+    workers::{Queue, Workers},
+};
+
+/// One pass over a loader's samples.
+pub(super) struct Batches<'a, I, O> {
+    order: &'a Order,
+    source: &'a Source<I, O>,
+    batch_size: usize,
+    pass: Pass,
+    /// `None` if this thread loads the batches.
+    queue: Option<Queue<O>>,
+    /// How many samples of the pass have been delivered.
+    delivered: usize,
+    has_ended: bool,
+}
+
+impl<'a, I, O> Batches<'a, I, O> {
+    pub(super) fn new(
+        order: &'a Order,
+        source: &'a Source<I, O>,
+        batch_size: NonZeroUsize,
+        workers: Option<Arc<Workers<O>>>,
+    ) -> Self {
+        Self {
+            order,
+            source,
+            batch_size: batch_size.get(),
+            pass: order.begin(),
+            queue: workers.map(Queue::new),
+            delivered: 0,
+            has_ended: false,
+        }
+    }
+
+    /// The samples of a batch of this pass; empty behind the last one.
+    fn samples(&self, batch: usize) -> &[usize] {
+        let all = &self.pass.indices;
+        let start = batch.saturating_mul(self.batch_size).min(all.len());
+        &all[start..start.saturating_add(self.batch_size).min(all.len())]
+    }
+
+    /// The samples of the batch that comes next. Only the last batch can have been shorter than others.
+    fn next_samples(&self) -> &[usize] {
+        self.samples(self.delivered.div_ceil(self.batch_size))
+    }
+
+    fn load(&mut self) -> Result<O, DatasetError> {
+        let Some(mut queue) = self.queue.take() else {
+            return self.source.load(self.next_samples());
+        };
+        while queue.has_room()
+            && let samples = self.samples(queue.ordered())
+            && !samples.is_empty()
+        {
+            queue.order(samples.to_vec());
+        }
+        let loaded = queue.take();
+        self.queue = Some(queue);
+        loaded.unwrap_or_else(|| {
+            Err(self.source.error(self.next_samples(), "its thread has ended".into(), None))
+        })
+    }
+}
+
+impl<I, O> Iterator for Batches<'_, I, O> {
+    type Item = Result<O, DatasetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_ended {
+            return None;
+        }
+        let samples = self.next_samples().len();
+        if samples == 0 {
+            self.has_ended = true;
+            self.order.end(&self.pass);
+            return None;
+        }
+        let loaded = self.load();
+        if loaded.is_ok() {
+            self.delivered += samples;
+            self.order.delivered(&self.pass, samples);
+        } else {
+            self.has_ended = true;
+        }
+        Some(loaded)
+    }
+}
+
+impl<I, O> DataLoaderIterator<O> for Batches<'_, I, O> {
+    fn progress(&self) -> Progress {
+        let Pass { indices, before, .. } = &self.pass;
+        let (done, total) = (before + self.delivered, before + indices.len());
+        Progress::new(done, total, Some("items".into()))
+    }
+}
