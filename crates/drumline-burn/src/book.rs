@@ -5,3 +5,6 @@ struct Start;
 
 #[doc = include_str!("../../../docs/guides/uneven-inputs.md")]
 struct UnevenInputs;
+
+#[doc = include_str!("../../../docs/guides/mixed-precision.md")]
+struct MixedPrecision;
