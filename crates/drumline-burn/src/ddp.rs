@@ -1,10 +1,7 @@
 use std::{
     collections::HashSet,
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
@@ -121,7 +118,7 @@ impl DistributedDataParallel {
             options: options.clone(),
             taps,
             kept: Kept::new(inspected.ignored),
-            steps: AtomicU64::new(0),
+            steps: Arc::default(),
             first_buckets: own.reducer.buckets(),
             debug: Debug::begin(group, &inspected.parameters, inspected.buffers.len(), options),
             parameters: inspected.parameters,

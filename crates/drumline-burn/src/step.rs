@@ -36,7 +36,7 @@ pub(crate) struct Handle {
     pub(crate) taps: Option<Arc<Taps>>,
     /// The gradients of ignored parameters.
     pub(crate) kept: Kept,
-    pub(crate) steps: AtomicU64,
+    pub(crate) steps: Arc<AtomicU64>,
     /// The parameters of each bucket of the first step.
     pub(crate) first_buckets: Vec<Vec<usize>>,
     pub(crate) debug: Debug,

@@ -73,7 +73,8 @@ impl Drop for Lent {
 /// reducer.submit(0, [1.0_f32][..].into());
 /// let averaged = reducer.finish()?;
 /// let bias: SharedGradient = averaged.share(0).expect("it was used");
-/// drop((averaged, reducer));
+/// drop(averaged);
+/// drop(reducer);
 /// assert_eq!(bias.values(), Values::F32(&[1.0]));
 /// assert_eq!(bias.as_ref(), 1.0_f32.to_ne_bytes()); // as bytes
 /// # Ok::<_, drumline::train::Error>(())

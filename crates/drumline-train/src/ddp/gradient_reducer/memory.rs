@@ -97,7 +97,7 @@ impl Memory {
     }
 
     pub(super) fn mark(&self, at: usize) -> f64 {
-        with_elements!(self, elements => elements[at].into())
+        with_elements!(self, elements => widened(elements[at]))
     }
 
     pub(super) fn is_marked(&self, at: usize) -> bool {
@@ -135,6 +135,10 @@ impl Memory {
             }
         }
     }
+}
+
+fn widened(mark: impl Into<f64>) -> f64 {
+    mark.into()
 }
 
 fn average<T: Element>(buffer: Buffer<T>, group: &ProcessGroup) -> Work<Buffer<T>> {

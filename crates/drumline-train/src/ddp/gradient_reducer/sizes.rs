@@ -79,6 +79,23 @@ mod tests {
     }
 
     #[test]
+    fn over_links_the_fixed_cost_is_at_most_a_fifth_of_the_price() {
+        let config = drumline_group::Config::default().shared_memory(false);
+        let groups = ProcessGroup::local_world_with(2, &config).unwrap();
+        let price = |bytes: usize| {
+            let elements = bytes / 4;
+            let answer =
+                groups[0].explain(Collective::AllReduce, elements, DType::F32, true).unwrap();
+            let chosen = answer.candidates.iter().find(|it| it.algorithm == answer.algorithm);
+            chosen.unwrap().price.expect("it goes over links").as_secs_f64()
+        };
+        let least = least_bytes_by_price(&groups[0]).unwrap();
+        assert_eq!(least_bytes_by_price(&groups[1]).unwrap(), least);
+        assert!(least == 32 << 20 || price(4) <= 0.2 * price(least));
+        assert!(least == LEAST_BYTES || price(4) > 0.2 * price(least / 2));
+    }
+
+    #[test]
     fn ranks_of_one_host_have_no_prices() {
         for group in ProcessGroup::local_world(2).unwrap() {
             assert_eq!(least_bytes_by_price(&group).unwrap(), LEAST_BYTES);

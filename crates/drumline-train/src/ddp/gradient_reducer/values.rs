@@ -129,10 +129,10 @@ impl ValuesMut<'_> {
     /// use drumline::ddp::{Values, ValuesMut};
     ///
     /// let mut sum = [1.0_f32, 2.0];
-    /// assert!(ValuesMut::F32(&mut sum).add(Values::F32(&[10.0, 20.0])));
+    /// assert!(ValuesMut::F32(&mut sum).add_from(Values::F32(&[10.0, 20.0])));
     /// assert_eq!(sum, [11.0, 22.0]);
     /// ```
-    pub fn add(self, values: Values<'_>) -> bool {
+    pub fn add_from(self, values: Values<'_>) -> bool {
         put!(self, values, to, from => add_to(to, from));
         true
     }
@@ -164,7 +164,7 @@ impl Place<'_> {
     /// Copies or adds `values`, if they have the right dtype and number. Returns whether they had.
     pub fn put(self, values: Values<'_>) -> bool {
         match self.holds_sum {
-            true => self.values.add(values),
+            true => self.values.add_from(values),
             false => self.values.copy_from(values),
         }
     }
