@@ -10,7 +10,6 @@ use drumline::ddp::{DdpOptions, GradientNorm, Values};
 use crate::{
     Error, Result,
     host::{Batch, Unreadable},
-    pack::device_name,
     tensors::{VisitFloat, visit_floats},
 };
 
@@ -152,7 +151,7 @@ pub(crate) fn each<M: Module>(
     let Seen { names, batch, .. } = seen;
     let tensors = batch.read().map_err(|Unreadable { first, device, problem }| Error::Device {
         name: names[first].clone(),
-        device: device_name(&device),
+        device,
         problem,
     })?;
     for (tensor, name) in tensors.into_iter().zip(names) {

@@ -18,7 +18,6 @@ use drumline::ddp::{
 use crate::{
     Error, Result,
     host::{Batch, Unreadable},
-    pack::device_name,
     tensors::{VisitFloat, visit_floats},
 };
 
@@ -145,7 +144,7 @@ impl<'a> Pass<'a> {
                 }
                 Err(Unreadable { first, device, problem }) => {
                     parameters.iter().for_each(|&(slot, _)| reducer.fail(slot, FaultKind::Unread));
-                    let (name, device) = (parameters[first].1.clone(), device_name(&device));
+                    let name = parameters[first].1.clone();
                     result = result.and(Err(Error::Device { name, device, problem }));
                 }
             }

@@ -7,7 +7,7 @@ use burn::{
 use drumline::ddp::{Place, Values};
 
 use crate::{
-    pack::{is_flex, pack_flex},
+    pack::{device_name, is_flex, pack_flex},
     tap::{GradientTap, Stored},
 };
 
@@ -86,7 +86,8 @@ enum Item {
 pub(crate) struct Unreadable {
     /// The first of its tensors, by place in the batch.
     pub(crate) first: usize,
-    pub(crate) device: Device,
+    /// By burn's name.
+    pub(crate) device: String,
     /// What burn says.
     pub(crate) problem: String,
 }
@@ -117,7 +118,10 @@ impl Batch {
     pub(crate) fn read(self) -> Result<Vec<Readable>, Unreadable> {
         let read = |OnDevice { device, first, transaction }| match transaction.try_execute() {
             Ok(data) => Ok(data.into_iter()),
-            Err(error) => Err(Unreadable { first, device, problem: error.to_string() }),
+            Err(error) => {
+                let device = device_name(&device);
+                Err(Unreadable { first, device, problem: error.to_string() })
+            }
         };
         let mut read = self.transactions.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let tensors = self.items.into_iter().filter_map(|item| match item {

@@ -2,8 +2,9 @@
 
 use crate::common::{Mlp, gradients_of, on_ranks, tensor};
 use burn::{
+    module::{Param, ParamId},
     optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
+    tensor::{Device, Tensor, quantization::QuantScheme},
 };
 use drumline_burn::{DdpOptions, DistributedDataParallel, named_tensors, parameters_digest};
 
@@ -78,4 +79,34 @@ fn a_name_that_is_not_there_is_an_error_on_every_rank() {
     }) {
         assert!(differs.to_string().contains("rank 1"), "{differs}");
     }
+}
+
+#[test]
+fn a_tensor_of_8_bits_is_an_error_that_names_it_unless_it_is_ignored() {
+    let model = || {
+        let mut model = Mlp::new(4, 2, &device());
+        let weight = Tensor::<2>::ones([4, 4], &Device::flex());
+        let weight = weight.quantize_dynamic(&QuantScheme::default());
+        model.layers[1].weight = Param::initialized(ParamId::new(), weight);
+        model
+    };
+    for error in on_ranks(2, |group| {
+        DistributedDataParallel::wrap(model(), &group).map(drop).unwrap_err().to_string()
+    }) {
+        assert!(error.contains("tensor `layers.1.weight` is QFloat"), "{error}");
+    }
+    // On one rank only: the others hear of it, too.
+    for error in on_ranks(2, |group| {
+        let model = if group.rank() == 0 { model() } else { Mlp::new(4, 2, &device()) };
+        DistributedDataParallel::wrap(model, &group).map(drop).unwrap_err().to_string()
+    }) {
+        assert!(error.contains("rank 1 has"), "{error}");
+    }
+    on_ranks(2, |group| {
+        let options = DdpOptions::default().ignore(["layers.1.weight"]);
+        let (ddp, model) = DistributedDataParallel::wrap_with(model(), &group, &options).unwrap();
+        let mut digests = [0; 2];
+        group.all_gather(&[ddp.parameters_digest(&model).unwrap()], &mut digests).unwrap();
+        assert_eq!(digests[0], digests[1]);
+    });
 }

@@ -16,7 +16,10 @@ fn device() -> Device {
     Device::flex().autodiff()
 }
 
-/// Makes all parameters `0`.
+/// Rounds to another type and back.
+type Round = fn(f32) -> f32;
+
+/// Makes all parameters of this type.
 struct Cast(FloatDType);
 
 impl ModuleMapper for Cast {
@@ -48,11 +51,11 @@ fn plain(model: &Mlp, rank: usize, dtype: FloatDType) -> Vec<f32> {
 
 #[test]
 fn gradients_of_16_bits_are_summed_in_f32_and_rounded_once() {
-    let round: [(FloatDType, DType, fn(f32) -> f32); 2] = [
+    let types: [(FloatDType, DType, Round); 2] = [
         (FloatDType::F16, DType::F16, |x| f16::from_f32(x).to_f32()),
         (FloatDType::BF16, DType::BF16, |x| bf16::from_f32(x).to_f32()),
     ];
-    for (dtype, same, round) in round {
+    for (dtype, same, round) in types {
         let start = Mlp::new(8, 2, &device()).map(&mut Cast(dtype));
         for world_size in [1, 3] {
             let mut sum = vec![0.0_f32; plain(&start, 0, dtype).len()];
