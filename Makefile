@@ -12,7 +12,7 @@ PYTHON_VENV := target/python-venv
         release-dry train-containers clean
 
 # What is tested beside the defaults.
-FEATURES := --features drumline/ndarray
+FEATURES := --features drumline/ndarray,gpu-check/burn
 
 # Rounds of `make bench`, and which of its sections: make bench ROUNDS=1 ONLY=imb,links
 ROUNDS ?= 5
@@ -118,10 +118,13 @@ bench: torch python-release $(PYTHON_VENV)/matplotlib
 	$(PYTHON_VENV)/bin/python bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
 
 # A machine with a GPU but without a compiler needs nothing but the program: copy target/release/gpu-check there.
+# Of torch it has a part for a Python with torch and drumline; make python makes one. The part of burn takes minutes to build.
 OPTIONS ?=
+GPU_PYTHON ?= $(firstword $(wildcard $(PYTHON_VENV)/bin/python) python3)
 test-gpu:
-	cargo build --release --locked -p gpu-check
-	target/release/gpu-check $(OPTIONS)
+	cargo build --release --locked -p gpu-check --features burn-cuda || \
+	    { echo 'burn cannot be built for CUDA here: its part is left out'; cargo build --release --locked -p gpu-check; }
+	target/release/gpu-check --python $(GPU_PYTHON) $(OPTIONS)
 
 soak:
 	cargo build --locked -p drumline-cli

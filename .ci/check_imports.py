@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
     ["drumline-loom", "drumline-python"],
     ["drumline-cli", "drumline-fuzz", "drumline-sim"],
-    ["drumline-bench", "drumline-burn", "drumline-conformance", "drumline-faults", "drumline-launch"],
+    ["drumline-bench", "drumline-burn", "drumline-candle", "drumline-conformance", "drumline-faults", "drumline-launch"],
     ["drumline"],
     ["drumline-train"],
     ["drumline-accel"],

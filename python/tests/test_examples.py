@@ -111,3 +111,16 @@ def test_the_gpt_resumes_to_the_same_bits(tmp_path):
     picture = (tmp_path / "whole" / "loss.svg").read_text()
     assert picture == (tmp_path / "resumed" / "loss.svg").read_text()
     assert all(text in picture for text in ("validation: ", "loss, nats per character", ">step<"))
+
+
+def test_the_program_for_gpus_has_the_losses_of_one_process():
+    out = out_of(
+        ROOT / "examples" / "gpu-check" / "torch_ddp.py",
+        *"--device cpu --rounds 2 --steps 2 --width 64 --layers 2".split(),
+    )
+    ways = ["torch's DDP on gloo", "torch's DDP on drumline", "drumline's DDP"]
+    for way in ways:
+        apart = re.search(rf"^ +{way}: the losses of one process over 12 steps, at most (\S+) apart$", out, re.MULTILINE)
+        assert apart and float(apart.group(1)) < 1e-4, out
+    # A row for each way, behind that of a step without communication.
+    assert [line[:26].strip() for line in out.splitlines()[-4:]] == ["alone", *ways], out

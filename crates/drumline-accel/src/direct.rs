@@ -1,11 +1,11 @@
 //! Calls that devices carry out among themselves: by NCCL.
 //!
 //! NCCL tells nobody that a rank has died, that it makes another call, or that it makes none. So every call begins with a
-//! round of words on the process group: what each rank calls. The call is queued when all ranks have said the same. While
+//! round of words on the process group: what each rank calls. Calls that go through the host on such a group begin so, too. The call is queued when all ranks have said the same. While
 //! it runs, the watcher looks whether a peer is lost. Then the communicator is aborted, and the streams go on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use drumline_device::fabric::{Call, Communicator, Fabric, Operator, Work};
@@ -31,15 +31,14 @@ pub(crate) struct Direct {
 pub(crate) struct DirectCall {
     call: Call,
     /// What is compared on all ranks.
-    words: Vec<u64>,
+    words: [u64; WORDS],
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
     Asked,
-    /// Set when all ranks have said that they make the same call.
-    Agreeing(Arc<AtomicBool>),
+    Agreeing(Arc<Agreement>),
     Queued,
     Running(Arc<dyn Event>),
     Done,
@@ -135,7 +134,7 @@ impl DirectCall {
             _ => from,
         };
         let number = NAMES.iter().position(|name| *name == operation.name());
-        let words = vec![
+        let words = [
             number.map_or(u64::MAX, |number| number as u64),
             block.dtype as u64,
             block.len() as u64,
@@ -155,28 +154,30 @@ impl DirectCall {
     }
 
     /// Goes on, as far as nothing must be waited for: whether the next call may be queued. `agree` compares words on all
-    /// ranks, and returns what is set when they are the same.
+    /// ranks, and returns what is told when they have answered.
     pub(crate) fn go_on(
         &mut self,
         direct: &Direct,
         stream: &dyn Stream,
         after: &dyn Event,
-        agree: impl FnOnce(&[u64]) -> Arc<AtomicBool>,
+        agree: impl FnOnce(&[u64; WORDS]) -> Arc<Agreement>,
     ) -> Result<bool> {
         let failed = Error::of("nccl");
         match &self.stage {
             Stage::Asked => {
                 self.stage = Stage::Agreeing(agree(&self.words));
             }
-            Stage::Agreeing(agreed) => {
-                if agreed.load(Ordering::Acquire)
-                    && direct.communicator.is_ready().map_err(&failed)?
-                {
-                    stream.wait(after).map_err(&failed)?;
-                    self.stage = Stage::Queued;
-                    direct.communicator.queue(&[self.call], stream).map_err(&failed)?;
+            Stage::Agreeing(agreement) => match agreement.answer() {
+                Answer::None => {}
+                Answer::Asked => self.stage = Stage::Asked,
+                Answer::Same => {
+                    if direct.communicator.is_ready().map_err(&failed)? {
+                        stream.wait(after).map_err(&failed)?;
+                        self.stage = Stage::Queued;
+                        direct.communicator.queue(&[self.call], stream).map_err(&failed)?;
+                    }
                 }
-            }
+            },
             // The library may queue it in a thread of its own.
             Stage::Queued => {
                 if direct.communicator.is_ready().map_err(&failed)? {
@@ -213,6 +214,34 @@ impl DirectCall {
     }
 }
 
+/// What a round of words has come to, which ends on another thread.
+#[derive(Debug, Default)]
+pub(crate) struct Agreement(AtomicU8);
+
+/// What the ranks have answered in a round of words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Not all have answered, or they differ, which is told elsewhere.
+    None,
+    /// All make the same call.
+    Same,
+    /// A rank makes no call yet: it [asks](ASK) whether a rank is lost. The round is made again.
+    Asked,
+}
+
+impl Agreement {
+    pub(crate) fn tell(&self, answer: Answer) {
+        self.0.store(answer as u8, Ordering::Release);
+    }
+
+    pub(crate) fn answer(&self) -> Answer {
+        [Answer::Same, Answer::Asked]
+            .into_iter()
+            .find(|answer| *answer as u8 == self.0.load(Ordering::Acquire))
+            .unwrap_or(Answer::None)
+    }
+}
+
 /// The calls, by the number that stands for each in words.
 const NAMES: [&str; 8] = [
     "all_reduce",
@@ -225,8 +254,20 @@ const NAMES: [&str; 8] = [
     "all_to_all",
 ];
 
+/// The number of words.
+pub(crate) const WORDS: usize = 5;
+
+/// The words of a rank that asks whether a rank is lost.
+pub(crate) const ASK: [u64; WORDS] = [u64::MAX; WORDS];
+
+/// The words of a call that goes through the host, where it is compared.
+pub(crate) const THROUGH_HOST: [u64; WORDS] = [u64::MAX - 1; WORDS];
+
 /// What words say: `reduce(sum)(root 1) of 100 f32`.
 pub(crate) fn describe(words: &[u64]) -> String {
+    if words == THROUGH_HOST {
+        return "a call through the host".to_owned();
+    }
     let &[name, dtype, len, op, root] = words else { return "another call".to_owned() };
     let name = usize::try_from(name).ok().and_then(|at| NAMES.get(at)).unwrap_or(&"another call");
     let code = |word: u64| u8::try_from(word).ok();

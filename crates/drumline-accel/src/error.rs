@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use drumline_group::{Rank, in_section};
+use drumline_group::{Error as GroupError, Rank, in_section};
 
 /// Why a call on a device failed.
 ///
@@ -61,6 +61,26 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// The rank at fault, where the error of the group of ranks names one: that a rank has died, for example. A failure of
+    /// this rank's own device, and a wrong argument, name none.
+    ///
+    /// ```
+    /// use drumline_accel::Error;
+    ///
+    /// let error = Error::Argument { operation: "all_reduce", problem: "no memory".to_owned() };
+    /// assert_eq!(error.culprit(), None);
+    /// ```
+    pub fn culprit(&self) -> Option<Rank> {
+        match self {
+            Error::Group(
+                GroupError::Collective(failure) | GroupError::Poisoned { by: failure, .. },
+            ) => failure.culprit(),
+            Error::Differs { peer, .. } => Some(*peer),
+            Error::Poisoned { by, .. } => by.culprit(),
+            Error::Group(_) | Error::Argument { .. } | Error::Device { .. } => None,
+        }
+    }
+
     /// For `map_err`: what a device says of a call.
     pub(crate) fn of(operation: &'static str) -> impl Fn(drumline_device::Error) -> Error {
         move |error| Error::Device { operation, error }

@@ -1,12 +1,11 @@
 //! Rounds of words on the process group, beside the calls of devices. Each ends in the inbox.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use drumline_group::driving;
 
 use crate::Error;
-use crate::direct::describe;
+use crate::direct::{ASK, Agreement, Answer, WORDS, describe};
 use crate::inbox::Shared;
 
 /// Compares the lengths of a call on all ranks. The host compares those of single windows: ranks whose lengths differ by
@@ -29,15 +28,20 @@ pub(crate) fn agree_on_length(shared: &Arc<Shared>, elements: u64) {
     });
 }
 
-/// Compares a call on all ranks. The flag is set when all make the same one.
-pub(crate) fn agree_on_call(shared: &Arc<Shared>, words: &[u64]) -> Arc<AtomicBool> {
-    let agreed = Arc::new(AtomicBool::new(false));
-    let (told, flag, own) = (shared.clone(), agreed.clone(), words.to_vec());
+/// Compares a call on all ranks.
+pub(crate) fn agree_on_call(shared: &Arc<Shared>, words: &[u64; WORDS]) -> Arc<Agreement> {
+    let agreement = Arc::new(Agreement::default());
+    let (told, answered, own) = (shared.clone(), agreement.clone(), *words);
     driving::all_gather_then(&shared.group, words.to_vec(), move |heard| {
         let result = heard.map_err(Error::from).and_then(|all| {
-            match all.chunks_exact(own.len()).enumerate().find(|(_, theirs)| *theirs != own) {
+            let (all, _) = all.as_chunks::<WORDS>();
+            if all.contains(&ASK) {
+                answered.tell(Answer::Asked);
+                return Ok(());
+            }
+            match all.iter().enumerate().find(|(_, theirs)| **theirs != own) {
                 None => {
-                    flag.store(true, Ordering::Release);
+                    answered.tell(Answer::Same);
                     Ok(())
                 }
                 Some((peer, theirs)) => Err(Error::Differs {
@@ -50,14 +54,24 @@ pub(crate) fn agree_on_call(shared: &Arc<Shared>, words: &[u64]) -> Arc<AtomicBo
         });
         told.tell(|inbox| inbox.agreed.push(result));
     });
-    agreed
+    agreement
 }
 
-/// A call on the process group that ends only when all ranks answer: after a hint that one is lost, it says which.
-pub(crate) fn ask_all(shared: &Arc<Shared>) {
-    let told = shared.clone();
-    driving::all_gather_then(&shared.group, vec![u64::MAX], move |heard| {
+/// Asks all ranks: after a hint that one is lost, this call says which, as it ends only when all ranks answer.
+///
+/// Ranks whose call of the devices has ended already begin the next one meanwhile, by [`agree_on_call`]. So this looks
+/// alike: otherwise the ranks would find that their calls differ, and not that a rank is lost. The rank that is lost may
+/// have begun its next call, too, so that this round ends well. Then the others make theirs again, and this rank asks
+/// again if it still has the hint.
+pub(crate) fn ask_all(shared: &Arc<Shared>) -> Arc<Agreement> {
+    let agreement = Arc::new(Agreement::default());
+    let (told, answered) = (shared.clone(), agreement.clone());
+    driving::all_gather_then(&shared.group, ASK.to_vec(), move |heard| {
+        if heard.is_ok() {
+            answered.tell(Answer::Asked);
+        }
         let result = heard.map(drop).map_err(Error::from);
         told.tell(|inbox| inbox.agreed.push(result));
     });
+    agreement
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use drumline_device::{Action, Event, Stream};
 use drumline_group::{Rank, driving};
 
-use crate::direct::{Direct, DirectCall, LOOK_EVERY};
+use crate::direct::{Agreement, Answer, Direct, DirectCall, LOOK_EVERY, THROUGH_HOST, WORDS};
 use crate::host_call::Operation;
 use crate::inbox::{Body, Call, Closing, Shared};
 use crate::options::Planted;
@@ -47,7 +47,7 @@ pub(crate) struct Watcher {
     direct: Option<(Arc<Direct>, Arc<dyn Stream>)>,
     /// When to look again whether a peer is lost, and whether one may be.
     look_at: Instant,
-    is_asking: bool,
+    asking: Option<Arc<Agreement>>,
     has_aborted: bool,
 }
 
@@ -55,6 +55,8 @@ struct Running {
     promise: Promise,
     after: Arc<dyn Event>,
     part: Part,
+    /// Whether all ranks let it go through the host, on a group where calls may go another way.
+    announced: Option<Arc<Agreement>>,
 }
 
 enum Part {
@@ -105,7 +107,7 @@ impl Watcher {
             agreeing: 0,
             direct,
             look_at: Instant::now(),
-            is_asking: false,
+            asking: None,
             has_aborted: false,
         }
     }
@@ -196,14 +198,14 @@ impl Watcher {
                     reduced: 0,
                     ended: 0,
                 };
-                self.calls.push_back(Running { promise, after, part: Part::Windows(windows) });
+                self.calls.push_back(Running::new(promise, after, Part::Windows(windows)));
             }
             Body::Direct(call) => {
-                self.calls.push_back(Running { promise, after, part: Part::Direct(call) });
+                self.calls.push_back(Running::new(promise, after, Part::Direct(call)));
             }
             Body::Staged(staged) => {
                 let is_message = staged.operation().is_message();
-                let running = Running { promise, after, part: Part::Staged(staged) };
+                let running = Running::new(promise, after, Part::Staged(staged));
                 match is_message {
                     true => self.messages.push(running),
                     false => self.calls.push_back(running),
@@ -235,7 +237,7 @@ impl Watcher {
         moved |= self.send_and_receive()?;
         moved |= self.land_direct()?;
         let Watcher { shared, calls, messages, into, pool, .. } = self;
-        for Running { part, after, promise } in calls.iter_mut().chain(messages) {
+        for Running { part, after, promise, .. } in calls.iter_mut().chain(messages) {
             let Part::Staged(staged) = part else { continue };
             let event = (!shared.options.has(Planted::WritesEarly)).then_some(&**after);
             let went = staged.go_on(&**into, pool, event);
@@ -299,7 +301,7 @@ impl Watcher {
                     // Such calls are made where devices are joined.
                     let Some((direct, stream)) = &self.direct else { break };
                     let (shared, agreeing) = (&self.shared, &mut self.agreeing);
-                    let agree = |words: &[u64]| {
+                    let agree = |words: &[u64; WORDS]| {
                         *agreeing += 1;
                         rounds::agree_on_call(shared, words)
                     };
@@ -308,12 +310,22 @@ impl Watcher {
                     }
                 }
                 Part::Staged(staged) => {
+                    if self.direct.is_some()
+                        && !agreed_on_host(&mut call.announced, &self.shared, &mut self.agreeing)
+                    {
+                        break;
+                    }
                     let made = staged.call_host(&self.shared.group, &self.pool);
                     if !made? {
                         break;
                     }
                 }
                 Part::Windows(windows) => {
+                    if self.direct.is_some()
+                        && !agreed_on_host(&mut call.announced, &self.shared, &mut self.agreeing)
+                    {
+                        break;
+                    }
                     if windows.total > 1 && !windows.is_compared {
                         windows.is_compared = true;
                         rounds::agree_on_length(&self.shared, windows.elements);
@@ -351,12 +363,12 @@ impl Watcher {
             }
         }
         let now = Instant::now();
-        if is_under_way && !self.is_asking && now >= self.look_at {
+        let is_asking = self.asking.as_ref().is_some_and(|it| it.answer() == Answer::None);
+        if is_under_way && !is_asking && now >= self.look_at {
             self.look_at = now + LOOK_EVERY;
             if driving::hear(&self.shared.group).is_some() {
-                self.is_asking = true;
                 self.agreeing += 1;
-                rounds::ask_all(&self.shared);
+                self.asking = Some(rounds::ask_all(&self.shared));
             }
         }
         Ok(moved)
@@ -367,7 +379,7 @@ impl Watcher {
         let mut moved = false;
         // Messages to one rank with one tag keep their order.
         let mut held_up: Vec<(Rank, u64)> = Vec::new();
-        for Running { promise, after, part } in &mut self.messages {
+        for Running { promise, after, part, .. } in &mut self.messages {
             let Part::Staged(staged) = part else { continue };
             let operation = promise.operation();
             let line = match *staged.operation() {
@@ -504,7 +516,28 @@ impl Watcher {
     }
 }
 
+/// Whether all ranks have said that this call goes through the host. Asks them, if they were not asked or asked back.
+fn agreed_on_host(
+    announced: &mut Option<Arc<Agreement>>,
+    shared: &Arc<Shared>,
+    agreeing: &mut usize,
+) -> bool {
+    match announced.as_ref().map(|it| it.answer()) {
+        Some(Answer::Same) => return true,
+        Some(Answer::None) => {}
+        None | Some(Answer::Asked) => {
+            *agreeing += 1;
+            *announced = Some(rounds::agree_on_call(shared, &THROUGH_HOST));
+        }
+    }
+    false
+}
+
 impl Running {
+    fn new(promise: Promise, after: Arc<dyn Event>, part: Part) -> Running {
+        Running { promise, after, part, announced: None }
+    }
+
     fn has_windows(&self) -> bool {
         matches!(self.part, Part::Windows(_))
     }

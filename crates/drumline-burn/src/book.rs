@@ -12,3 +12,6 @@ struct Checkpoints;
 #[cfg(feature = "data")]
 #[doc = include_str!("../../../docs/guides/data.md")]
 struct Data;
+
+#[doc = include_str!("../../../docs/guides/mixed-precision.md")]
+struct MixedPrecision;

@@ -1,28 +1,21 @@
 use std::{
     collections::HashSet,
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{Gradients, Tensor},
-};
+use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use drumline::{
     ProcessGroup,
-    ddp::{DdpOptions, GradientReducer, ReducerStats, Timeline, UnusedParameters, verify_model},
+    ddp::{DdpOptions, ReducerStats, Timeline},
 };
 
 use crate::{
     Error, Result,
     debug::Debug,
-    gradients::{self, Slots},
+    gradients::Kept,
     inspect::inspect,
-    sync_batch_norm,
+    step::{Handle, Reduction, Reductions, Together},
     tap::{self, Taps},
     tensors::{self, Which},
 };
@@ -59,23 +52,16 @@ use crate::{
 /// # Ok::<_, drumline_burn::Error>(())
 /// ```
 pub struct DistributedDataParallel {
-    group: ProcessGroup,
-    slots: Slots,
-    reducer: Arc<GradientReducer>,
-    /// `None` in a world of one rank, where burn's own gradients are the averages.
-    taps: Option<Arc<Taps>>,
-    unused_parameters: UnusedParameters,
+    handle: Handle,
     /// Whether the model has reparameterizations of the user.
     is_reparameterized: bool,
-    steps: AtomicU64,
-    debug: Debug,
 }
 
 impl DistributedDataParallel {
     /// Makes `model` equal on all ranks of `group` and attaches gradient taps to its parameters.
     ///
     /// Returns the handle, and the model to train. Parameters that require no gradient now are
-    /// treated as buffers.
+    /// treated as buffers. Parameters are f32, f64, f16 or bf16.
     ///
     /// Some parameters cannot have a tap: those that have a reparameterization of the user, and those on a device
     /// whose feature of this crate is off. Their gradients are averaged after backward instead of during it, and a
@@ -88,7 +74,8 @@ impl DistributedDataParallel {
         Self::wrap_with(model, group, &DdpOptions::default())
     }
 
-    /// [`wrap`](Self::wrap) with other bucket sizes, or another policy for unused parameters.
+    /// [`wrap`](Self::wrap) with other options: bucket sizes, unused parameters, the type in which gradients travel,
+    /// tensors that each rank keeps for itself.
     ///
     /// ```
     /// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -109,38 +96,35 @@ impl DistributedDataParallel {
         group: &ProcessGroup,
         options: &DdpOptions,
     ) -> Result<(Self, M)> {
-        let inspected = inspect(&model)?;
-        verify_model(group, &inspected.parameters, &inspected.buffers, options)?;
-        if let Some(problem) = inspected.problem {
-            return Err(problem);
-        }
-        let model = tensors::broadcast(model, Which::All, group)?;
+        let mut inspected = inspect(&model, options);
+        inspected.verify(group, options)?;
+        let is_ignored = |name: &str| options.ignores(name);
+        let model = tensors::broadcast(model, Which::All, &is_ignored, 0, group)?;
 
-        let names = inspected.parameters.iter().map(|spec| spec.name.clone());
-        let slots: Slots = names.zip(0..).collect();
-        let reducer = GradientReducer::new(inspected.parameters.clone(), options, group)?;
-        let mut ddp = Self {
-            group: group.clone(),
-            reducer: Arc::new(reducer),
-            taps: None,
-            unused_parameters: options.unused_parameters,
-            is_reparameterized: inspected.is_reparameterized,
-            steps: AtomicU64::new(0),
-            debug: Debug::begin(group, &inspected.parameters, inspected.buffers.len(), options),
-            slots,
-        };
-        if group.world_size() == 1 {
-            return Ok((ddp, model));
-        }
-        inspected.warn(group.rank());
+        let own = Reduction::new(&[&inspected.parameters], options, group)?;
         let untappable: HashSet<&str> =
             inspected.untappable.iter().map(|(name, _)| name.as_str()).collect();
-        let taps = Arc::new(Taps::new(ddp.reducer.clone(), ddp.slots.len()));
-        let model = tap::attach(model, &taps, |path| {
-            ddp.slots.get(path).copied().filter(|_| !untappable.contains(path))
-        });
-        ddp.taps = Some(taps);
-        Ok((ddp, model))
+        let (mut taps, mut model) = (None, model);
+        if group.world_size() > 1 {
+            inspected.warn(group.rank());
+            let these = Arc::new(Taps::new(inspected.parameters.len()));
+            model = tap::attach(model, &these, |path| {
+                own.slots().get(path).copied().filter(|_| !untappable.contains(path))
+            });
+            taps = Some(these);
+        }
+        let handle = Handle {
+            group: group.clone(),
+            options: options.clone(),
+            taps,
+            kept: Kept::new(inspected.ignored),
+            steps: Arc::default(),
+            first_buckets: own.reducer.buckets(),
+            debug: Debug::begin(group, &inspected.parameters, inspected.buffers.len(), options),
+            parameters: inspected.parameters,
+            reductions: Reductions::new(own),
+        };
+        Ok((Self { handle, is_reparameterized: inspected.is_reparameterized }, model))
     }
 
     /// `loss.backward()`, with the gradients of `model` averaged over all ranks.
@@ -168,29 +152,15 @@ impl DistributedDataParallel {
     /// # Errors
     ///
     /// A parameter got no gradient on some rank: every rank gets the same error, which names the
-    /// parameter (unless [`UnusedParameters::Ignore`] was chosen). Or the communication failed, or the device of
+    /// parameter (unless [`UnusedParameters::Ignore`](crate::UnusedParameters) was chosen). Or the communication failed, or the device of
     /// some rank.
     pub fn backward<M: Module, const D: usize>(
         &self,
         loss: Tensor<D>,
         model: &M,
     ) -> Result<GradientsParams> {
-        let began = self.debug.begin_backward();
-        let own = self.run(loss, true)?;
-        self.debug.end_backward(began);
-        let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.taps.is_none() && !self.reducer.has_gradients() {
-            let own = gradients::own(&self.slots, own, model, self.unused_parameters, step)?;
-            self.debug.end_step(&self.group, || self.stats());
-            return Ok(own);
-        }
-        let submitted = gradients::submit_missing(&self.reducer, &self.slots, &own, model);
-        drop(own);
-        let averaged = self.reducer.finish(); // even after a failure: the other ranks wait for this one
-        submitted?;
-        let averaged = averaged?;
-        self.debug.end_step(&self.group, || self.stats());
-        Ok(gradients::collect(averaged, &self.slots, model))
+        let mut gradients = Together::one(&self.handle, model).backward(loss)?;
+        Ok(gradients.pop().unwrap_or_default())
     }
 
     /// `loss.backward()` for one of several micro-batches: adds the gradients to this rank's share of the
@@ -230,15 +200,15 @@ impl DistributedDataParallel {
     /// rank that a device has failed.
     #[doc(alias = "no_sync")]
     pub fn accumulate<M: Module, const D: usize>(&self, loss: Tensor<D>, model: &M) -> Result<()> {
-        let own = self.run(loss, false)?;
-        gradients::accumulate(&self.reducer, &self.slots, &own, model)
+        Together::one(&self.handle, model).accumulate(loss)
     }
 
     /// Takes part in a step of the other ranks without data: for a rank whose share of an epoch ends before
     /// theirs. Returns `None` when no rank has data left.
     ///
-    /// Until then it returns the averages over all ranks, in which ranks without data count as zeros. The
-    /// rank passes the averages to its optimizer as usual. So parameters and optimizer states stay equal on
+    /// Until then it returns the averages over all ranks, in which ranks without data count as zeros, or with
+    /// [`Divisor::ActiveRanks`](crate::Divisor) those over the ranks with data. The rank passes the averages to its
+    /// optimizer as usual. So parameters and optimizer states stay equal on
     /// all ranks, bit for bit. With torch this is done by `Join`:
     ///
     /// ```
@@ -268,15 +238,12 @@ impl DistributedDataParallel {
     /// As for [`backward`](Self::backward).
     #[doc(alias = "join")]
     pub fn shadow<M: Module>(&self, model: &M) -> Result<Option<GradientsParams>> {
-        if self.taps.is_none() {
-            return Ok(None);
-        }
-        let Some(averaged) = self.reducer.shadow()? else { return Ok(None) };
-        self.steps.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(gradients::collect(averaged, &self.slots, model)))
+        let gradients = Together::one(&self.handle, model).shadow()?;
+        Ok(gradients.and_then(|mut of_models| of_models.pop()))
     }
 
-    /// Copies rank 0's buffers to all ranks: running statistics and all other tensors that are not trained.
+    /// Copies rank 0's buffers to all ranks: running statistics and all other tensors that are not trained. If rank 0 had
+    /// no data in the last step ([`shadow`](Self::shadow)), those of the lowest rank that had.
     ///
     /// Each rank updates its buffers from its own data. All ranks must call this with the model that is
     /// trained, before evaluation, a checkpoint or a digest. To do the same as torch with
@@ -317,7 +284,41 @@ impl DistributedDataParallel {
         if !tensors::is_training(&model) {
             return Err(Error::NotTraining);
         }
-        tensors::broadcast(model, Which::Buffers, &self.group)
+        let is_ignored = |name: &str| self.handle.options.ignores(name);
+        let source = self.handle.reductions.last().reducer.lowest_active_rank();
+        tensors::broadcast(model, Which::Buffers, &is_ignored, source, &self.handle.group)
+    }
+
+    /// [`parameters_digest`](crate::parameters_digest) of the tensors that are equal on all ranks: without those that
+    /// the options [ignore](DdpOptions::ignore).
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::Device};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::{DdpOptions, DistributedDataParallel};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let device = Device::flex().autodiff();
+    ///             let model = LinearConfig::new(3, 2).init(&device); // random
+    ///             let options = DdpOptions::default().ignore(["bias"]);
+    ///             let (ddp, model) = DistributedDataParallel::wrap_with(model, &group, &options).unwrap();
+    ///             let mut digests = [0; 2];
+    ///             group.all_gather(&[ddp.parameters_digest(&model).unwrap()], &mut digests).unwrap();
+    ///             assert_eq!(digests[0], digests[1]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline_burn::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`parameters_digest`](crate::parameters_digest).
+    pub fn parameters_digest<M: Module>(&self, model: &M) -> Result<u64> {
+        tensors::digest_except(model, &|name| self.handle.options.ignores(name))
     }
 
     /// Removes this handle's taps from the model.
@@ -354,44 +355,32 @@ impl DistributedDataParallel {
 
     /// How much was communicated so far, and how long backward's end had to wait for it.
     pub fn stats(&self) -> ReducerStats {
-        let mut stats = self.reducer.stats();
-        stats.steps = self.steps.load(Ordering::Relaxed);
+        let mut stats = self.handle.reductions.stats();
+        stats.steps = self.handle.steps.load(Ordering::Relaxed);
         stats
     }
 
     /// When each bucket of the last step was launched and completed, counted from the beginning of backward.
     /// It can be printed. Empty in a world of one rank.
     pub fn timeline(&self) -> Timeline {
-        self.reducer.timeline()
+        self.handle.reductions.last().reducer.timeline()
     }
 
     /// The group over which gradients are averaged.
     pub fn group(&self) -> &ProcessGroup {
-        &self.group
+        &self.handle.group
     }
 
-    /// This rank's own gradients; if `is_last`, the taps submit them.
-    fn run<const D: usize>(&self, loss: Tensor<D>, is_last: bool) -> Result<Gradients> {
-        if !loss.is_tracked() {
-            return Err(Error::LossWithoutGradient);
-        }
-        self.reducer.begin_backward();
-        let gradients = match &self.taps {
-            Some(taps) => taps.run(is_last, || loss.backward()),
-            None => loss.backward(),
-        };
-        match sync_batch_norm::take_failure() {
-            None => Ok(gradients),
-            Some(error) => Err(error),
-        }
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
     }
 }
 
 impl fmt::Debug for DistributedDataParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DistributedDataParallel")
-            .field("group", &self.group)
-            .field("parameters", &self.slots.len())
+            .field("group", &self.handle.group)
+            .field("parameters", &self.handle.parameters.len())
             .finish_non_exhaustive()
     }
 }

@@ -24,8 +24,8 @@ pub enum Error {
 
     /// A tensor of the model has a dtype that cannot travel.
     #[error(
-        "tensor `{name}` is {dtype}; Drumline carries f32, f64, integers and booleans \
-         [errors.md#models-of-burn]"
+        "tensor `{name}` is {dtype}; Drumline carries f32, f64, f16, bf16, integers and booleans: convert it, or \
+         leave it out with `DdpOptions::ignore` [errors.md#models-of-burn]"
     )]
     UnsupportedDType {
         /// The tensor's path.
@@ -63,6 +63,13 @@ pub enum Error {
     )]
     LossWithoutGradient,
 
+    /// Wrapped models cannot take part in one step together.
+    #[error("these models cannot take a step together: {problem} [errors.md#models-of-burn]")]
+    CannotCombine {
+        /// The reason, and what would be right.
+        problem: String,
+    },
+
     /// A device failed, so a gradient could not be read. The other ranks get [`Error::Drumline`] in the same step,
     /// which names this rank.
     #[error(
@@ -75,6 +82,24 @@ pub enum Error {
         /// The device, by burn's name.
         device: String,
         /// What burn says.
+        problem: String,
+    },
+
+    /// The norm of the gradients is infinite or NaN, and [`ClipGradNorm`](crate::ClipGradNorm) was told that this is an
+    /// error. The gradients are alike on all ranks, so every rank gets this error.
+    #[error(
+        "the norm of all gradients is {norm}, so they cannot be clipped: skip this step, or lower the \
+         learning rate or the loss scale [errors.md#models-of-burn]"
+    )]
+    NonFiniteNorm {
+        /// The norm.
+        norm: f64,
+    },
+
+    /// Gradients cannot be clipped or unscaled.
+    #[error("gradients cannot be scaled: {problem} [errors.md#models-of-burn]")]
+    CannotScale {
+        /// The reason.
         problem: String,
     },
 

@@ -1,28 +1,24 @@
 //! Passes gradients between burn and the reducer.
 
-use std::collections::HashMap;
+use std::{
+    collections::{HashMap, HashSet},
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use burn::{
-    backend::{Dispatch, flex::FlexTensor},
     module::{Module, Param},
     optim::GradientsParams,
-    tensor::{DType, Gradients, Tensor, TensorData},
+    tensor::{AllocationProperty, Bytes, DType, Gradients, Tensor, TensorData},
 };
 use drumline::ddp::{
-    Averaged, FaultKind, GradientFault, GradientReducer, UnusedParameters, Values, ValuesMut,
+    Averaged, FaultKind, GradientFault, GradientReducer, Place, UnusedParameters, Values,
 };
 
 use crate::{
     Error, Result,
-    pack::{device_name, is_tappable, pack_flex},
-    tap::{GradientTap, Stored},
+    host::{Batch, Unreadable},
     tensors::{VisitFloat, visit_floats},
-};
-
-#[cfg(feature = "gpu")]
-use {
-    crate::read_back::{Arrived, read_back},
-    burn_std::id::StreamId,
 };
 
 /// The index of each trained parameter in the reducer, by path.
@@ -40,8 +36,7 @@ pub(crate) fn submit_missing<M: Module>(
 ) -> Result<()> {
     match reducer.missing() {
         missing if missing.is_empty() => Ok(()),
-        missing => Pass { reducer, slots, gradients, what: What::Submit(missing), problem: None }
-            .run(model),
+        missing => Pass::new(reducer, slots, gradients, What::Submit(missing)).run(reducer, model),
     }
 }
 
@@ -52,53 +47,61 @@ pub(crate) fn accumulate<M: Module>(
     gradients: &Gradients,
     model: &M,
 ) -> Result<()> {
-    Pass { reducer, slots, gradients, what: What::Accumulate, problem: None }.run(model)
+    Pass::new(reducer, slots, gradients, What::Accumulate).run(reducer, model)
 }
 
-/// Burn's own gradients. In a world of one rank they are the averages.
+/// Burn's own gradients. In a world of one rank they are the averages. `kept` replaces some of them.
 pub(crate) fn own<M: Module>(
     slots: &Slots,
-    gradients: Gradients,
+    gradients: &mut Gradients,
     model: &M,
+    kept: GradientsParams,
     policy: UnusedParameters,
     step: u64,
 ) -> Result<GradientsParams> {
-    let mut find = FindUnused { slots, gradients: &gradients, faults: Vec::new() };
+    let mut find = FindUnused { slots, gradients, faults: Vec::new() };
     if policy == UnusedParameters::Error {
         visit_floats(model, &mut find);
     }
     match find.faults {
-        faults if faults.is_empty() => Ok(GradientsParams::from_grads(gradients, model)),
+        faults if faults.is_empty() => {
+            let own = GradientsParams::from_module(gradients, model);
+            let mut replace = Replace { by: kept, gradients: own };
+            visit_floats(model, &mut replace);
+            Ok(replace.gradients)
+        }
         faults => Err(drumline::train::Error::Gradients { step, faults }.into()),
     }
 }
 
-/// Converts the averages to tensors of burn.
+/// Hands the averages to burn without a copy, beside those gradients that the ranks have `kept` for themselves.
 pub(crate) fn collect<M: Module>(
-    averaged: Averaged<'_>,
+    averaged: &Averaged<'_>,
     slots: &Slots,
     model: &M,
+    kept: GradientsParams,
 ) -> GradientsParams {
-    let mut collect = Collect { slots, averaged, gradients: GradientsParams::new() };
+    let mut collect = Collect { slots, averaged, gradients: kept };
     visit_floats(model, &mut collect);
     collect.gradients
 }
 
-/// Passes gradients to the reducer.
+/// Collects gradients for the reducer, by bucket.
 struct Pass<'a> {
-    reducer: &'a GradientReducer,
     slots: &'a Slots,
     gradients: &'a Gradients,
     what: What,
-    /// The first failure of a device.
-    problem: Option<Error>,
+    /// The bucket of each parameter.
+    bucket_of: Vec<usize>,
+    buckets: Vec<Collected>,
 }
 
-impl Pass<'_> {
-    fn run<M: Module>(mut self, model: &M) -> Result<()> {
-        visit_floats(model, &mut self);
-        self.problem.map_or(Ok(()), Err)
-    }
+/// Gradients of one bucket. They are read together, so a device is waited for once for each bucket.
+#[derive(Default)]
+struct Collected {
+    /// Slots and names of their parameters.
+    parameters: Vec<(usize, String)>,
+    batch: Batch,
 }
 
 enum What {
@@ -108,67 +111,58 @@ enum What {
     Accumulate,
 }
 
+impl<'a> Pass<'a> {
+    fn new(
+        reducer: &GradientReducer,
+        slots: &'a Slots,
+        gradients: &'a Gradients,
+        what: What,
+    ) -> Self {
+        let members = reducer.buckets();
+        let mut bucket_of = vec![0; members.iter().map(Vec::len).sum()];
+        for (bucket, members) in members.iter().enumerate() {
+            members.iter().for_each(|&slot| bucket_of[slot] = bucket);
+        }
+        let buckets = members.iter().map(|_| Collected::default()).collect();
+        Self { slots, gradients, what, bucket_of, buckets }
+    }
+
+    /// Passes the gradients of `model` on, one bucket after the other. Returns the first failure of a device.
+    fn run<M: Module>(mut self, reducer: &GradientReducer, model: &M) -> Result<()> {
+        visit_floats(model, &mut self);
+        let mut result = Ok(());
+        for Collected { parameters, batch } in self.buckets {
+            match batch.read() {
+                Ok(gradients) => {
+                    for (&(slot, _), gradient) in parameters.iter().zip(gradients) {
+                        let pack = |place: Place<'_>| gradient.pack(place);
+                        match &self.what {
+                            What::Accumulate => reducer.accumulate_to(slot, pack),
+                            What::Submit(_) => reducer.submit_to(slot, pack),
+                        }
+                    }
+                }
+                Err(Unreadable { first, device, problem }) => {
+                    parameters.iter().for_each(|&(slot, _)| reducer.fail(slot, FaultKind::Unread));
+                    let name = parameters[first].1.clone();
+                    result = result.and(Err(Error::Device { name, device, problem }));
+                }
+            }
+        }
+        result
+    }
+}
+
 impl VisitFloat for Pass<'_> {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
         let Some(&slot) = self.slots.get(name) else { return };
         if matches!(&self.what, What::Submit(missing) if missing.binary_search(&slot).is_err()) {
             return;
         }
-        let Some(gradient) = param.base().grad(self.gradients) else { return };
-        let device = gradient.device();
-        let gradient = match read(gradient) {
-            Ok(gradient) => gradient,
-            Err(problem) => {
-                self.reducer.fail(slot, FaultKind::Unread);
-                self.problem.get_or_insert(Error::Device {
-                    name: name.to_owned(),
-                    device: device_name(&device),
-                    problem,
-                });
-                return;
-            }
-        };
-        match &self.what {
-            What::Accumulate => self.reducer.accumulate(slot, |place| gradient.pack(place)),
-            What::Submit(_) => self.reducer.submit_with(slot, |place| gradient.pack(place)),
-        }
-    }
-}
-
-/// A gradient that the CPU can read.
-enum Readable {
-    Flex(FlexTensor),
-    #[cfg(feature = "gpu")]
-    Arrived(Arrived),
-    Data(TensorData),
-}
-
-/// Waits for the device of `gradient`. Returns the problem if the device has failed.
-fn read<const D: usize>(gradient: Tensor<D>) -> Result<Readable, String> {
-    if !is_tappable(&gradient.device()) {
-        return gradient.try_into_data().map(Readable::Data).map_err(|error| error.to_string());
-    }
-    match Dispatch::stored(gradient.into_dispatch()) {
-        Stored::Here(gradient) => Ok(Readable::Flex(gradient)),
-        #[cfg(feature = "gpu")]
-        Stored::OnDevice(gradient) => {
-            read_back(*gradient, StreamId::current()).wait().map(Readable::Arrived)
-        }
-    }
-}
-
-impl Readable {
-    /// Writes the gradient to `place`. Returns whether type and length fit.
-    fn pack(&self, place: ValuesMut<'_>) -> bool {
-        match self {
-            Readable::Flex(gradient) => pack_flex(gradient, place),
-            #[cfg(feature = "gpu")]
-            Readable::Arrived(gradient) => gradient.pack(place),
-            Readable::Data(data) => match data.dtype() {
-                DType::F32 => data.as_slice().is_ok_and(|it| place.copy_from(Values::F32(it))),
-                DType::F64 => data.as_slice().is_ok_and(|it| place.copy_from(Values::F64(it))),
-                _ => false,
-            },
+        if let Some(gradient) = param.base().grad(self.gradients) {
+            let collected = &mut self.buckets[self.bucket_of[slot]];
+            collected.parameters.push((slot, name.to_owned()));
+            collected.batch.add(gradient);
         }
     }
 }
@@ -187,23 +181,92 @@ impl VisitFloat for FindUnused<'_> {
     }
 }
 
+struct Replace {
+    by: GradientsParams,
+    gradients: GradientsParams,
+}
+
+impl VisitFloat for Replace {
+    fn float<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.by.remove::<D>(param.id) {
+            self.gradients.register(param.id, gradient);
+        }
+    }
+}
+
 struct Collect<'a> {
     slots: &'a Slots,
-    averaged: Averaged<'a>,
+    averaged: &'a Averaged<'a>,
     gradients: GradientsParams,
 }
 
 impl VisitFloat for Collect<'_> {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
         let slot = self.slots.get(name);
-        let Some(values) = slot.and_then(|&slot| self.averaged.values(slot)) else { return };
+        let Some(gradient) = slot.and_then(|&slot| self.averaged.share(slot)) else { return };
         let parameter = param.base();
-        let data = match values {
-            Values::F32(values) => TensorData::new(values.to_vec(), parameter.shape()),
-            Values::F64(values) => TensorData::new(values.to_vec(), parameter.shape()),
+        let dtype = match gradient.values() {
+            Values::F32(_) => DType::F32,
+            Values::F64(_) => DType::F64,
+            Values::F16(_) => DType::F16,
+            Values::Bf16(_) => DType::BF16,
             _ => return,
         };
-        let options = (&parameter.device().without_autodiff(), data.dtype());
+        // burn copies the elements if it writes to them, because they are shared.
+        let bytes =
+            Bytes::from_shared(bytes::Bytes::from_owner(gradient), AllocationProperty::Other);
+        let data = TensorData::from_bytes(bytes, parameter.shape(), dtype);
+        let options = (&parameter.device().without_autodiff(), dtype);
         self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
+    }
+}
+
+/// The parameters whose gradients every rank keeps for itself, and the sums of their micro-batches.
+#[derive(Default)]
+pub(crate) struct Kept {
+    names: HashSet<String>,
+    sums: Mutex<GradientsParams>,
+}
+
+impl Kept {
+    pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
+        Self { names: names.into_iter().collect(), sums: Mutex::default() }
+    }
+
+    /// Adds the gradients of one backward.
+    pub(crate) fn add<M: Module>(&self, gradients: &Gradients, model: &M) {
+        if !self.names.is_empty() {
+            let mut sums = self.sums();
+            visit_floats(model, &mut Keep { names: &self.names, gradients, sums: &mut sums });
+        }
+    }
+
+    /// The gradients of the step, which ends.
+    pub(crate) fn take(&self) -> GradientsParams {
+        mem::take(&mut *self.sums())
+    }
+
+    fn sums(&self) -> MutexGuard<'_, GradientsParams> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Keep<'a> {
+    names: &'a HashSet<String>,
+    gradients: &'a Gradients,
+    sums: &'a mut GradientsParams,
+}
+
+impl VisitFloat for Keep<'_> {
+    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
+        if !self.names.contains(name) {
+            return;
+        }
+        let Some(gradient) = param.base().grad(self.gradients) else { return };
+        let sum = match self.sums.remove::<D>(param.id) {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        };
+        self.sums.register(param.id, sum);
     }
 }

@@ -1,12 +1,15 @@
 //! The tensors of a model, before it is wrapped.
 
-use std::collections::HashMap;
+use std::{cell::RefCell, collections::HashMap};
 
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId, Reparameterization},
     tensor::Tensor,
 };
-use drumline::ddp::ParameterSpec;
+use drumline::{
+    DType, ProcessGroup,
+    ddp::{DdpOptions, ParameterSpec, verify_model},
+};
 
 use crate::{
     Error, Result, pack,
@@ -21,6 +24,8 @@ pub(crate) struct Inspected {
     pub(crate) parameters: Vec<ParameterSpec>,
     /// The other tensors.
     pub(crate) buffers: Vec<ParameterSpec>,
+    /// The names of tensors that are ignored.
+    pub(crate) ignored: Vec<String>,
     /// The trained tensors whose gradients cannot be tapped, and why.
     pub(crate) untappable: Vec<(String, String)>,
     /// Whether some tensor has a reparameterization of the user.
@@ -31,7 +36,7 @@ pub(crate) struct Inspected {
 }
 
 /// Looks at all tensors of `model`.
-pub(crate) fn inspect<M: Module>(model: &M) -> Result<Inspected> {
+pub(crate) fn inspect<M: Module>(model: &M, options: &DdpOptions) -> Inspected {
     let mut visitor = Visitor::default();
     model.visit(&mut visitor);
     let mut inspected = Inspected {
@@ -39,7 +44,15 @@ pub(crate) fn inspect<M: Module>(model: &M) -> Result<Inspected> {
         problem: visitor.problem,
         ..Inspected::default()
     };
-    tensors::visit(model, |tensor| {
+    let ignored: RefCell<Vec<String>> = RefCell::default();
+    let is_ignored = |name: &str| {
+        let is_ignored = options.ignores(name);
+        if is_ignored {
+            ignored.borrow_mut().push(name.to_owned());
+        }
+        is_ignored
+    };
+    let visited = tensors::visit_except(model, &is_ignored, |tensor| {
         if !tensor.is_trained {
             inspected.buffers.push(tensor.spec);
             return Ok(());
@@ -55,11 +68,21 @@ pub(crate) fn inspect<M: Module>(model: &M) -> Result<Inspected> {
         inspected.untappable.extend(why.map(|why| (name.clone(), why)));
         inspected.parameters.push(tensor.spec);
         Ok(())
-    })?;
-    Ok(inspected)
+    });
+    inspected.ignored = ignored.into_inner();
+    inspected.problem = inspected.problem.or(visited.err());
+    inspected
 }
 
 impl Inspected {
+    /// Checks that all ranks have the same model and options, then that this rank's can be wrapped.
+    pub(crate) fn verify(&mut self, group: &ProcessGroup, options: &DdpOptions) -> Result<()> {
+        let ignored = self.ignored.iter().map(|name| ParameterSpec::new(name, [], DType::U8));
+        let others: Vec<ParameterSpec> = self.buffers.iter().cloned().chain(ignored).collect();
+        verify_model(group, &self.parameters, &others, options)?;
+        self.problem.take().map_or(Ok(()), Err)
+    }
+
     /// Logs a warning with the parameters whose communication cannot overlap backward.
     pub(crate) fn warn(&self, rank: usize) {
         const SHOWN_MAX: usize = 8;

@@ -59,15 +59,20 @@
 //! | `bucket_cap_mb`, `find_unused_parameters=True` | [`wrap_with`] and [`DdpOptions`] |
 //! | `with model.no_sync(): loss.backward()` | [`accumulate`] |
 //! | `broadcast_buffers=True` | [`sync_buffers`] before each forward |
-//! | `Join` | [`shadow`](DistributedDataParallel::shadow) |
+//! | `Join` | [`shadow`](DistributedDataParallel::shadow), [`Divisor`] |
 //! | `SyncBatchNorm` | [`SyncBatchNorm`] |
 //! | `torch.save` of model, optimizer, scheduler | [`checkpoint`] |
 //! | `DataLoader` with a `DistributedSampler` | the module `data` |
-//! | `_get_ddp_logging_data()` | [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
+//! | `torch.nn.utils.clip_grad_norm_` | [`clip_grad_norm`] |
+//! | `torch.amp.GradScaler` | [`GradScaler`] |
+//! | `_ddp_params_and_buffers_to_ignore` | [`DdpOptions::ignore`] |
+//! | `fp16_compress_hook`, `bf16_compress_hook` | [`DdpOptions::wire`] |
+//! | one backward through several wrapped models | [`backward_all`] |
+//! | `_get_ddp_logging_data()` | [`logging_data`](DistributedDataParallel::logging_data), [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
 //!
 //! # Limits
 //!
-//! Parameters are f32 and f64. Gradients on burn's flex backend (the CPU) travel during backward. With the feature
+//! Parameters are f32, f64, f16 and bf16. Gradients on burn's flex backend (the CPU) travel during backward. With the feature
 //! `cuda`, `rocm` or `wgpu` of this crate, so do those on such devices (with `gpu`, those on every device of burn's
 //! cubecl backend). There [`SyncBatchNorm`] works too. Gradients on other devices travel afterwards. Averages go through the memory of the host.
 //!
@@ -80,27 +85,40 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod any_model;
 #[cfg(doctest)]
 mod book;
 pub mod checkpoint;
+mod clip;
 #[cfg(feature = "data")]
 pub mod data;
 mod ddp;
 mod debug;
 mod error;
 mod gradients;
+mod host;
 mod inspect;
+mod logging;
 mod pack;
 #[cfg(feature = "gpu")]
 mod read_back;
+mod scaler;
+mod step;
 mod sync_batch_norm;
 mod tap;
 mod tensors;
+mod together;
 
+pub use clip::{ClipGradNorm, clip_grad_norm};
 pub use ddp::DistributedDataParallel;
-pub use drumline::ddp::{BucketTimes, DdpOptions, ReducerStats, Timeline, UnusedParameters};
+pub use drumline::ddp::{
+    BucketTimes, DdpOptions, Divisor, LossScale, ReducerStats, Timeline, UnusedParameters, Wire,
+};
 pub use error::{Error, Result};
+pub use logging::LoggingData;
+pub use scaler::GradScaler;
 pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use tensors::{
     NamedTensor, TensorValues, load_named_tensors, named_tensors, parameters_digest,
 };
+pub use together::{Wrapped, accumulate_all, backward_all, shadow_all};

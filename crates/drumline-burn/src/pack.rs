@@ -1,13 +1,16 @@
 //! Copies tensors from the memory of the CPU, row-major.
 
+use std::ops::AddAssign;
+
 use burn::{
     backend::{
         DispatchDevice,
         flex::{FlexTensor, Layout},
     },
-    tensor::{DType, Device},
+    tensor::{DType, Device, Element},
 };
-use drumline::ddp::ValuesMut;
+use bytemuck::Pod;
+use drumline::ddp::{Place, ValuesMut};
 
 /// Whether `device` is burn's flex backend.
 pub(crate) fn is_flex(device: &Device) -> bool {
@@ -30,23 +33,43 @@ pub(crate) fn device_name(device: &Device) -> String {
     format!("{:?}", device.clone().without_autodiff().as_dispatch())
 }
 
-/// Writes `tensor` to `place` with one copy. Returns whether type and length fit. Gradients of weights
-/// are often transposed views.
-pub(crate) fn pack_flex(tensor: &FlexTensor, place: ValuesMut<'_>) -> bool {
-    match (place, tensor.dtype()) {
-        (ValuesMut::F32(place), DType::F32) => copy(tensor.storage(), tensor.layout(), place),
-        (ValuesMut::F64(place), DType::F64) => copy(tensor.storage(), tensor.layout(), place),
+/// Writes `tensor` to `place`, or adds it, with one pass over it. Returns whether type and length fit. Gradients of
+/// weights are often transposed views.
+pub(crate) fn pack_flex(tensor: &FlexTensor, place: Place<'_>) -> bool {
+    let Place { values, holds_sum } = place;
+    match (values, tensor.dtype()) {
+        (ValuesMut::F32(place), DType::F32) => put(tensor, place, holds_sum),
+        (ValuesMut::F64(place), DType::F64) => put(tensor, place, holds_sum),
+        (ValuesMut::F16(place), DType::F16) => put(tensor, place, holds_sum),
+        (ValuesMut::Bf16(place), DType::BF16) => put(tensor, place, holds_sum),
         _ => false,
     }
 }
 
-/// Copies the elements of `storage` that `layout` describes, row-major.
-fn copy<T: Copy>(storage: &[T], layout: &Layout, place: &mut [T]) -> bool {
+fn put<T: Element + Pod + AddAssign>(
+    tensor: &FlexTensor,
+    place: &mut [T],
+    holds_sum: bool,
+) -> bool {
+    let (storage, layout) = (tensor.storage(), tensor.layout());
+    match holds_sum {
+        false if layout.is_contiguous() && layout.num_elements() == place.len() => {
+            let start = layout.start_offset();
+            place.copy_from_slice(&storage[start..start + place.len()]);
+            true
+        }
+        true => walk(storage, layout, place, |place, value| *place += value),
+        false => walk(storage, layout, place, |place, value| *place = value),
+    }
+}
+
+/// Calls `put` with each place and the element for it: the elements of `storage` that `layout` describes, row-major.
+fn walk<T: Copy>(storage: &[T], layout: &Layout, place: &mut [T], put: impl Fn(&mut T, T)) -> bool {
     if layout.num_elements() != place.len() {
         return false;
     }
     if let Some((start, end)) = layout.contiguous_offsets() {
-        place.copy_from_slice(&storage[start..end]);
+        place.iter_mut().zip(&storage[start..end]).for_each(|(place, &value)| put(place, value));
         return true;
     }
     let shape: Vec<usize> = layout.shape().to_vec();
@@ -66,7 +89,7 @@ fn copy<T: Copy>(storage: &[T], layout: &Layout, place: &mut [T]) -> bool {
         let at = |row: usize, column: usize| {
             storage[(first + row as isize * row_stride + column as isize * column_stride) as usize]
         };
-        copy_matrix(rows, columns, at, target);
+        walk_matrix(rows, columns, at, target, &put);
         // Go to the next index. The last dimension runs fastest.
         for (index, &length) in index.iter_mut().zip(matrices).rev() {
             *index += 1;
@@ -79,14 +102,20 @@ fn copy<T: Copy>(storage: &[T], layout: &Layout, place: &mut [T]) -> bool {
     true
 }
 
-/// Copies in square tiles, so that cache lines are used completely on both sides.
-fn copy_matrix<T>(rows: usize, columns: usize, at: impl Fn(usize, usize) -> T, target: &mut [T]) {
+/// Walks in square tiles, so that cache lines are used completely on both sides.
+fn walk_matrix<T>(
+    rows: usize,
+    columns: usize,
+    at: impl Fn(usize, usize) -> T,
+    target: &mut [T],
+    put: &impl Fn(&mut T, T),
+) {
     const TILE: usize = 32;
     for top in (0..rows).step_by(TILE) {
         for left in (0..columns).step_by(TILE) {
             for row in top..rows.min(top + TILE) {
                 for column in left..columns.min(left + TILE) {
-                    target[row * columns + column] = at(row, column);
+                    put(&mut target[row * columns + column], at(row, column));
                 }
             }
         }
@@ -129,15 +158,21 @@ mod tests {
         fn any_view_is_packed_row_major(view in views()) {
             let wanted: Vec<f32> = view.clone().into_data().try_into_vec().unwrap();
             let mut packed = vec![f32::NAN; wanted.len()];
-            prop_assert!(pack_flex(&view, ValuesMut::F32(&mut packed)));
-            prop_assert_eq!(packed, wanted);
+            let pack = |packed: &mut Vec<f32>, holds_sum| {
+                pack_flex(&view, Place { values: ValuesMut::F32(packed), holds_sum })
+            };
+            prop_assert!(pack(&mut packed, false));
+            prop_assert_eq!(&packed, &wanted);
+            prop_assert!(pack(&mut packed, true));
+            prop_assert_eq!(packed, wanted.iter().map(|it| it + it).collect::<Vec<f32>>());
         }
     }
 
     #[test]
     fn what_does_not_fit_is_not_packed() {
         let tensor = FlexTensor::from_data(TensorData::from([1.0_f32, 2.0]));
-        assert!(!pack_flex(&tensor, ValuesMut::F32(&mut [0.0; 3])));
-        assert!(!pack_flex(&tensor, ValuesMut::F64(&mut [0.0; 2])));
+        for values in [ValuesMut::F32(&mut [0.0; 3]), ValuesMut::F64(&mut [0.0; 2])] {
+            assert!(!pack_flex(&tensor, Place { values, holds_sum: false }));
+        }
     }
 }

@@ -26,7 +26,8 @@ use burn_cubecl::{
 };
 use burn_fusion::{FusionBackend, FusionTensor};
 use burn_std::id::StreamId;
-use drumline::ddp::{GradientReducer, ValuesMut};
+use bytemuck::AnyBitPattern;
+use drumline::ddp::{GradientReducer, Place, Values};
 
 /// A tensor of `Cube`: of `CubeBackend` itself, or of `Fusion<CubeBackend>` where burn's feature `fusion` is on. A
 /// crate cannot ask which features another crate has, so both are served. `B` is there because `CubeBackend` can be
@@ -107,7 +108,7 @@ impl Arrivals {
         let submit_all = move || {
             for (slot, coming) in oldest {
                 match coming.wait() {
-                    Ok(gradient) => reducer.submit_with(slot, |place| gradient.pack(place)),
+                    Ok(gradient) => reducer.submit_to(slot, |place| gradient.pack(place)),
                     // It stays missing. So it is read once more after backward, where an error ends the step.
                     Err(problem) => tracing::warn!(slot, "a gradient could not be read: {problem}"),
                 }
@@ -164,18 +165,18 @@ pub(crate) struct Arrived {
 }
 
 impl Arrived {
-    /// Writes the gradient to `place`. Returns whether type and length fit.
-    pub(crate) fn pack(&self, place: ValuesMut<'_>) -> bool {
-        let place: &mut [u8] = match (place, self.dtype) {
-            (ValuesMut::F32(place), DType::F32) => bytemuck::cast_slice_mut(place),
-            (ValuesMut::F64(place), DType::F64) => bytemuck::cast_slice_mut(place),
-            _ => return false,
-        };
-        let fits = place.len() == self.bytes.len();
-        if fits {
-            place.copy_from_slice(&self.bytes);
+    /// Writes the gradient to `place`, or adds it. Returns whether type and length fit.
+    pub(crate) fn pack(&self, place: Place<'_>) -> bool {
+        fn of<T: AnyBitPattern>(bytes: &Bytes) -> &[T] {
+            bytemuck::try_cast_slice(bytes).unwrap_or_default()
         }
-        fits
+        match self.dtype {
+            DType::F32 => place.put(Values::F32(of(&self.bytes))),
+            DType::F64 => place.put(Values::F64(of(&self.bytes))),
+            DType::F16 => place.put(Values::F16(of(&self.bytes))),
+            DType::BF16 => place.put(Values::Bf16(of(&self.bytes))),
+            _ => false,
+        }
     }
 }
 
@@ -189,7 +190,7 @@ mod tests {
     use burn_std::backtrace::BackTrace;
     use drumline::{
         ProcessGroup,
-        ddp::{DdpOptions, ParameterSpec},
+        ddp::{DdpOptions, ParameterSpec, ValuesMut},
     };
 
     use super::*;
@@ -255,10 +256,13 @@ mod tests {
     fn what_does_not_fit_is_not_packed() {
         let arrived = arrives([1.0, 2.0]).wait().unwrap();
         let mut place = [0.0_f32; 2];
-        assert!(arrived.pack(ValuesMut::F32(&mut place)));
-        assert_eq!(place, [1.0, 2.0]);
-        assert!(!arrived.pack(ValuesMut::F32(&mut [0.0; 3])));
-        assert!(!arrived.pack(ValuesMut::F64(&mut [0.0; 1])));
+        for (holds_sum, wanted) in [(false, [1.0, 2.0]), (true, [2.0, 4.0])] {
+            assert!(arrived.pack(Place { values: ValuesMut::F32(&mut place), holds_sum }));
+            assert_eq!(place, wanted);
+        }
+        for values in [ValuesMut::F32(&mut [0.0; 3]), ValuesMut::F64(&mut [0.0; 1])] {
+            assert!(!arrived.pack(Place { values, holds_sum: false }));
+        }
         assert_eq!(fails().wait().err().map(|problem| problem.is_empty()), Some(false));
     }
 }

@@ -25,7 +25,7 @@ use std::{
     fmt,
     mem::{self, Discriminant},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -67,57 +67,69 @@ pub(crate) fn attach<M: Module>(
 
 /// State that all taps of a model share.
 pub(crate) struct Taps {
-    reducer: Arc<GradientReducer>,
     /// For each parameter, the number of uses in a graph that backward has not passed.
     open_uses: Vec<AtomicUsize>,
     anchors: Mutex<Anchors>,
-    /// Whether taps submit gradients. If not, backward returns the gradients of this rank alone.
-    is_armed: AtomicBool,
+    /// Where taps submit gradients. If nowhere, backward returns the gradients of this rank alone.
+    target: Mutex<Option<Target>>,
     #[cfg(feature = "gpu")]
     reader: Reader,
 }
 
+/// Where taps submit gradients.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) reducer: Arc<GradientReducer>,
+    /// The reducer's index of this model's first parameter.
+    pub(crate) base: usize,
+}
+
+/// Taps that submit gradients, until this is dropped.
+pub(crate) struct Armed<'a>(&'a Taps);
+
+impl Drop for Armed<'_> {
+    /// Runs even if backward panics. Then the reducer has the gradients that taps have submitted.
+    fn drop(&mut self) {
+        *self.0.target() = None;
+        #[cfg(feature = "gpu")]
+        self.0.reader.finish();
+        // The next forward counts its uses from the start.
+        self.0.anchors.lock().unwrap_or_else(PoisonError::into_inner).next = 0;
+    }
+}
+
 impl Taps {
-    pub(crate) fn new(reducer: Arc<GradientReducer>, parameters: usize) -> Self {
+    pub(crate) fn new(parameters: usize) -> Self {
         let open_uses = (0..parameters).map(|_| AtomicUsize::new(0)).collect();
         Self {
-            reducer,
             open_uses,
             anchors: Mutex::default(),
-            is_armed: AtomicBool::new(false),
+            target: Mutex::default(),
             #[cfg(feature = "gpu")]
             reader: Reader::new(),
         }
     }
 
-    /// Runs one backward, with the taps armed or not. At its end the reducer has the gradients that taps have
-    /// submitted.
-    pub(crate) fn run<T>(&self, is_armed: bool, backward: impl FnOnce() -> T) -> T {
-        /// Disarms even if backward panics.
-        struct Armed<'a>(&'a Taps);
-        impl Drop for Armed<'_> {
-            fn drop(&mut self) {
-                self.0.is_armed.store(false, Ordering::Release);
-                #[cfg(feature = "gpu")]
-                self.0.reader.finish();
-                // The next forward counts its uses from the start.
-                self.0.anchors.lock().unwrap_or_else(PoisonError::into_inner).next = 0;
-            }
-        }
-        self.is_armed.store(is_armed, Ordering::Release);
-        let _armed = Armed(self);
-        backward()
+    /// Makes the taps submit gradients to `target` during one backward, or to nobody.
+    pub(crate) fn arm(&self, target: Option<Target>) -> Armed<'_> {
+        *self.target() = target;
+        Armed(self)
     }
 
     /// Passes a final gradient on. Does not wait.
-    fn submit(&self, slot: usize, gradient: Stored) {
+    fn submit(&self, Target { reducer, base }: &Target, slot: usize, gradient: Stored) {
+        let slot = base + slot;
         match gradient {
             Stored::Here(gradient) => {
-                self.reducer.submit_with(slot, |place| pack_flex(&gradient, place));
+                reducer.submit_to(slot, |place| pack_flex(&gradient, place));
             }
             #[cfg(feature = "gpu")]
-            Stored::OnDevice(gradient) => self.reader.submit(&self.reducer, slot, *gradient),
+            Stored::OnDevice(gradient) => self.reader.submit(reducer, slot, *gradient),
         }
+    }
+
+    fn target(&self) -> MutexGuard<'_, Option<Target>> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn next_anchor<const D: usize>(&self, beside: &Tensor<D>) -> Tensor<1> {
@@ -245,9 +257,10 @@ impl<B: GradientTap> Backward<B, 2> for TapBackward {
         let Some(parameter) = parameter else { return };
         grads.register::<B>(parameter.id, gradient); // adds to the gradients of other uses
         let Tap { taps, slot } = &ops.state.tap;
-        if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
+        let target = taps.target().clone();
+        if let (true, Some(target)) = (ops.state.close(), target) {
             // The parameter is a leaf, whose gradient `consume` leaves in place.
-            taps.submit(*slot, B::stored(grads.consume::<B>(&parameter)));
+            taps.submit(&target, *slot, B::stored(grads.consume::<B>(&parameter)));
         }
     }
 }

@@ -5,8 +5,9 @@ use burn::{
     tensor::{self, Bool, Device, Int, Tensor, TensorData},
 };
 use drumline::{
-    DType,
+    DType, bf16,
     ddp::{Broadcast, ParameterSpec, StateDigest},
+    f16,
 };
 
 use crate::{Error, Result};
@@ -50,6 +51,10 @@ pub enum TensorValues {
     F32(Vec<f32>),
     /// Double precision.
     F64(Vec<f64>),
+    /// Half precision.
+    F16(Vec<f16>),
+    /// bfloat16.
+    Bf16(Vec<bf16>),
     /// Integers.
     I64(Vec<i64>),
     /// Booleans.
@@ -102,6 +107,8 @@ impl TensorValues {
         match self {
             TensorValues::F32(_) => DType::F32,
             TensorValues::F64(_) => DType::F64,
+            TensorValues::F16(_) => DType::F16,
+            TensorValues::Bf16(_) => DType::Bf16,
             TensorValues::I64(_) => DType::I64,
             TensorValues::U8(_) => DType::U8,
         }
@@ -112,6 +119,8 @@ impl TensorValues {
         match self {
             TensorValues::F32(values) => bytemuck::cast_slice(values),
             TensorValues::F64(values) => bytemuck::cast_slice(values),
+            TensorValues::F16(values) => bytemuck::cast_slice(values),
+            TensorValues::Bf16(values) => bytemuck::cast_slice(values),
             TensorValues::I64(values) => bytemuck::cast_slice(values),
             TensorValues::U8(values) => values,
         }
@@ -121,6 +130,8 @@ impl TensorValues {
         match self {
             TensorValues::F32(values) => bytemuck::cast_slice_mut(values),
             TensorValues::F64(values) => bytemuck::cast_slice_mut(values),
+            TensorValues::F16(values) => bytemuck::cast_slice_mut(values),
+            TensorValues::Bf16(values) => bytemuck::cast_slice_mut(values),
             TensorValues::I64(values) => bytemuck::cast_slice_mut(values),
             TensorValues::U8(values) => values,
         }
@@ -129,6 +140,8 @@ impl TensorValues {
     fn zeros(dtype: DType, elements: usize) -> Self {
         match dtype {
             DType::F64 => TensorValues::F64(vec![0.0; elements]),
+            DType::F16 => TensorValues::F16(vec![f16::ZERO; elements]),
+            DType::Bf16 => TensorValues::Bf16(vec![bf16::ZERO; elements]),
             DType::I64 => TensorValues::I64(vec![0; elements]),
             DType::U8 => TensorValues::U8(vec![0; elements]),
             _ => TensorValues::F32(vec![0.0; elements]),
@@ -140,6 +153,8 @@ impl TensorValues {
         let values = match spec.dtype {
             DType::F32 => data.try_into_vec().map(TensorValues::F32),
             DType::F64 => data.try_into_vec().map(TensorValues::F64),
+            DType::F16 => data.try_into_vec().map(TensorValues::F16),
+            DType::Bf16 => data.try_into_vec().map(TensorValues::Bf16),
             DType::I64 => data.try_into_vec_as().map(TensorValues::I64),
             _ => data.try_into_vec_as().map(TensorValues::U8),
         };
@@ -150,6 +165,8 @@ impl TensorValues {
         match self {
             TensorValues::F32(values) => TensorData::new(values, shape),
             TensorValues::F64(values) => TensorData::new(values, shape),
+            TensorValues::F16(values) => TensorData::new(values, shape),
+            TensorValues::Bf16(values) => TensorData::new(values, shape),
             TensorValues::I64(values) => TensorData::new(values, shape),
             TensorValues::U8(values) => {
                 TensorData::new(values.into_iter().map(|value| value != 0).collect(), shape)
@@ -252,8 +269,13 @@ pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) ->
 /// # Ok::<_, drumline_burn::Error>(())
 /// ```
 pub fn parameters_digest<M: Module>(model: &M) -> Result<u64> {
+    digest_except(model, &no_tensor)
+}
+
+/// [`parameters_digest`] without the tensors that `skip` names.
+pub(crate) fn digest_except<M: Module>(model: &M, skip: &dyn Fn(&str) -> bool) -> Result<u64> {
     let mut digest = StateDigest::default();
-    visit(model, |tensor| {
+    visit_except(model, skip, |tensor| {
         digest.tensor(&tensor.spec, tensor.values()?.as_bytes());
         Ok(())
     })?;
@@ -268,21 +290,23 @@ pub(crate) enum Which {
     Buffers,
 }
 
-/// Copies rank 0's values to all ranks.
+/// Copies the values of rank `source` to all ranks, but for the tensors that `skip` names.
 pub(crate) fn broadcast<M: Module>(
     model: M,
     which: Which,
+    skip: &dyn Fn(&str) -> bool,
+    source: usize,
     group: &drumline::ProcessGroup,
 ) -> Result<M> {
     let chosen = |tensor: &Seen<'_>| which == Which::All || !tensor.is_trained;
     let mut bytes = 0;
-    visit(&model, |tensor| {
+    visit_except(&model, skip, |tensor| {
         bytes += if chosen(&tensor) { tensor.spec.bytes() } else { 0 };
         Ok(())
     })?;
-    let mut broadcast = Broadcast::new(group, bytes);
+    let mut broadcast = Broadcast::from_rank(source, group, bytes);
     let model = if broadcast.is_source() {
-        visit(&model, |tensor| {
+        visit_except(&model, skip, |tensor| {
             if chosen(&tensor) {
                 broadcast.put(tensor.values()?.as_bytes())?;
             }
@@ -290,7 +314,7 @@ pub(crate) fn broadcast<M: Module>(
         })?;
         model
     } else {
-        map(model, |tensor| {
+        map_except(model, skip, |tensor| {
             if !chosen(&tensor) {
                 return Ok(None);
             }
@@ -320,8 +344,17 @@ impl Seen<'_> {
 
 /// Calls `each` with all tensors of `model`, until one call fails.
 pub(crate) fn visit<M: Module>(model: &M, each: impl FnMut(Seen<'_>) -> Result<()>) -> Result<()> {
+    visit_except(model, &no_tensor, each)
+}
+
+/// [`visit`] without the tensors that `skip` names.
+pub(crate) fn visit_except<M: Module>(
+    model: &M,
+    skip: &dyn Fn(&str) -> bool,
+    each: impl FnMut(Seen<'_>) -> Result<()>,
+) -> Result<()> {
     flush_running_state(model);
-    let mut visitor = Visit { path: Path::default(), each, result: Ok(()) };
+    let mut visitor = Visit { path: Path::default(), skip, each, result: Ok(()) };
     model.visit(&mut visitor);
     visitor.result
 }
@@ -354,10 +387,24 @@ fn map<M: Module>(
     model: M,
     each: impl FnMut(Seen<'_>) -> Result<Option<TensorValues>>,
 ) -> Result<M> {
+    map_except(model, &no_tensor, each)
+}
+
+/// [`map`] without the tensors that `skip` names.
+fn map_except<M: Module>(
+    model: M,
+    skip: &dyn Fn(&str) -> bool,
+    each: impl FnMut(Seen<'_>) -> Result<Option<TensorValues>>,
+) -> Result<M> {
     flush_running_state(&model);
-    let mut mapper = Map { path: Path::default(), each, result: Ok(()) };
+    let mut mapper = Map { path: Path::default(), skip, each, result: Ok(()) };
     let model = model.map(&mut mapper);
     mapper.result.map(|()| model)
+}
+
+/// Names no tensor.
+fn no_tensor(_: &str) -> bool {
+    false
 }
 
 /// A running statistic keeps the newest update of each thread aside. At the next update, or at `valid()`, it
@@ -391,6 +438,8 @@ impl Path {
         let dtype = match tensor.dtype() {
             tensor::DType::F32 => DType::F32,
             tensor::DType::F64 => DType::F64,
+            tensor::DType::F16 => DType::F16,
+            tensor::DType::BF16 => DType::Bf16,
             dtype if dtype.is_int() || dtype.is_uint() => DType::I64,
             tensor::DType::Bool(_) => DType::U8,
             other => {
@@ -402,18 +451,19 @@ impl Path {
     }
 }
 
-struct Visit<F> {
+struct Visit<'a, F> {
     path: Path,
+    skip: &'a dyn Fn(&str) -> bool,
     each: F,
     result: Result<()>,
 }
 
-impl<F: FnMut(Seen<'_>) -> Result<()>> Visit<F> {
+impl<F: FnMut(Seen<'_>) -> Result<()>> Visit<'_, F> {
     fn tensor<const D: usize, K: tensor::kind::Basic>(&mut self, param: &Param<Tensor<D, K>>)
     where
         Tensor<D, K>: Parameter,
     {
-        if self.result.is_ok() {
+        if self.result.is_ok() && !(self.skip)(&self.path.name()) {
             let tensor = param.base();
             self.result = self.path.spec(&tensor).and_then(|spec| {
                 (self.each)(Seen {
@@ -427,7 +477,7 @@ impl<F: FnMut(Seen<'_>) -> Result<()>> Visit<F> {
     }
 }
 
-impl<F: FnMut(Seen<'_>) -> Result<()>> ModuleVisitor for Visit<F> {
+impl<F: FnMut(Seen<'_>) -> Result<()>> ModuleVisitor for Visit<'_, F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.tensor(param);
     }
@@ -468,13 +518,14 @@ impl<V: VisitFloat> ModuleVisitor for VisitFloats<'_, V> {
     }
 }
 
-struct Map<F> {
+struct Map<'a, F> {
     path: Path,
+    skip: &'a dyn Fn(&str) -> bool,
     each: F,
     result: Result<()>,
 }
 
-impl<F: FnMut(Seen<'_>) -> Result<Option<TensorValues>>> Map<F> {
+impl<F: FnMut(Seen<'_>) -> Result<Option<TensorValues>>> Map<'_, F> {
     fn tensor<const D: usize, K: tensor::kind::Basic>(
         &mut self,
         param: Param<Tensor<D, K>>,
@@ -482,7 +533,7 @@ impl<F: FnMut(Seen<'_>) -> Result<Option<TensorValues>>> Map<F> {
     where
         Tensor<D, K>: Parameter,
     {
-        if self.result.is_err() {
+        if self.result.is_err() || (self.skip)(&self.path.name()) {
             return param;
         }
         let tensor = param.base();
@@ -512,7 +563,7 @@ impl<F: FnMut(Seen<'_>) -> Result<Option<TensorValues>>> Map<F> {
     }
 }
 
-impl<F: FnMut(Seen<'_>) -> Result<Option<TensorValues>>> ModuleMapper for Map<F> {
+impl<F: FnMut(Seen<'_>) -> Result<Option<TensorValues>>> ModuleMapper for Map<'_, F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         self.tensor(param)
     }

@@ -69,9 +69,11 @@ impl CudaGate {
     }
 }
 
-/// Frees the words that all streams have passed.
+/// Frees the words that all streams have passed. If the driver does not say so of a stream, the word is kept, and asked
+/// for again next time: a stream that goes on would look at freed memory. So the words of a device that has failed stay
+/// allocated until the process ends.
 pub(crate) fn clear_aside() {
-    let has_passed = |event: &CudaEvent| !matches!(event.has_come(), Ok(false));
+    let has_passed = |event: &CudaEvent| matches!(event.has_come(), Ok(true));
     let mut aside = ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
     let done =
         aside.extract_if(.., |(_, passed)| passed.iter().all(has_passed)).collect::<Vec<_>>();

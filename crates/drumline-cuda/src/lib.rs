@@ -57,7 +57,7 @@
 //!
 //! `driver` finds the library, `loaded` is what it finds, `table` its functions. `device` is a device, `as_device` what it
 //! does for those who know no driver, `opened` its context. `places` looks up addresses, `pin` pins memory, `memory`
-//! allocates it. `stream`, `event` and `gate` are what their names say. `nccl/` is NCCL.
+//! allocates it, `ipc` opens that of other processes. `stream`, `event` and `gate` are what their names say. `nccl/` is NCCL.
 
 mod as_device;
 mod device;
@@ -65,6 +65,7 @@ mod driver;
 mod event;
 mod family;
 mod gate;
+mod ipc;
 mod loaded;
 mod memory;
 pub mod nccl;
@@ -77,4 +78,5 @@ mod table;
 pub use device::CudaDevice;
 pub use driver::Driver;
 pub use family::Family;
+pub use ipc::{MemoryHandle, OpenedMemory};
 pub use memory::DeviceMemory;

@@ -32,6 +32,10 @@ impl DeviceMemory {
         self.place
     }
 
+    pub(crate) fn device(&self) -> &Opened {
+        &self.device
+    }
+
     /// Copies `bytes` to the beginning. Waits until that is done, so that every stream sees it.
     ///
     /// # Errors

@@ -10,6 +10,11 @@ use crate::family::Family;
 /// `CUcontext`, `CUstream`, `CUevent`: pointers that only the driver follows.
 pub(crate) type Handle = *mut c_void;
 
+/// `CUipcMemHandle` and `hipIpcMemHandle_t`: bytes that only the driver understands.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
+
 /// Why a library cannot be used: the function that it lacks.
 pub(crate) type Missing = &'static CStr;
 
@@ -20,6 +25,7 @@ macro_rules! functions {
         pub(crate) struct Functions {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
             pub(crate) wait_value: Option<WaitValue>,
+            pub(crate) ipc: Option<Ipc>,
         }
 
         impl Functions {
@@ -34,6 +40,7 @@ macro_rules! functions {
                         }
                     },)*
                     wait_value: WaitValue::find(library, family),
+                    ipc: Ipc::find(library, family),
                 })
             }
         }
@@ -126,5 +133,42 @@ impl WaitValue {
                 WaitValue::Hip(wait) => wait(stream, address, value, AT_LEAST, u32::MAX),
             }
         }
+    }
+}
+
+/// How processes open each other's memory. Nothing but a measurement needs it, so a library may lack it.
+#[derive(Clone, Copy)]
+pub(crate) struct Ipc {
+    /// Writes the handle of an allocation.
+    pub(crate) lend: unsafe extern "C" fn(*mut IpcHandle, u64) -> c_int,
+    /// Writes the address of what another process has lent.
+    pub(crate) open: unsafe extern "C" fn(*mut u64, IpcHandle, c_uint) -> c_int,
+    pub(crate) close: unsafe extern "C" fn(u64) -> c_int,
+}
+
+impl Ipc {
+    fn find(library: Library, family: Family) -> Option<Ipc> {
+        let [lend, open, close] = match family {
+            Family::Cuda => {
+                [c"cuIpcGetMemHandle", c"cuIpcOpenMemHandle_v2", c"cuIpcCloseMemHandle"]
+            }
+            Family::Hip => [c"hipIpcGetMemHandle", c"hipIpcOpenMemHandle", c"hipIpcCloseMemHandle"],
+        };
+        let address = |name| library.symbol(name).map(|it| it.as_ptr());
+        // SAFETY: the functions of these names have these types in both families.
+        Some(unsafe {
+            Ipc {
+                lend: transmute::<*mut c_void, unsafe extern "C" fn(*mut IpcHandle, u64) -> c_int>(
+                    address(lend)?,
+                ),
+                open: transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(*mut u64, IpcHandle, c_uint) -> c_int,
+                >(address(open)?),
+                close: transmute::<*mut c_void, unsafe extern "C" fn(u64) -> c_int>(address(
+                    close,
+                )?),
+            }
+        })
     }
 }

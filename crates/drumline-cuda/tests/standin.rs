@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails this way")]
 
+use std::env;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drumline_cuda::{CudaDevice, Driver};
+use drumline_cuda::{CudaDevice, Driver, MemoryHandle};
 use drumline_device::{Device, Error, Flight, Part, Pinned, Place, Result, Stream};
 use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use drumline_standin::{Controls, library};
@@ -179,6 +182,108 @@ fn a_neighbours_memory_comes_in_from_where_it_lies() {
     bench.is_clean();
 }
 
+/// What the process of `lender_process` has lent, and the process, which keeps it until its input is closed.
+struct Lender(Child);
+
+impl Lender {
+    fn start() -> (Lender, MemoryHandle) {
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "lender_process", "--nocapture", "--test-threads=1"])
+            .env("CUDA_TEST_LENDS", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lender = Lender(child);
+        let lines = BufReader::new(lender.0.stdout.as_mut().unwrap()).lines();
+        let hex = lines
+            .map(Result::unwrap)
+            .find_map(|it| it.strip_prefix("lends ").map(str::to_owned))
+            .unwrap();
+        let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
+        (lender, MemoryHandle::from_bytes(std::array::from_fn(byte)))
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn lender_process() {
+    if env::var_os("CUDA_TEST_LENDS").is_none() {
+        return;
+    }
+    let bench = bench();
+    let mut memory = bench.device().allocate(BYTES).unwrap();
+    memory.write(&pattern(1)).unwrap();
+    let handle = memory.handle().unwrap().to_bytes();
+    assert_eq!(memory.handle().unwrap().to_bytes(), handle);
+    // What is written later is seen, too.
+    memory.write(&pattern(5)).unwrap();
+    // The name of the test stands at the beginning of the line.
+    println!("\nlends {}", handle.map(|byte| format!("{byte:02x}")).concat());
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+    drop(memory);
+    bench.is_clean();
+}
+
+#[test]
+fn a_process_copies_from_the_device_memory_of_another_one() {
+    let (lender, handle) = Lender::start();
+    let bench = bench();
+    {
+        let (device, other) = (bench.device(), bench.driver.device(1).unwrap());
+        let lent = device.open_memory(&handle, BYTES).unwrap();
+        let again = device.open_memory(&handle, BYTES).unwrap();
+        assert_eq!(again.place(), lent.place(), "one address, which two values hold");
+        drop(again);
+        let own = device.allocate(BYTES).unwrap();
+        let stream = device.stream().unwrap();
+        stream.copy_within(lent.place(), own.place()).unwrap();
+        stream.record().unwrap().wait().unwrap();
+        let mut found = vec![0; BYTES];
+        own.read(&mut found).unwrap();
+        assert!(found == pattern(5));
+
+        let error = device.open_memory(&handle, BYTES + 1).unwrap_err();
+        assert!(matches!(error, Error::Place { .. }), "{error}");
+        let error = other.check(lent.place()).unwrap_err().to_string();
+        assert!(error.contains("memory of cuda:0"), "{error}");
+        let error = device.open_memory(&own.handle().unwrap(), BYTES).unwrap_err().to_string();
+        assert!(error.contains("CUDA_ERROR_INVALID_CONTEXT"), "{error}");
+        lender.end();
+        drop(lent);
+        // The memory is freed.
+        let error = device.open_memory(&handle, BYTES).unwrap_err().to_string();
+        assert!(
+            error.contains("cuIpcOpenMemHandle") && error.contains("CUDA_ERROR_INVALID_HANDLE"),
+            "{error}"
+        );
+    }
+    bench.is_clean();
+}
+
+#[test]
+fn a_driver_without_ipc_says_so() {
+    let bench = bench();
+    bench.controls.set("STANDIN_NO_IPC", Some("1"));
+    bench.controls.reset();
+    let driver = Driver::load(Some(&library())).unwrap();
+    let error = driver.device(0).unwrap().allocate(64).unwrap().handle().unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_NOT_SUPPORTED"), "{error}");
+    bench.controls.unset_all();
+    bench.controls.reset();
+}
+
 #[test]
 fn bad_places_are_refused_by_name() {
     let bench = bench();
@@ -345,6 +450,37 @@ fn a_stream_waits_at_a_gate_until_the_host_opens_it() {
 }
 
 #[test]
+fn the_word_of_a_gate_is_kept_until_the_driver_says_that_the_stream_has_passed() {
+    let bench = bench();
+    let device = bench.device();
+    // Work before the gate keeps the stream from passing.
+    let words_left = |question: Option<i32>| {
+        bench.controls.seed(3);
+        let stream = device.stream().unwrap();
+        let first = device.gate().unwrap();
+        let second = device.gate().unwrap();
+        stream.wait_gate(&first).unwrap();
+        stream.wait_gate(&second).unwrap();
+        if let Some(code) = question {
+            bench.controls.fail("cuEventQuery", 1, code);
+        }
+        let before = bench.controls.leaks();
+        drop(second);
+        let kept = bench.controls.leaks() == before;
+        first.open();
+        stream.record().unwrap().wait().unwrap();
+        drop((first, stream));
+        kept
+    };
+    assert!(words_left(None), "it is not passed");
+    assert!(words_left(Some(999)), "it is not known to be passed");
+    while bench.controls.leaks() > 0 {
+        drop(device.gate().unwrap());
+    }
+    assert_eq!(bench.controls.violations(), 0, "{}", bench.controls.last_violation());
+}
+
+#[test]
 fn streams_of_others_stay_and_a_capture_is_seen() {
     let bench = bench();
     let device = bench.device();
@@ -399,6 +535,7 @@ fn tour() -> Result<()> {
     if stream.is_capturing()? {
         return Err(Error::Capture);
     }
+    memory.handle()?;
     let gate = device.gate()?;
     gate.open();
     stream.wait_gate(&gate)?;

@@ -56,12 +56,35 @@ impl PeerWindow {
         }
         let start = self.mapping.address(self.bytes.start + range.start);
         let mut copied = vec![0; range.len()];
-        for (at, byte) in copied.iter_mut().enumerate() {
-            // SAFETY: the byte lies within the window, which is mapped while `self` lives. It is read as a
-            // volatile, since another process may write to it.
-            *byte = unsafe { start.add(at).read_volatile() };
+        let (head, rest) = copied.split_at_mut(start.align_offset(WORD).min(range.len()));
+        let (words, tail) = rest.as_chunks_mut::<WORD>();
+        let (at_words, at_tail) = (head.len(), head.len() + words.len() * WORD);
+        // SAFETY: the three parts are the range, one behind the other. It lies within the window, which is mapped while
+        // `self` lives, and the words are aligned. All are read as volatiles, since another process may write to them.
+        unsafe {
+            read(start, head);
+            for (at, word) in words.iter_mut().enumerate() {
+                let there = start.add(at_words + at * WORD).cast::<u64>();
+                *word = there.read_volatile().to_ne_bytes();
+            }
+            read(start.add(at_tail), tail);
         }
         Ok(copied)
+    }
+}
+
+/// What a window is read by.
+const WORD: usize = size_of::<u64>();
+
+/// Reads single bytes.
+///
+/// # Safety
+///
+/// As many bytes are mapped at `from`.
+unsafe fn read(from: *const u8, into: &mut [u8]) {
+    for (at, byte) in into.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *byte = unsafe { from.add(at).read_volatile() };
     }
 }
 
@@ -74,4 +97,26 @@ impl fmt::Debug for PeerWindow {
 fn out_of_range(whole: usize, offset: usize, bytes: usize) -> Error {
     let start = offset as u128;
     Error::OutOfRange { what: "arena", start, end: start + bytes as u128, bytes: whole }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{PeerSegment, Segment, SegmentSize};
+
+    #[test]
+    fn every_part_of_a_window_is_copied_as_it_is() {
+        let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 }).unwrap();
+        let bytes: Vec<u8> = (0..100_u32).map(|at| (at * 7 % 251) as u8).collect();
+        let mut buffer = own.arena().allocate::<u8>(bytes.len()).unwrap();
+        buffer.copy_from_slice(&bytes);
+        let peer = PeerSegment::map(own.handles().unwrap()).unwrap();
+        let offset = own.arena().offset_of(&buffer).unwrap();
+        for shift in 0..9 {
+            let window = peer.window(offset + shift, 100 - shift).unwrap();
+            for (start, end) in (0..30).flat_map(|start| (start..60).map(move |end| (start, end))) {
+                let found = window.to_vec(start..end).unwrap();
+                assert_eq!(found, bytes[shift + start..shift + end], "{shift}: {start}..{end}");
+            }
+        }
+    }
 }

@@ -12,6 +12,7 @@ pub(crate) struct Settings {
     pub(crate) stream_memory: bool,
     pub(crate) host_register: bool,
     pub(crate) peers: bool,
+    pub(crate) ipc: bool,
     pub(crate) numa: Vec<i32>,
     pub(crate) patience_ms: u64,
 }
@@ -29,6 +30,7 @@ impl Settings {
             stream_memory: !is_set("STANDIN_NO_STREAM_MEM"),
             host_register: !is_set("STANDIN_NO_HOST_REGISTER"),
             peers: !is_set("STANDIN_NO_PEER"),
+            ipc: !is_set("STANDIN_NO_IPC"),
             numa: text("STANDIN_NUMA")
                 .map(|it| it.split(',').filter_map(|node| node.trim().parse().ok()).collect())
                 .unwrap_or_default(),

@@ -28,11 +28,12 @@
 //!   of ranks. An operation needs all its ranks; a send is over when it was received. A rank that is gone is told to
 //!   nobody: its peers' operations never end, until their communicators are aborted. Ranks that share a device are
 //!   refused as NCCL refuses them: each needs an `NCCL_HOSTID`, or, from 2.30 on, `NCCL_MULTI_RANK_GPU_ENABLE=1`.
+//! - **CUDA IPC**: memory that one process has allocated, another one opens. That its owner frees it too early is not told.
 //! - **Invalid handles** are refused, where a driver may crash.
 //!
 //! # What it does not model
 //!
-//! Kernels, modules, graphs (a capture holds nothing), memory pools, CUDA IPC, devices that processes share, contexts
+//! Kernels, modules, graphs (a capture holds nothing), memory pools, devices that processes share, contexts
 //! other than the primary ones, ranks on several hosts, sums of 8-bit floats, and how fast anything is. Host functions
 //! run in a thread that is in a call of the library, so they must not need a lock that a caller of the driver holds. A
 //! host function and a word that a stream waits for need no engine. Priorities of streams do nothing.
@@ -48,6 +49,7 @@
 //! | `STANDIN_FAIL` | `name:nth:code`, with commas between; `cu*` and `nccl*`: any function; code -9: SIGKILL |
 //! | `STANDIN_NO_STREAM_MEM=1` | streams cannot wait for words in memory |
 //! | `STANDIN_NO_HOST_REGISTER=1` | memory cannot be pinned in place |
+//! | `STANDIN_NO_IPC=1` | processes cannot open each other's memory |
 //! | `STANDIN_NO_PEER=1` | devices do not reach each other |
 //! | `STANDIN_NCCL_VERSION` | what ncclGetVersion says (22304) |
 //! | `STANDIN_PATIENCE_MS` | how long a call waits while nothing moves |
@@ -63,7 +65,7 @@
 //! | `controls.rs` | the C functions of the stand-in's own |
 //! | `world.rs` | all state, and the way of a call |
 //! | `work.rs` | what is queued, and how it moves on |
-//! | `streams.rs`, `devices.rs`, `memory.rs`, `host.rs` | what their names say |
+//! | `streams.rs`, `devices.rs`, `memory.rs`, `ipc.rs`, `host.rs` | what their names say |
 //! | `faults.rs`, `variables.rs`, `random.rs` | calls that fail, settings, chance |
 //! | `code.rs`, `out.rs` | result codes, pointers of C |
 //! | `library.rs` | for tests in Rust: the library and its controls |
@@ -76,6 +78,7 @@ mod devices;
 mod driver;
 mod faults;
 mod host;
+mod ipc;
 mod library;
 mod memory;
 mod nccl;

@@ -4,10 +4,14 @@
 //! bytes lie in a second mapping, which only the stand-in knows.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::File;
 use std::ops;
+use std::os::fd::AsRawFd;
 
 use crate::code::Code;
 use crate::host::{self, PAGE};
+use crate::ipc::{Handle, Lent, file_of, handle_of};
 
 /// What fills memory whose contents nobody may rely on: new memory, and what a copy has yet to write.
 pub(crate) const POISON: u8 = 0xDB;
@@ -19,6 +23,8 @@ const PIECE: usize = 1 << 20;
 pub(crate) enum Kind {
     /// Memory of a device; its bytes lie at `hidden`.
     Device { hidden: usize },
+    /// Memory of a device that another process has lent; its bytes lie at `hidden`.
+    Opened { hidden: usize },
     /// Host memory that the driver gave out.
     HostAlloc,
     /// Host memory of the program, pinned in place.
@@ -38,6 +44,11 @@ pub(crate) struct Range {
 
 impl Range {
     pub(crate) fn is_device(&self) -> bool {
+        matches!(self.kind, Kind::Device { .. } | Kind::Opened { .. })
+    }
+
+    /// Whether other processes may open it.
+    pub(crate) fn is_lendable(&self) -> bool {
         matches!(self.kind, Kind::Device { .. })
     }
 }
@@ -74,6 +85,10 @@ pub(crate) struct Memory {
     made: u64,
     /// Reserved addresses for the next allocations of device memory, one behind the other.
     stretch: ops::Range<usize>,
+    /// By range: where the bytes lie that other processes may open.
+    lent: BTreeMap<u64, File>,
+    /// What was opened here: where it begins, and how often it was opened.
+    opened: BTreeMap<Handle, (usize, usize)>,
 }
 
 impl Memory {
@@ -112,7 +127,7 @@ impl Memory {
     pub(crate) fn used(&self, device: usize) -> usize {
         self.ranges
             .values()
-            .filter(|it| it.is_device() && it.device == device)
+            .filter(|it| matches!(it.kind, Kind::Device { .. }) && it.device == device)
             .map(|it| it.len)
             .sum()
     }
@@ -204,12 +219,57 @@ impl Memory {
         Ok(())
     }
 
+    /// Lets other processes open the memory of a device that starts here. `number`: the machine's of the device.
+    pub(crate) fn lend(&mut self, start: usize, number: usize) -> Result<Handle, Code> {
+        let range = *self.ranges.get(&start).ok_or(Code::INVALID_VALUE)?;
+        let Kind::Device { hidden } = range.kind else { return Err(Code::INVALID_VALUE) };
+        let file = match self.lent.entry(range.id) {
+            Entry::Occupied(lent) => lent.into_mut(),
+            Entry::Vacant(none) => none.insert(into_file(hidden, range.len)?),
+        };
+        handle_of(file, range.len, number).map_err(|_| Code::OPERATING_SYSTEM)
+    }
+
+    /// Memory that another process has lent, and where it is here. Who opens it twice gets one address.
+    pub(crate) fn open(
+        &mut self,
+        handle: &Handle,
+        lent: &Lent,
+        context: usize,
+        device: usize,
+    ) -> Result<usize, Code> {
+        if let Some((start, times)) = self.opened.get_mut(handle) {
+            *times += 1;
+            return Ok(*start);
+        }
+        let file = lent.file()?;
+        let hidden = map(lent.len, libc::PROT_READ | libc::PROT_WRITE)?;
+        let start = lie_in(&file, hidden, lent.len).and_then(|()| self.reserve(lent.len));
+        let start = start.inspect_err(|_| unmap(hidden, lent.len))?;
+        self.add(start, lent.len, Kind::Opened { hidden }, context, device);
+        self.opened.insert(*handle, (start, 1));
+        Ok(start)
+    }
+
+    /// Closes what was opened, once. The last time its range is forgotten.
+    pub(crate) fn close(&mut self, start: usize) -> Result<Option<Range>, Code> {
+        let opened = self.opened.values_mut().find(|(at, _)| *at == start);
+        let (_, times) = opened.ok_or(Code::INVALID_VALUE)?;
+        *times -= 1;
+        match times {
+            0 => Ok(self.release(start, |_| true)),
+            _ => Ok(None),
+        }
+    }
+
     /// Forgets the range that starts here, if `fits` says so, and gives its memory back.
     pub(crate) fn release(&mut self, start: usize, fits: impl Fn(Kind) -> bool) -> Option<Range> {
         let range = *self.ranges.get(&start).filter(|it| fits(it.kind))?;
         self.ranges.remove(&start);
+        self.lent.remove(&range.id);
+        self.opened.retain(|_, (at, _)| *at != start);
         match range.kind {
-            Kind::Device { hidden } => {
+            Kind::Device { hidden } | Kind::Opened { hidden } => {
                 unmap(hidden, range.len);
                 unmap(range.start, range.len);
             }
@@ -296,7 +356,9 @@ impl Memory {
         let Some(id) = span.range else { return Some(None) };
         let range = self.find(span.address).filter(|it| it.id == id)?;
         match range.kind {
-            Kind::Device { hidden } => Some(Some(hidden + (span.address - range.start))),
+            Kind::Device { hidden } | Kind::Opened { hidden } => {
+                Some(Some(hidden + (span.address - range.start)))
+            }
             Kind::HostAlloc | Kind::Registered => Some(None),
         }
     }
@@ -320,6 +382,33 @@ fn map(len: usize, rights: i32) -> Result<usize, Code> {
         )
     };
     if start == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(start as usize) }
+}
+
+/// Lets bytes of a mapping lie in a file, which has them from then on.
+fn into_file(hidden: usize, len: usize) -> Result<File, Code> {
+    let file = file_of(len.next_multiple_of(PAGE))?;
+    // SAFETY: as many bytes are mapped there and initialised, and nobody writes to them: the caller has the lock.
+    let bytes = unsafe { std::slice::from_raw_parts(hidden as *const u8, len) };
+    std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).map_err(|_| Code::OUT_OF_MEMORY)?;
+    lie_in(&file, hidden, len)?;
+    Ok(file)
+}
+
+/// Maps a file in place of a mapping of [`map`].
+fn lie_in(file: &File, hidden: usize, len: usize) -> Result<(), Code> {
+    // SAFETY: the mapping is this module's and has this length, and no reference points there. A file that is shorter
+    // was refused.
+    let at = unsafe {
+        libc::mmap(
+            hidden as *mut libc::c_void,
+            len.next_multiple_of(PAGE),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_FIXED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED { Err(Code::MAP_FAILED) } else { Ok(()) }
 }
 
 fn unmap(start: usize, len: usize) {

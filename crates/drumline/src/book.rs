@@ -15,6 +15,9 @@ struct Logs;
 #[doc = include_str!("../../../docs/guides/backends.md")]
 struct WritingBackends;
 
+#[doc = include_str!("../../../docs/guides/adapters.md")]
+struct Adapters;
+
 #[doc = include_str!("../../../docs/guides/devices.md")]
 struct Devices;
 

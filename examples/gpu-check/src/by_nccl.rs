@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use drumline::{
-    Config, DType, ReduceOp,
-    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
-    init_process_group,
+    DType, ReduceOp,
+    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Wanted},
 };
 
 use crate::Options;
+use crate::job::{Job, Role};
+use crate::left_out::LeftOut;
+use crate::part::Part;
 use crate::sums::{bytes_of, value};
 use crate::table::{gb_s, median, row, size};
 
@@ -20,18 +22,31 @@ pub(crate) fn headline() {
     row("ranks", ["bytes", "us", "GB/s", ""].map(str::to_owned));
 }
 
-/// What one rank does. It is no failure that NCCL cannot be used here: the table says why.
-pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
-    let driver = Driver::load(options.library.as_deref())?;
-    let device = driver.device((options.device + rank) % driver.devices()?)?;
+/// Has a job of so many ranks run. It is no failure that NCCL cannot be used here.
+pub(crate) fn measure(
+    options: &Options,
+    ranks: usize,
+    left_out: &mut LeftOut,
+) -> anyhow::Result<()> {
+    let ended = Job::start(options, Part::ByNccl, ranks)?.end()?;
+    for (rank, status) in ended.statuses.into_iter().enumerate() {
+        ensure!(status.success(), "rank {rank} of {ranks}, by NCCL: {status}");
+    }
+    if let Some(why) = ended.left_out {
+        left_out.add(&format!("all_reduces of {ranks} ranks by NCCL"), why);
+    }
+    Ok(())
+}
+
+/// What one rank does.
+pub(crate) fn one(options: &Options, role: &Role) -> anyhow::Result<()> {
+    let (rank, device) = (role.rank, role.device(options)?);
+    let group = role.connect("world", &(0..role.ranks).collect::<Vec<_>>())?;
     let by_nccl = DeviceOptions::default().way(Wanted::Nccl);
     let on = match DeviceGroup::new(&group, Arc::new(device.clone()), &by_nccl) {
         Ok(on) => on,
         Err(error) => {
-            if rank == 0 {
-                println!("{:>10}  not by NCCL: {error}", group.world_size());
-            }
+            role.leave_out(error)?;
             return Ok(group.destroy()?);
         }
     };

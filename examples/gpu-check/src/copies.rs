@@ -5,19 +5,36 @@ use drumline_cuda::{CudaDevice, DeviceMemory};
 use drumline_device::{Device, Flight, Part, Pinned, Stream};
 use drumline_shm::{Segment, SegmentSize};
 
+use crate::Options;
+use crate::left_out::LeftOut;
+use crate::lent::Borrowed;
 use crate::table::{gb_s, median, row, size};
 
 /// Prints gigabytes per second for each size, and returns those of the last size both ways at once, in memory that is
 /// pinned in place. A copy that brings wrong bytes is an error.
-pub(crate) fn report(device: &CudaDevice, sizes: &[usize], rounds: usize) -> anyhow::Result<f64> {
+pub(crate) fn report(
+    options: &Options,
+    device: &CudaDevice,
+    sizes: &[usize],
+    left_out: &mut LeftOut,
+) -> anyhow::Result<f64> {
+    let rounds = options.rounds;
+    let borrowed = match Borrowed::new(options, device) {
+        Ok(borrowed) => Some(borrowed),
+        Err(error) => {
+            left_out.add("copies between processes by CUDA IPC", format!("{error:#}"));
+            None
+        }
+    };
     let longest = sizes.iter().copied().max().unwrap_or(0);
     let arena_bytes = (4 * longest).next_multiple_of(1 << 21);
     let segment = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes })?;
     println!(
-        "\ncopies, GB/s: pinned in place | the driver's pinned memory | pageable; pinning in place, us"
+        "\ncopies, GB/s: pinned in place | the driver's pinned memory | pageable | from the device memory of another process \
+         (CUDA IPC); pinning in place, us"
     );
     let ways = ["out", "in", "both", "out", "in", "both", "out", "in"];
-    row("bytes", ways.map(str::to_owned).into_iter().chain(["pin".to_owned()]));
+    row("bytes", ways.iter().chain(&["CUDA IPC", "pin"]).map(|it| (*it).to_owned()));
     let mut both = 0.0;
     for &bytes in sizes {
         let mut cells = Vec::new();
@@ -32,6 +49,8 @@ pub(crate) fn report(device: &CudaDevice, sizes: &[usize], rounds: usize) -> any
             cells.extend(bench.run(rounds)?);
         }
         cells.extend(pageable(device, bytes, rounds)?);
+        let between = borrowed.as_ref().map(|it| it.copy(bytes, rounds)).transpose()?;
+        cells.push(between.unwrap_or_else(|| "-".to_owned()));
         let pinning = median(rounds.min(3), || in_place().map(drop))?;
         cells.push(format!("{:.1}", pinning.as_secs_f64() * 1e6));
         both = cells.get(2).and_then(|cell| cell.parse().ok()).unwrap_or(0.0);
@@ -103,6 +122,7 @@ fn pageable(device: &CudaDevice, bytes: usize, rounds: usize) -> anyhow::Result<
     Ok([gb_s(bytes, out), gb_s(bytes, back)])
 }
 
-fn pattern(bytes: usize) -> Vec<u8> {
+/// What the copies bring.
+pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 131 + at / 251) as u8).collect()
 }

@@ -6,6 +6,14 @@
 mod by_name;
 mod by_nccl;
 mod copies;
+mod job;
+mod killed;
+mod left_out;
+mod lent;
+#[cfg(feature = "burn")]
+mod of_burn;
+mod of_torch;
+mod part;
 mod sums;
 mod table;
 
@@ -13,8 +21,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Parser;
+use drumline::device::Wanted;
 use drumline_cuda::Driver;
 use drumline_device::Device;
+
+use crate::left_out::LeftOut;
+use crate::part::Part;
 
 /// Which driver, which device, and how much.
 #[derive(Debug, Parser)]
@@ -39,17 +51,21 @@ struct Options {
     #[arg(long, default_value = "1,2,4", value_delimiter = ',', value_name = "N")]
     ranks: Vec<usize>,
 
-    /// Of a process that is started here: how many there are.
-    #[arg(long, hide = true)]
-    sum_with: Option<usize>,
+    /// A Python that has torch and drumline
+    #[arg(long, default_value = "python3", value_name = "FILE")]
+    python: PathBuf,
 
-    /// The same, for gradients by name.
-    #[arg(long, hide = true)]
-    by_name_with: Option<usize>,
+    /// Where the program of torch trains: cuda, or cpu to try the program itself
+    #[arg(long, default_value = "cuda", value_parser = ["cuda", "cpu"])]
+    torch_device: String,
 
-    /// The same, for NCCL.
+    /// Of a process that is started here: what it does.
     #[arg(long, hide = true)]
-    by_nccl_with: Option<usize>,
+    part: Option<Part>,
+
+    /// Of a process that is started here: how many ranks there are.
+    #[arg(long, hide = true, default_value_t = 1)]
+    part_ranks: usize,
 
     #[arg(long, hide = true, default_value_t = 0.0)]
     link_gb_s: f64,
@@ -57,15 +73,26 @@ struct Options {
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    if let Some(ranks) = options.sum_with {
-        return sums::run(ranks, |rank| sums::one(&options, rank));
+    match options.part {
+        None => check(&options),
+        Some(Part::Sums) => part::run(&options, sums::one),
+        Some(Part::ByName) => part::run(&options, by_name::one),
+        Some(Part::ByNccl) => job::run(&options, by_nccl::one),
+        Some(Part::Killed) => {
+            job::run(&options, |options, role| killed::one(options, role, Wanted::Host))
+        }
+        Some(Part::KilledByNccl) => {
+            job::run(&options, |options, role| killed::one(options, role, Wanted::Nccl))
+        }
+        Some(Part::Lend) => lent::lend(&options),
+        #[cfg(feature = "burn")]
+        Some(Part::OfBurn) => part::run(&options, of_burn::one),
     }
-    if let Some(ranks) = options.by_name_with {
-        return sums::run(ranks, |rank| by_name::one(&options, rank));
-    }
-    if let Some(ranks) = options.by_nccl_with {
-        return sums::run(ranks, |rank| by_nccl::one(&options, rank));
-    }
+}
+
+/// Tries all, and prints what it finds.
+fn check(options: &Options) -> anyhow::Result<()> {
+    let mut left_out = LeftOut::default();
     let driver = Driver::load(options.library.as_deref()).context("there is nothing to try")?;
     println!("driver   {driver}, {} devices", driver.devices()?);
     let device = driver.device(options.device)?;
@@ -74,22 +101,34 @@ fn main() -> anyhow::Result<()> {
         .take_while(|bytes| *bytes < options.bytes_max)
         .chain([options.bytes_max])
         .collect();
-    let link_gb_s = copies::report(&device, &sizes, options.rounds)?;
+    let link_gb_s = copies::report(options, &device, &sizes, &mut left_out)?;
     drop(device);
     sums::headline();
     for &ranks in &options.ranks {
-        sums::measure(&options, "sum-with", ranks, link_gb_s)?;
+        part::measure(options, Part::Sums, ranks, link_gb_s)?;
     }
     by_name::headline();
     for &ranks in &options.ranks {
-        sums::measure(&options, "by-name-with", ranks, link_gb_s)?;
+        part::measure(options, Part::ByName, ranks, link_gb_s)?;
     }
     by_nccl::headline();
     for &ranks in &options.ranks {
-        sums::measure(&options, "by-nccl-with", ranks, link_gb_s)?;
+        by_nccl::measure(options, ranks, &mut left_out)?;
     }
-    println!(
-        "\nleft out: a rank that is killed; programs of torch and burn; copies between processes by CUDA IPC, which Drumline does not use"
+    killed::headline();
+    for way in [Part::Killed, Part::KilledByNccl] {
+        for ranks in [2, 3] {
+            killed::measure(options, way, ranks, &mut left_out)?;
+        }
+    }
+    of_torch::measure(options, &mut left_out)?;
+    #[cfg(feature = "burn")]
+    of_burn::measure(options, &mut left_out)?;
+    #[cfg(not(feature = "burn"))]
+    left_out.add(
+        "a program of burn",
+        "this one was built without it: cargo build --release -p gpu-check --features burn-cuda",
     );
+    println!("\n{left_out}");
     Ok(())
 }

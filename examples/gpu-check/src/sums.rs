@@ -1,12 +1,12 @@
 //! All-reduces of device memory by processes that share a GPU: the bits of the host, and how much of the link is used.
 
-use std::{env, process::Command, sync::Arc};
+use std::sync::Arc;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use drumline::{
     Config, DType, ReduceOp,
     device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
-    init_process_group, spawn,
+    init_process_group,
 };
 
 use crate::Options;
@@ -15,35 +15,6 @@ use crate::table::{gb_s, median, row, size};
 pub(crate) fn headline() {
     println!("\nall_reduce of f32 by processes on one GPU; GB/s are bytes of a rank by time");
     row("ranks", ["bytes", "us", "GB/s", "of link"].map(str::to_owned));
-}
-
-/// Has a process of its own start so many ranks. `link_gb_s`: what copies both ways at once bring together.
-pub(crate) fn measure(
-    options: &Options,
-    what: &str,
-    ranks: usize,
-    link_gb_s: f64,
-) -> anyhow::Result<()> {
-    let mut program = Command::new(env::current_exe()?);
-    program.args([
-        format!("--device={}", options.device),
-        format!("--bytes-max={}", options.bytes_max),
-        format!("--rounds={}", options.rounds),
-        format!("--link-gb-s={link_gb_s}"),
-        format!("--{what}={ranks}"),
-    ]);
-    if let Some(library) = &options.library {
-        program.arg("--library").arg(library);
-    }
-    let status = program.status()?;
-    ensure!(status.success(), "{ranks} ranks did not sum: {status}");
-    Ok(())
-}
-
-/// Starts the ranks, and waits for them. In each of them, this is where they begin.
-pub(crate) fn run(ranks: usize, one: impl Fn(usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let ranks = spawn(ranks, |rank| one(rank).map_err(|error| anyhow!("rank {rank}: {error:#}")))?;
-    Ok(ranks.join()?)
 }
 
 /// What one rank does.

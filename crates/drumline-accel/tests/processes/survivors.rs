@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drumline_accel::{
-    DType, Device, DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, Error, Result, Stream,
+    DType, Device, DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, Result, Stream,
 };
 use drumline_cuda::{CudaDevice, DeviceMemory, Driver};
 use drumline_group::{self as group, Operator, Rank, ReduceOp};
@@ -119,17 +119,6 @@ fn round(
     on.barrier_on(stream)?.wait()
 }
 
-/// Whom an error blames.
-fn culprit(error: &Error) -> Option<Rank> {
-    match error {
-        Error::Group(
-            group::Error::Collective(failure) | group::Error::Poisoned { by: failure, .. },
-        ) => failure.culprit(),
-        Error::Poisoned { by, .. } => culprit(by),
-        _ => None,
-    }
-}
-
 #[test]
 fn rank_process() {
     let Some(role) = Role::of_environment() else { return };
@@ -170,11 +159,11 @@ fn live(role: &Role, victim: Rank, controls: &Controls, device: &CudaDevice) {
         }
     });
     let error = error.err().unwrap();
-    assert_eq!(culprit(&error), Some(victim), "{error}");
+    assert_eq!(error.culprit(), Some(victim), "{error}");
     // The memory of the call is the caller's again: nothing may come late.
     memory.put(&*stream);
     let later = with_all.barrier_on(&stream).unwrap_err();
-    assert_eq!(culprit(&later), Some(victim), "{later}");
+    assert_eq!(later.culprit(), Some(victim), "{later}");
     drop((with_all, world));
 
     let survivors: Vec<Rank> = all.into_iter().filter(|rank| *rank != victim).collect();

@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod equivalence;
+mod random_models;
 mod sync_batch_norm;
 
 use std::sync::OnceLock;

@@ -4,9 +4,12 @@ use burn::{
     lr_scheduler::{
         exponential::ExponentialLrSchedulerConfig, module_lr_scheduler::ModuleLrScheduler,
     },
-    module::Module,
-    optim::{AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
-    tensor::Device,
+    module::{Module, Param},
+    optim::{
+        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig,
+        momentum::MomentumConfig,
+    },
+    tensor::{self, DType, Device, TensorData},
 };
 use drumline::{
     ProcessGroup,
@@ -210,4 +213,31 @@ fn a_directory_that_cannot_be_written_is_an_error_on_every_rank() {
         checkpoints.resume_from(&nothing, state).err().unwrap().to_string()
     });
     assert!(errors.iter().all(|e| e.contains("holds no checkpoint")), "{errors:?}");
+}
+
+/// burn would load the velocity as f32, the type of the default device.
+#[test]
+fn a_state_that_burn_would_round_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (group, device) = (ProcessGroup::alone(), Device::flex().autodiff());
+    let double = || {
+        let data = TensorData::new(vec![0.1_f64, 0.2], [2, 1]);
+        burn::nn::Linear {
+            weight: Param::from_tensor(tensor::Tensor::from_data(data, (&device, DType::F64))),
+            bias: None,
+        }
+    };
+    let state = || {
+        let config = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        TrainingState::new(double(), config)
+    };
+    let checkpoints = Checkpoints::open(directory.path(), &group).unwrap();
+    let mut training = state();
+    let loss = (training.model.weight.val() * 0.3).square().sum();
+    let gradients = GradientsParams::from_grads(loss.backward(), &training.model);
+    training.model = training.optimizer.step(0.1, training.model, gradients);
+    checkpoints.save(&training).unwrap();
+    let error = checkpoints.resume(state()).unwrap_err().to_string();
+    let expected = "optimizer.weight.momentum.velocity is f64, but burn loads it as f32";
+    assert!(error.contains(expected) && error.contains("configure"), "{error}");
 }

@@ -2,8 +2,15 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod clip;
 #[path = "../common/mod.rs"]
 mod common;
 mod ddp;
+mod ignored;
+mod no_copy;
 mod overlap;
+mod scaler;
+mod short_types;
+mod together;
+mod uneven;
 mod unusual_models;

@@ -6,6 +6,7 @@
 mod copies;
 mod devices;
 mod events;
+mod ipc;
 mod memory;
 mod pointers;
 mod streams;

@@ -37,7 +37,8 @@ fn value(attribute: c_int, pointer: usize, range: Option<&Range>) -> Result<Valu
         6 | 8 => Value::Flag(false), // SYNC_MEMOPS, IS_MANAGED
         7 => number(|it| it.id as usize),
         9 => Value::Int(range.map_or(-2, |it| it.device as i32)), // DEVICE_ORDINAL
-        10 | 15 => Value::Flag(false),                            // fit for CUDA IPC and for RDMA
+        10 => Value::Flag(range.is_some_and(Range::is_lendable)), // IS_LEGACY_CUDA_IPC_CAPABLE
+        15 => Value::Flag(false),                                 // IS_GPU_DIRECT_RDMA_CAPABLE
         11 => number(|it| it.start),
         12 => number(|it| it.len),
         13 => Value::Flag(range.is_some()), // MAPPED
@@ -104,29 +105,4 @@ pub(crate) unsafe extern "C" fn cuMemGetAddressRange_v2(
         }
         if len.is_null() { Ok(()) } else { len.set(range.len) }
     })
-}
-
-/// Memory is not shared between processes.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuIpcGetMemHandle(_handle: *mut c_void, _pointer: usize) -> c_int {
-    call("cuIpcGetMemHandle", |world| world.current().and(Err(Code::NOT_SUPPORTED)))
-}
-
-/// The handle of CUDA IPC.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct IpcHandle([u8; 64]);
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuIpcOpenMemHandle_v2(
-    _pointer: *mut usize,
-    _handle: IpcHandle,
-    _flags: c_uint,
-) -> c_int {
-    call("cuIpcOpenMemHandle_v2", |world| world.current().and(Err(Code::NOT_SUPPORTED)))
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuIpcCloseMemHandle(_pointer: usize) -> c_int {
-    call("cuIpcCloseMemHandle", |world| world.current().and(Err(Code::NOT_SUPPORTED)))
 }

@@ -162,8 +162,20 @@ fn too_short(length: u64) -> String {
 }
 
 /// The format's names of the types.
-const DTYPES: [(DType, &str); 4] =
-    [(DType::U8, "U8"), (DType::I64, "I64"), (DType::F32, "F32"), (DType::F64, "F64")];
+const DTYPES: [(DType, &str); 12] = [
+    (DType::U8, "U8"),
+    (DType::I8, "I8"),
+    (DType::U16, "U16"),
+    (DType::I16, "I16"),
+    (DType::U32, "U32"),
+    (DType::I32, "I32"),
+    (DType::U64, "U64"),
+    (DType::I64, "I64"),
+    (DType::F16, "F16"),
+    (DType::Bf16, "BF16"),
+    (DType::F32, "F32"),
+    (DType::F64, "F64"),
+];
 
 fn name_of(dtype: DType) -> Result<&'static str, String> {
     let found = DTYPES.iter().find(|(known, _)| *known == dtype);

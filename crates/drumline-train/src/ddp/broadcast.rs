@@ -26,11 +26,13 @@ use crate::{Error, Result};
 #[must_use = "`finish` sends the last chunk"]
 pub struct Broadcast<'g> {
     group: &'g ProcessGroup,
-    /// Rank 0: the bytes that are not sent yet. Other ranks: the chunk that was received last.
+    /// The rank whose values all ranks get.
+    source: usize,
+    /// The source: the bytes that are not sent yet. Other ranks: the chunk that was received last.
     chunk: Vec<u8>,
     /// Other ranks: how many bytes of the chunk were taken.
     taken: usize,
-    /// Rank 0: bytes that were not put in yet. Other ranks: bytes that were not received yet.
+    /// The source: bytes that were not put in yet. Other ranks: bytes that were not received yet.
     remaining_bytes: usize,
     chunk_bytes: usize,
 }
@@ -41,27 +43,51 @@ impl<'g> Broadcast<'g> {
 
     /// A broadcast of tensors that take `total_bytes` together.
     pub fn new(group: &'g ProcessGroup, total_bytes: usize) -> Self {
-        Self::with_chunks(group, total_bytes, Self::CHUNK_BYTES)
+        Self::from_rank(0, group, total_bytes)
+    }
+
+    /// [`Broadcast::new`] with another source than rank 0. It must be the same on all ranks.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut value = [group.rank() as f32];
+    ///             let mut broadcast = Broadcast::from_rank(1, &group, 4);
+    ///             broadcast.tensor(&mut value).unwrap();
+    ///             broadcast.finish().unwrap();
+    ///             assert_eq!(value, [1.0]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn from_rank(source: usize, group: &'g ProcessGroup, total_bytes: usize) -> Self {
+        Self { source, ..Self::with_chunks(group, total_bytes, Self::CHUNK_BYTES) }
     }
 
     fn with_chunks(group: &'g ProcessGroup, total_bytes: usize, chunk_bytes: usize) -> Self {
         // A group of one rank sends nothing.
         let total_bytes = if group.world_size() == 1 { 0 } else { total_bytes };
-        Self { group, chunk: Vec::new(), taken: 0, remaining_bytes: total_bytes, chunk_bytes }
+        let (chunk, remaining_bytes) = (Vec::new(), total_bytes);
+        Self { group, source: 0, chunk, taken: 0, remaining_bytes, chunk_bytes }
     }
 
-    /// Whether this rank's values are the ones that all ranks get: true on rank 0.
+    /// Whether this rank's values are the ones that all ranks get: true on rank 0, unless another rank was named.
     pub fn is_source(&self) -> bool {
-        self.group.rank() == 0
+        self.group.rank() == self.source
     }
 
-    /// Calls [`Broadcast::put`] on rank 0 and [`Broadcast::take`] on the others: for frameworks whose tensors
+    /// Calls [`Broadcast::put`] on the source and [`Broadcast::take`] on the others: for frameworks whose tensors
     /// are changed in place.
     pub fn tensor<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
         if self.is_source() { self.put(values) } else { self.take(values) }
     }
 
-    /// On rank 0: adds the next tensor. Sends each chunk that is full.
+    /// On the source: adds the next tensor. Sends each chunk that is full.
     pub fn put<T: Element>(&mut self, values: &[T]) -> Result<()> {
         if self.group.world_size() == 1 {
             return Ok(());
@@ -82,7 +108,7 @@ impl<'g> Broadcast<'g> {
         Ok(())
     }
 
-    /// On all ranks but 0: fills `values` with the next tensor. Receives chunks as needed.
+    /// On all other ranks: fills `values` with the next tensor. Receives chunks as needed.
     pub fn take<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
         let mut bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         let left = self.chunk.len() - self.taken + self.remaining_bytes;
@@ -102,7 +128,7 @@ impl<'g> Broadcast<'g> {
         Ok(())
     }
 
-    /// Checks that the tensors have `total_bytes` bytes together. Rank 0 then sends the last chunk.
+    /// Checks that the tensors have `total_bytes` bytes together. The source then sends the last chunk.
     ///
     /// # Errors
     ///
@@ -117,7 +143,7 @@ impl<'g> Broadcast<'g> {
     }
 
     fn send(&mut self) -> Result<()> {
-        self.group.broadcast(&mut self.chunk, 0)?;
+        self.group.broadcast(&mut self.chunk, self.source)?;
         self.chunk.clear();
         Ok(())
     }
@@ -125,7 +151,7 @@ impl<'g> Broadcast<'g> {
     fn receive(&mut self) -> Result<()> {
         let bytes = self.remaining_bytes.min(self.chunk_bytes);
         self.chunk.resize(bytes, 0);
-        self.group.broadcast(&mut self.chunk, 0)?;
+        self.group.broadcast(&mut self.chunk, self.source)?;
         self.remaining_bytes -= bytes;
         self.taken = 0;
         Ok(())

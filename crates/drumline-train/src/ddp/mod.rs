@@ -43,6 +43,8 @@ mod bucket;
 mod digest;
 mod fault;
 mod gradient_reducer;
+mod loss_scale;
+mod norm;
 mod options;
 mod reducer;
 mod spec;
@@ -52,9 +54,12 @@ pub use broadcast::Broadcast;
 pub use digest::StateDigest;
 pub use fault::{FaultKind, GradientFault};
 pub use gradient_reducer::{
-    Averaged, BucketTimes, GradientReducer, ReducerStats, Timeline, Values, ValuesMut,
+    Averaged, BucketTimes, GradientReducer, Place, ReducerStats, SharedGradient, Timeline, Values,
+    ValuesMut,
 };
-pub use options::{DdpOptions, UnusedParameters};
+pub use loss_scale::LossScale;
+pub use norm::GradientNorm;
+pub use options::{DdpOptions, Divisor, UnusedParameters, Wire};
 pub use spec::ParameterSpec;
 pub use verify::verify_model;
 

@@ -17,8 +17,88 @@ pub struct DdpOptions {
     /// Each later bucket is closed when it holds at least this many bytes. It is large (25 MiB), so that the
     /// fixed cost of a collective is paid rarely.
     pub bucket_bytes: usize,
+    /// Whether buckets of a small model are smaller than the two limits: an eighth of the model, and at least 1 MiB.
+    /// So several of them leave while backward still runs. Between hosts they are larger again if smaller ones would
+    /// cost much, by the prices of the group. True, until one of the limits is set.
+    pub fits_buckets_to_model: bool,
     /// What to do about a parameter that a step did not use.
     pub unused_parameters: UnusedParameters,
+    /// The type in which gradients of f32 travel.
+    pub wire: Wire,
+    /// By what sums are divided when some ranks have no data left.
+    pub divisor: Divisor,
+    /// Tensors that every rank keeps for itself. Each is named by its path, or by that of a module around it.
+    pub ignored: Vec<String>,
+}
+
+/// The type in which gradients of f32 travel.
+///
+/// ```
+/// use drumline::{DType, ProcessGroup, bf16};
+/// use drumline::ddp::{DdpOptions, GradientReducer, ParameterSpec, Wire};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+///             let options = DdpOptions::default().wire(Wire::Bf16);
+///             let reducer = GradientReducer::new(vec![bias], &options, &group).unwrap();
+///             reducer.submit(0, [1.001_f32][..].into());
+///             let averaged = reducer.finish().unwrap();
+///             assert_eq!(averaged.get::<f32>(0), Some(&[bf16::from_f32(1.001).to_f32()][..]));
+///         });
+///     }
+///     Ok::<_, drumline::train::Error>(())
+/// })?;
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wire {
+    /// As f32.
+    #[default]
+    AsIs,
+    /// As bf16, which halves the bytes on one host. Each gradient is rounded when its bucket leaves. The rounded gradients
+    /// are added as f32, and the average is rounded once more. It comes back as f32. Micro-batches are added before
+    /// the first rounding. Gradients of other types than f32 travel as they are.
+    Bf16,
+}
+
+/// By what sums are divided when some ranks have no data left and only [shadow](super::GradientReducer::shadow).
+///
+/// ```
+/// use drumline::{DType, ProcessGroup};
+/// use drumline::ddp::{DdpOptions, Divisor, GradientReducer, ParameterSpec};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+///             let options = DdpOptions::default().divisor(Divisor::ActiveRanks);
+///             let reducer = GradientReducer::new(vec![bias], &options, &group).unwrap();
+///             if group.rank() == 0 {
+///                 reducer.submit(0, [3.0_f32][..].into()); // one batch more than rank 1 has
+///                 assert_eq!(reducer.finish().unwrap().get::<f32>(0), Some(&[3.0][..]));
+///             }
+///             while reducer.shadow().unwrap().is_some() {}
+///         });
+///     }
+///     Ok::<_, drumline::train::Error>(())
+/// })?;
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[doc(alias = "divide_by_initial_world_size")]
+pub enum Divisor {
+    /// By the number of all ranks: ranks without data count as zeros. So every batch has the same weight, however many
+    /// ranks still have one.
+    #[default]
+    InitialWorld,
+    /// By the number of ranks that still have data: a step has the same size, however many ranks take part. (With torch,
+    /// `join(divide_by_initial_world_size=False)`.) In a step with all ranks the bits are those of
+    /// [`Divisor::InitialWorld`].
+    ActiveRanks,
 }
 
 /// What happens to a parameter that gets no gradient in a step.
@@ -47,17 +127,19 @@ pub enum UnusedParameters {
 }
 
 impl DdpOptions {
-    /// Sets [`DdpOptions::first_bucket_bytes`].
+    /// Sets [`DdpOptions::first_bucket_bytes`], whatever the size of the model.
     #[must_use]
     pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
         self.first_bucket_bytes = bytes;
+        self.fits_buckets_to_model = false;
         self
     }
 
-    /// Sets [`DdpOptions::bucket_bytes`].
+    /// Sets [`DdpOptions::bucket_bytes`], whatever the size of the model.
     #[must_use]
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
+        self.fits_buckets_to_model = false;
         self
     }
 
@@ -67,6 +149,56 @@ impl DdpOptions {
         self.unused_parameters = unused;
         self
     }
+
+    /// Sets [`DdpOptions::wire`].
+    #[must_use]
+    pub fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// Sets [`DdpOptions::divisor`].
+    #[must_use]
+    pub fn divisor(mut self, divisor: Divisor) -> Self {
+        self.divisor = divisor;
+        self
+    }
+
+    /// Leaves tensors out: they are neither compared nor copied from rank 0, and their gradients are neither sent nor
+    /// averaged. A name is the path of a tensor, or of a module, which stands for all its tensors. Further calls add
+    /// names. (torch: `_set_params_and_buffers_to_ignore_for_model`.)
+    ///
+    /// ```
+    /// use drumline::ddp::DdpOptions;
+    ///
+    /// let options = DdpOptions::default().ignore(["embedding", "head.bias"]);
+    /// assert!(options.ignores("embedding.weight") && options.ignores("head.bias"));
+    /// assert!(!options.ignores("embedding2.weight") && !options.ignores("head.weight"));
+    /// ```
+    #[must_use]
+    pub fn ignore(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.ignored.extend(names.into_iter().map(Into::into));
+        self.ignored.sort_unstable();
+        self.ignored.dedup();
+        self
+    }
+
+    /// Whether the tensor `name` is ignored, by its own name or by that of a module around it.
+    pub fn ignores(&self, name: &str) -> bool {
+        self.ignored.iter().any(|ignored| covers(ignored, name))
+    }
+
+    /// The ignored names that none of the tensors `names` has.
+    pub(crate) fn unknown_names<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<&str> {
+        let names: Vec<&str> = names.collect();
+        let is_known = |ignored: &&String| names.iter().any(|name| covers(ignored, name));
+        self.ignored.iter().filter(|it| !is_known(it)).map(String::as_str).collect()
+    }
+}
+
+/// Whether `path` is that of the tensor `name`, or of a module around it.
+fn covers(path: &str, name: &str) -> bool {
+    name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Default for DdpOptions {
@@ -74,7 +206,11 @@ impl Default for DdpOptions {
         Self {
             first_bucket_bytes: 1 << 20,
             bucket_bytes: 25 << 20,
+            fits_buckets_to_model: true,
             unused_parameters: UnusedParameters::default(),
+            wire: Wire::default(),
+            divisor: Divisor::default(),
+            ignored: Vec::new(),
         }
     }
 }

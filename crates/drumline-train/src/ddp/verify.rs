@@ -5,7 +5,8 @@ use super::{DdpOptions, ParameterSpec};
 use crate::{Error, Result};
 
 /// Checks that all ranks hold the same model: the number, order, names, shapes and dtypes of `parameters`
-/// (which are trained) and `buffers` (which are not), and the options.
+/// (which are trained) and `buffers` (which are not), and the options. It passes over the tensors that the options
+/// [ignore](DdpOptions::ignore).
 ///
 /// All ranks must call this. If the models are equal, it takes one gather of three integers. If they differ,
 /// bisection finds the first difference in log2(tensors) more gathers of one integer, however large the model
@@ -30,17 +31,46 @@ use crate::{Error, Result};
 /// # Errors
 ///
 /// [`Error::ModelMismatch`], the same on every rank, names the first tensor that differs, the ranks, and what
-/// each of them has. Also the errors of the collectives.
+/// each of them has. [`Error::InvalidArgument`] if the options ignore a tensor that there is not. Also the errors of the
+/// collectives.
 pub fn verify_model(
     group: &ProcessGroup,
     parameters: &[ParameterSpec],
     buffers: &[ParameterSpec],
     options: &DdpOptions,
 ) -> Result<()> {
+    let names = parameters.iter().chain(buffers).map(|spec| spec.name.as_str());
+    let unknown = options.unknown_names(names);
+    // The unknown names are compared, too: a rank that has some must not return while others wait for it.
+    compare(group, parameters, buffers, options, &unknown)?;
+    match unknown[..] {
+        [] => Ok(()),
+        _ => Err(Error::InvalidArgument {
+            operation: "DdpOptions::ignore",
+            problem: format!(
+                "the model has no tensor or module `{}`; give paths as `named_tensors` or the error of a \
+                 missing gradient shows them",
+                unknown.join("`, `")
+            ),
+        }),
+    }
+}
+
+fn compare(
+    group: &ProcessGroup,
+    parameters: &[ParameterSpec],
+    buffers: &[ParameterSpec],
+    options: &DdpOptions,
+    unknown: &[&str],
+) -> Result<()> {
     if group.world_size() == 1 {
         return Ok(());
     }
-    let entries = entries(parameters, buffers, options);
+    let kept = |specs: &[ParameterSpec]| -> Vec<ParameterSpec> {
+        specs.iter().filter(|spec| !options.ignores(&spec.name)).cloned().collect()
+    };
+    let (parameters, buffers) = (kept(parameters), kept(buffers));
+    let entries = entries(&parameters, &buffers, options, unknown);
     let prefixes = prefix_digests(&entries);
 
     let counts = [parameters.len() as i64, buffers.len() as i64];
@@ -121,18 +151,28 @@ impl Entry {
 }
 
 /// The number of entries for the options.
-const OPTION_ENTRIES: usize = 2;
+const OPTION_ENTRIES: usize = 5;
 
 fn entries(
     parameters: &[ParameterSpec],
     buffers: &[ParameterSpec],
     options: &DdpOptions,
+    unknown: &[&str],
 ) -> Vec<Entry> {
-    let limits = format!("{} and {} bytes", options.first_bucket_bytes, options.bucket_bytes);
-    let unused = format!("{:?}", options.unused_parameters);
+    let DdpOptions { first_bucket_bytes, bucket_bytes, fits_buckets_to_model: fits, .. } = options;
+    let fitted = if *fits { ", fitted to the model" } else { "" };
+    let limits = format!("{first_bucket_bytes} and {bucket_bytes} bytes{fitted}");
+    let unknown = match unknown {
+        [] => String::new(),
+        some => format!(", of which the model lacks {some:?}"),
+    };
+    let option = |name: &str, value: String| Entry::new("option", name, value);
     let options: [Entry; OPTION_ENTRIES] = [
-        Entry::new("option", "bucket limits", limits),
-        Entry::new("option", "unused parameters", unused),
+        option("bucket limits", limits),
+        option("unused parameters", format!("{:?}", options.unused_parameters)),
+        option("wire", format!("{:?}", options.wire)),
+        option("divisor", format!("{:?}", options.divisor)),
+        option("ignored names", format!("{:?}{unknown}", options.ignored)),
     ];
     let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));
     let buffers = buffers.iter().map(|spec| Entry::tensor("buffer", spec));
@@ -168,7 +208,7 @@ fn explain(counts: &[&[i64]], entries: &[Option<Entry>]) -> String {
         .iter()
         .take(RANKS_SHOWN_MAX)
         .map(|&rank| {
-            let difference = compare(rank, &entries[rank], zero);
+            let difference = difference(rank, &entries[rank], zero);
             match (counts[rank], counts[0]) {
                 (mine, theirs) if mine[..2] == theirs[..2] => difference,
                 (mine, theirs) => format!(
@@ -185,7 +225,7 @@ fn explain(counts: &[&[i64]], entries: &[Option<Entry>]) -> String {
     text.join("; ")
 }
 
-fn compare(rank: usize, entry: &Option<Entry>, zero: &Option<Entry>) -> String {
+fn difference(rank: usize, entry: &Option<Entry>, zero: &Option<Entry>) -> String {
     let describe = |entry: &Option<Entry>| match entry {
         Some(Entry { kind, name, value }) => format!("{kind} `{name}` {value}"),
         None => "nothing".to_owned(),
@@ -206,7 +246,10 @@ fn cut(text: &str, bytes_max: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::UnusedParameters, *};
+    use super::{
+        super::{Divisor, UnusedParameters, Wire},
+        *,
+    };
     use drumline_group::DType;
 
     fn spec(name: &str, shape: &[usize]) -> ParameterSpec {
@@ -223,7 +266,9 @@ mod tests {
                 std::thread::spawn(move || {
                     match verify_model(&group, &parameters, &buffers, &options) {
                         Ok(()) => "equal".to_owned(),
-                        Err(error @ Error::ModelMismatch { .. }) => error.to_string(),
+                        Err(
+                            error @ (Error::ModelMismatch { .. } | Error::InvalidArgument { .. }),
+                        ) => error.to_string(),
                         Err(other) => panic!("{other}"),
                     }
                 })
@@ -293,8 +338,11 @@ mod tests {
         no_buffer.1.clear();
         let mut limits = usual.clone();
         limits.2 = limits.2.bucket_bytes(7);
-        let mut unused = usual.clone();
-        unused.2 = unused.2.unused_parameters(UnusedParameters::Ignore);
+        let with = |options: DdpOptions| (usual.0.clone(), usual.1.clone(), options);
+        let unused = with(DdpOptions::default().unused_parameters(UnusedParameters::Ignore));
+        let wire = with(DdpOptions::default().wire(Wire::Bf16));
+        let divisor = with(DdpOptions::default().divisor(Divisor::ActiveRanks));
+        let unknown = with(DdpOptions::default().ignore(["zzz"]));
         for (other, wanted) in [
             (renamed, "rank 1 has parameter `z` f32[1] where rank 0 has parameter `a` f32[1]"),
             (retyped, "rank 1: parameter `a` is f64[1], rank 0 has f32[1]"),
@@ -302,9 +350,40 @@ mod tests {
             (no_buffer, "rank 1 has option `bucket limits`"),
             (limits, "rank 1: option `bucket limits` is 1048576 and 7 bytes"),
             (unused, "rank 1: option `unused parameters` is Ignore, rank 0 has Error"),
+            (wire, "rank 1: option `wire` is Bf16, rank 0 has AsIs"),
+            (divisor, "rank 1: option `divisor` is ActiveRanks, rank 0 has InitialWorld"),
+            (
+                unknown,
+                "rank 1: option `ignored names` is [\"zzz\"], of which the model lacks [\"zzz\"]",
+            ),
         ] {
             for answer in verify(vec![usual.clone(), other]) {
                 assert!(answer.contains(wanted), "{answer}");
+            }
+        }
+    }
+
+    #[test]
+    fn ignored_tensors_may_differ_but_must_exist() {
+        let options = DdpOptions::default().ignore(["own", "layer.bias"]);
+        let of_rank = |rank: usize| {
+            let own = spec("own.table", &[rank + 1]);
+            (
+                vec![own, spec("layer.weight", &[2]), spec("layer.bias", &[rank])],
+                vec![],
+                options.clone(),
+            )
+        };
+        assert_eq!(verify((0..3).map(of_rank).collect()), ["equal"; 3]);
+
+        let typo = DdpOptions::default().ignore(["layer.wei"]);
+        for world_size in [1, 2] {
+            let model = (vec![spec("layer.weight", &[2])], vec![], typo.clone());
+            for answer in verify(vec![model; world_size]) {
+                assert!(
+                    answer.contains("the model has no tensor or module `layer.wei`"),
+                    "{answer}"
+                );
             }
         }
     }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use drumline_group::{DType, ProcessGroup};
+use drumline_group::{DType, ProcessGroup, bf16, f16};
 use drumline_train::{
     Error,
     checkpoint::{Checkpoint, CheckpointDirectory, Found, Tensor},
@@ -28,6 +28,14 @@ fn sample() -> Checkpoint {
         Tensor::from_values("labels \"quoted\" ü", [3], &[1_u8, 2, 3]),
         Tensor::from_values("steps", [], &[i64::MIN]),
         Tensor::from_values::<f32>("nothing", [0, 7], &[]),
+        Tensor::from_values("halves", [3], &[1.5, -0.0, 65504.0].map(f16::from_f32)),
+        Tensor::from_values("brains", [1], &[bf16::from_f32(3.0e38)]),
+        Tensor::from_values("counts", [2], &[0, u32::MAX]),
+        Tensor::from_values("small", [1], &[i8::MIN]),
+        Tensor::from_values("shorts", [1], &[i16::MIN]),
+        Tensor::from_values("ports", [1], &[u16::MAX]),
+        Tensor::from_values("codes", [1], &[i32::MIN]),
+        Tensor::from_values("seeds", [1], &[u64::MAX]),
     ] {
         checkpoint.insert(tensor.unwrap());
     }
@@ -183,7 +191,7 @@ proptest! {
     fn survives_any_header(
         shape in prop::collection::vec(any::<u64>(), 0..3),
         offsets in prop::array::uniform2(prop_oneof![0_u64..100, any::<u64>()]),
-        dtype in prop::sample::select(vec!["U8", "F32", "F64", "I64", "F16", ""]),
+        dtype in prop::sample::select(vec!["U8", "F32", "F64", "I64", "BF16", "F8_E4M3", ""]),
         rest in prop::collection::vec(any::<u8>(), 0..100),
     ) {
         let header = format!(

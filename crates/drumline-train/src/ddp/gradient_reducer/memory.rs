@@ -1,133 +1,75 @@
 //! The memory of a bucket.
 
-use std::{
-    fmt,
-    ops::{AddAssign, Range},
-    time::Instant,
+use std::{fmt, ops::Range, time::Instant};
+
+use drumline_group::{
+    DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, Work, bf16, driving, f16,
 };
+use drumline_kernels::{narrow, widen};
 
-use drumline_group::{DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, Work, driving};
-use drumline_kernels::copy;
-
-use super::super::Bucket;
+use super::{
+    super::{Bucket, Wire},
+    values::{Values, ValuesMut},
+};
 use crate::Result;
 
 /// Memory in which a collective works without copies between the ranks of a host.
 type Buffer<T> = RegisteredBuffer<T>;
 
-/// Borrowed elements of a gradient, row-major.
-///
-/// ```
-/// use drumline::ddp::Values;
-///
-/// let gradient = vec![1.0_f64, 2.0];
-/// assert_eq!(Values::from(&gradient[..]), Values::F64(&[1.0, 2.0]));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Values<'a> {
-    /// Single precision.
-    F32(&'a [f32]),
-    /// Double precision.
-    F64(&'a [f64]),
-}
-
-impl<'a> Values<'a> {
-    /// The elements, if they are `T`.
-    pub fn as_slice<T: Element>(self) -> Option<&'a [T]> {
-        match self {
-            Values::F32(values) if T::DTYPE == DType::F32 => Some(bytemuck::cast_slice(values)),
-            Values::F64(values) if T::DTYPE == DType::F64 => Some(bytemuck::cast_slice(values)),
-            _ => None,
-        }
-    }
-}
-
-impl<'a> From<&'a [f32]> for Values<'a> {
-    fn from(values: &'a [f32]) -> Self {
-        Values::F32(values)
-    }
-}
-
-impl<'a> From<&'a [f64]> for Values<'a> {
-    fn from(values: &'a [f64]) -> Self {
-        Values::F64(values)
-    }
-}
-
-/// The place of a gradient in its bucket: as many elements as the parameter has, row-major.
-///
-/// ```
-/// use drumline::ddp::ValuesMut;
-///
-/// /// Writes the transpose of a 2 x 2 gradient to its place.
-/// fn fill(place: ValuesMut<'_>, [[a, b], [c, d]]: [[f32; 2]; 2]) -> bool {
-///     let ValuesMut::F32(place) = place else { return false };
-///     place.copy_from_slice(&[a, c, b, d]);
-///     true
-/// }
-/// let mut place = [0.0; 4];
-/// assert!(fill(ValuesMut::F32(&mut place), [[1.0, 2.0], [3.0, 4.0]]));
-/// assert_eq!(place, [1.0, 3.0, 2.0, 4.0]);
-/// ```
-#[derive(Debug, PartialEq)]
-#[non_exhaustive]
-pub enum ValuesMut<'a> {
-    /// Single precision.
-    F32(&'a mut [f32]),
-    /// Double precision.
-    F64(&'a mut [f64]),
-}
-
-impl ValuesMut<'_> {
-    /// Copies `values`, if they have the right dtype and number. Returns whether they had.
-    pub fn copy_from(self, values: Values<'_>) -> bool {
-        match (self, values) {
-            (ValuesMut::F32(target), Values::F32(values)) if target.len() == values.len() => {
-                copy(target.into(), values.into());
-            }
-            (ValuesMut::F64(target), Values::F64(values)) if target.len() == values.len() => {
-                copy(target.into(), values.into());
-            }
-            _ => return false,
-        }
-        true
-    }
-}
-
-/// The elements of a bucket: the gradients of its members, then one mark for each member, then two marks of
-/// the rank. A rank sets a mark to 1. After the all-reduce a mark is above zero if *some* rank had set it,
-/// because it is an average of zeros and ones.
+/// The elements of a bucket: the gradients of its members, then one mark for each member, then marks of the rank. A
+/// rank sets a mark to 1. After the all-reduce a mark is above zero if *some* rank had set it, because it is an
+/// average of zeros and ones. The first bucket also has the marks of [`activity`](super::activity).
 pub(super) enum Memory {
     F32(Buffer<f32>),
     F64(Buffer<f64>),
+    F16(Buffer<f16>),
+    Bf16(Buffer<bf16>),
+    /// `values` are rounded to `wire` when they leave, and replaced by what comes back.
+    Narrowed {
+        values: Vec<f32>,
+        wire: Buffer<bf16>,
+    },
 }
 
-/// Evaluates one expression for either dtype.
+/// Evaluates one expression for any dtype.
 macro_rules! with_elements {
     ($memory:expr, $elements:ident => $result:expr) => {
         match $memory {
             Memory::F32($elements) => $result,
             Memory::F64($elements) => $result,
+            Memory::F16($elements) => $result,
+            Memory::Bf16($elements) => $result,
+            Memory::Narrowed { values: $elements, .. } => $result,
         }
     };
 }
 
 impl Memory {
-    /// Memory for `elements` elements of gradients, and the marks.
-    pub(super) fn new(bucket: &Bucket, elements: usize, group: &ProcessGroup) -> Result<Self> {
-        let elements = elements + bucket.parameters.len() + 2;
-        Ok(match bucket.dtype {
-            DType::F64 => Memory::F64(group.alloc_registered(elements)?),
-            _ => Memory::F32(group.alloc_registered(elements)?),
+    /// Memory for `elements` elements, marks among them.
+    pub(super) fn new(
+        bucket: &Bucket,
+        elements: usize,
+        wire: Wire,
+        group: &ProcessGroup,
+    ) -> Result<Self> {
+        Ok(match (bucket.dtype, wire) {
+            (DType::F64, _) => Memory::F64(group.alloc_registered(elements)?),
+            (DType::F16, _) => Memory::F16(group.alloc_registered(elements)?),
+            (DType::Bf16, _) => Memory::Bf16(group.alloc_registered(elements)?),
+            (_, Wire::Bf16) => {
+                let wire = group.alloc_registered(elements)?;
+                Memory::Narrowed { values: vec![0.0; elements], wire }
+            }
+            (_, Wire::AsIs) => Memory::F32(group.alloc_registered(elements)?),
         })
     }
 
     /// Memory of the same size that no neighbour reaches. The step goes on with it until it returns an error.
     pub(super) fn stopgap(bucket: &Bucket, elements: usize) -> Self {
-        let elements = elements + bucket.parameters.len() + 2;
         match bucket.dtype {
             DType::F64 => Memory::F64(RegisteredBuffer::private(elements)),
+            DType::F16 => Memory::F16(RegisteredBuffer::private(elements)),
+            DType::Bf16 => Memory::Bf16(RegisteredBuffer::private(elements)),
             _ => Memory::F32(RegisteredBuffer::private(elements)),
         }
     }
@@ -140,54 +82,67 @@ impl Memory {
         match self {
             Memory::F32(elements) => ValuesMut::F32(&mut elements[range]),
             Memory::F64(elements) => ValuesMut::F64(&mut elements[range]),
-        }
-    }
-
-    /// Adds what `fill` writes. Returns whether `fill` succeeded.
-    pub(super) fn add(
-        &mut self,
-        range: Range<usize>,
-        fill: impl FnOnce(ValuesMut<'_>) -> bool,
-    ) -> bool {
-        fn add_to<T: Element + AddAssign>(
-            target: &mut [T],
-            fill: impl FnOnce(&mut [T]) -> bool,
-        ) -> bool {
-            let mut values = vec![T::zeroed(); target.len()];
-            let is_filled = fill(&mut values);
-            if is_filled {
-                target.iter_mut().zip(values).for_each(|(target, value)| *target += value);
-            }
-            is_filled
-        }
-        match self {
-            Memory::F32(elements) => {
-                add_to(&mut elements[range], |values| fill(ValuesMut::F32(values)))
-            }
-            Memory::F64(elements) => {
-                add_to(&mut elements[range], |values| fill(ValuesMut::F64(values)))
-            }
+            Memory::F16(elements) => ValuesMut::F16(&mut elements[range]),
+            Memory::Bf16(elements) => ValuesMut::Bf16(&mut elements[range]),
+            Memory::Narrowed { values, .. } => ValuesMut::F32(&mut values[range]),
         }
     }
 
     pub(super) fn zero(&mut self, range: Range<usize>) {
-        with_elements!(self, elements => elements[range].fill(0.0));
+        with_elements!(self, elements => elements[range].fill(bytemuck::Zeroable::zeroed()));
     }
 
-    pub(super) fn set_mark(&mut self, at: usize, is_set: bool) {
-        with_elements!(self, elements => elements[at] = u8::from(is_set).into());
+    pub(super) fn set_mark(&mut self, at: usize, mark: u8) {
+        with_elements!(self, elements => elements[at] = mark.into());
     }
 
-    pub(super) fn mark(&self, at: usize) -> bool {
-        with_elements!(self, elements => elements[at] != 0.0)
+    pub(super) fn mark(&self, at: usize) -> f64 {
+        with_elements!(self, elements => widened(elements[at]))
+    }
+
+    pub(super) fn is_marked(&self, at: usize) -> bool {
+        self.mark(at) != 0.0
+    }
+
+    /// Makes averages over `all` ranks those over `active` of them.
+    pub(super) fn divide_again(&mut self, range: Range<usize>, all: usize, active: usize) {
+        let (all, active) = (all as f64, active as f64);
+        // A product that is exact before the division keeps whole numbers whole.
+        let again = |average: f64| average * all / active;
+        match self.slice_mut(range) {
+            ValuesMut::F32(values) => {
+                values.iter_mut().for_each(|it| *it = again((*it).into()) as f32);
+            }
+            ValuesMut::F64(values) => values.iter_mut().for_each(|it| *it = again(*it)),
+            ValuesMut::F16(values) => {
+                values.iter_mut().for_each(|it| *it = f16::from_f64(again((*it).into())));
+            }
+            ValuesMut::Bf16(values) => {
+                values.iter_mut().for_each(|it| *it = bf16::from_f64(again((*it).into())));
+            }
+        }
     }
 
     pub(super) fn all_reduce(self, group: &ProcessGroup) -> Travelling {
         match self {
-            Memory::F32(buffer) => Travelling::F32(group.all_reduce_async(buffer, ReduceOp::Avg)),
-            Memory::F64(buffer) => Travelling::F64(group.all_reduce_async(buffer, ReduceOp::Avg)),
+            Memory::F32(buffer) => Travelling::F32(average(buffer, group)),
+            Memory::F64(buffer) => Travelling::F64(average(buffer, group)),
+            Memory::F16(buffer) => Travelling::F16(average(buffer, group)),
+            Memory::Bf16(buffer) => Travelling::Bf16(average(buffer, group)),
+            Memory::Narrowed { values, mut wire } => {
+                narrow((&mut wire[..]).into(), &values[..]);
+                Travelling::Narrowed { values, wire: average(wire, group) }
+            }
         }
     }
+}
+
+fn widened(mark: impl Into<f64>) -> f64 {
+    mark.into()
+}
+
+fn average<T: Element>(buffer: Buffer<T>, group: &ProcessGroup) -> Work<Buffer<T>> {
+    group.all_reduce_async(buffer, ReduceOp::Avg)
 }
 
 /// Memory that is being averaged.
@@ -195,21 +150,31 @@ impl Memory {
 pub(super) enum Travelling {
     F32(Work<Buffer<f32>>),
     F64(Work<Buffer<f64>>),
+    F16(Work<Buffer<f16>>),
+    Bf16(Work<Buffer<bf16>>),
+    Narrowed { values: Vec<f32>, wire: Work<Buffer<bf16>> },
 }
 
 impl Travelling {
     /// The averages, and when they were complete.
     pub(super) fn wait(self) -> Result<(Memory, Instant)> {
-        Ok(match self {
-            Travelling::F32(work) => {
-                let (buffer, at) = driving::wait_and_tell(work)?;
-                (Memory::F32(buffer), at)
-            }
-            Travelling::F64(work) => {
-                let (buffer, at) = driving::wait_and_tell(work)?;
-                (Memory::F64(buffer), at)
-            }
-        })
+        fn end<T: Element>(
+            work: Work<Buffer<T>>,
+            memory: impl FnOnce(Buffer<T>) -> Memory,
+        ) -> Result<(Memory, Instant)> {
+            let (buffer, at) = driving::wait_and_tell(work)?;
+            Ok((memory(buffer), at))
+        }
+        match self {
+            Travelling::F32(work) => end(work, Memory::F32),
+            Travelling::F64(work) => end(work, Memory::F64),
+            Travelling::F16(work) => end(work, Memory::F16),
+            Travelling::Bf16(work) => end(work, Memory::Bf16),
+            Travelling::Narrowed { mut values, wire } => end(wire, |wire| {
+                widen(&mut values[..], (&wire[..]).into());
+                Memory::Narrowed { values, wire }
+            }),
+        }
     }
 }
 

@@ -1,16 +1,23 @@
+mod activity;
 mod in_flight;
+mod lent;
 mod memory;
 mod plan;
+mod sizes;
 mod step;
 
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod values;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    marker::PhantomData,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use self::{
-    memory::Memory,
+    lent::Lent,
     plan::{Plan, check_trainable},
     step::Step,
 };
@@ -19,8 +26,9 @@ use crate::{Error, Result};
 use drumline_group::{Element, ProcessGroup};
 
 pub use self::{
-    memory::{Values, ValuesMut},
+    lent::SharedGradient,
     timeline::{BucketTimes, ReducerStats, Timeline},
+    values::{Place, Values, ValuesMut},
 };
 
 /// Averages gradients over a group while backward still computes later ones.
@@ -35,8 +43,8 @@ pub use self::{
 ///
 /// # Which bucket a gradient is in
 ///
-/// The first step expects gradients in reverse order of definition. At its end rank 0 tells all ranks the
-/// order that it has seen, and the buckets are made again from that order, once. A rank whose gradients come
+/// The first step expects gradients in reverse order of definition. At its end the lowest rank with data tells all ranks
+/// the order that it has seen, and the buckets are made again from that order, once. A rank whose gradients come
 /// in another order waits a little longer, but has the same buckets.
 ///
 /// # Several backward passes for one step
@@ -47,8 +55,8 @@ pub use self::{
 /// # When a rank has a fault
 ///
 /// Every bucket carries a few more elements: marks that are 0 or 1. They say whether the rank has used each
-/// parameter of the bucket, whether it has data of its own, and whether it has seen a fault (a gradient of
-/// the wrong length, say). A rank with a fault still takes part in all collectives, with zeros in place of
+/// parameter of the bucket, and whether it has seen a fault (a gradient of the wrong length, say). The first bucket also
+/// says which ranks have data of their own. A rank with a fault still takes part in all collectives, with zeros in place of
 /// missing gradients. So no peer waits in vain. All ranks see an average above zero in the same step, tell
 /// each other their faults, and return the same [`Error::Gradients`]. The next step may go on as usual.
 ///
@@ -87,14 +95,21 @@ impl GradientReducer {
     ///
     /// # Errors
     ///
-    /// There are no parameters, a parameter is neither f32 nor f64, or no thread can be started.
+    /// There are no parameters, a parameter is none of f32, f64, f16 and bf16, the options
+    /// [ignore](DdpOptions::ignore) one of the parameters, or no thread can be started.
     pub fn new(
         parameters: Vec<ParameterSpec>,
         options: &DdpOptions,
         group: &ProcessGroup,
     ) -> Result<Self> {
         check_trainable(&parameters)?;
-        let plan = Arc::new(Plan::new(&parameters, (0..parameters.len()).rev(), options)?);
+        if let Some(ignored) = parameters.iter().find(|spec| options.ignores(&spec.name)) {
+            let problem =
+                format!("parameter {ignored} is to be ignored, so the reducer must not get it");
+            return Err(Error::InvalidArgument { operation: "data-parallel training", problem });
+        }
+        let order = (0..parameters.len()).rev();
+        let plan = Arc::new(Plan::new(&parameters, order, sizes::LEAST_BYTES, options, group)?);
         let step = Mutex::new(Step::new(plan, parameters.len(), group)?);
         Ok(Self { parameters, options: options.clone(), group: group.clone(), step })
     }
@@ -110,7 +125,7 @@ impl GradientReducer {
     /// For gradient hooks: it copies the values, never waits for a peer and never panics.
     /// [`GradientReducer::finish`] returns the errors.
     pub fn submit(&self, parameter: usize, gradient: Values<'_>) {
-        self.submit_with(parameter, |place| place.copy_from(gradient));
+        self.submit_to(parameter, |place| place.put(gradient));
     }
 
     /// Like [`GradientReducer::submit`], for gradients that are not row-major. `fill` writes the gradient to
@@ -137,6 +152,30 @@ impl GradientReducer {
     /// # Ok::<_, drumline::train::Error>(())
     /// ```
     pub fn submit_with(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
+        self.submit_to(parameter, |place| place.put_with(fill));
+    }
+
+    /// Like [`GradientReducer::submit_with`], without memory of its own for a gradient that is added to micro-batches:
+    /// `fill` adds it itself.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![ParameterSpec::new("bias", [1], DType::F32)];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// use drumline::ddp::{Place, ValuesMut};
+    ///
+    /// let fill = |place: Place<'_>| match place {
+    ///     Place { values: ValuesMut::F32([bias]), holds_sum: true } => { *bias += 1.0; true }
+    ///     Place { values: ValuesMut::F32([bias]), holds_sum: false } => { *bias = 1.0; true }
+    ///     _ => false,
+    /// };
+    /// reducer.accumulate_to(0, fill);
+    /// reducer.submit_to(0, fill);
+    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[2.0][..]));
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn submit_to(&self, parameter: usize, fill: impl FnOnce(Place<'_>) -> bool) {
         if let Some(mut step) = self.open(parameter) {
             step.submit(parameter, fill);
         }
@@ -164,6 +203,11 @@ impl GradientReducer {
     /// # Ok::<_, drumline::train::Error>(())
     /// ```
     pub fn accumulate(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
+        self.accumulate_to(parameter, |place| place.put_with(fill));
+    }
+
+    /// [`GradientReducer::accumulate`] with a `fill` as in [`GradientReducer::submit_to`].
+    pub fn accumulate_to(&self, parameter: usize, fill: impl FnOnce(Place<'_>) -> bool) {
         if let Some(mut step) = self.open(parameter) {
             step.write(parameter, fill);
         }
@@ -219,8 +263,8 @@ impl GradientReducer {
     }
 
     /// Takes part in a step without gradients of its own: for a rank that has no data left while other ranks
-    /// have. Returns the averages over *all* ranks, with zeros for ranks that only shadow. Returns `None`
-    /// once no rank has data. (torch's `join` also divides by the number of all ranks.)
+    /// have. Returns the averages over *all* ranks, with zeros for ranks that only shadow, unless
+    /// [`Divisor::ActiveRanks`](super::Divisor) was chosen. Returns `None` once no rank has data.
     ///
     /// ```
     /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -260,8 +304,8 @@ impl GradientReducer {
         }
         match self.reduce(&mut step, is_active) {
             Ok(Reduced::Averages { is_active, better }) => {
-                let memory = step.memory.iter_mut().map(Option::take).collect();
-                let averaged = Averaged { reducer: self, plan: step.plan.clone(), memory };
+                let (plan, buckets) = (step.plan.clone(), step.lend());
+                let averaged = Averaged { _reducer: PhantomData, plan, buckets };
                 step.next(better);
                 Ok((averaged, is_active))
             }
@@ -271,6 +315,14 @@ impl GradientReducer {
             }
             Err(error) => Err(step.failed.insert(error).clone()),
         }
+    }
+
+    /// The lowest rank that had data of its own in the last step: the same one on all ranks. If no rank has data any
+    /// more, it is that of the last step in which some rank had; before the first step, rank 0.
+    ///
+    /// What ranks update from their own data (running statistics) is newest there.
+    pub fn lowest_active_rank(&self) -> usize {
+        self.lock().lowest_active
     }
 
     /// How much was communicated so far, and how long `finish` had to wait for it.
@@ -283,28 +335,43 @@ impl GradientReducer {
         self.lock().timeline.clone()
     }
 
-    /// The buckets of the next step, in launch order.
-    #[cfg(test)]
-    fn buckets(&self) -> Vec<super::Bucket> {
-        self.lock().plan.buckets.clone()
+    /// The buckets of the present step in launch order: the parameters of each, by index.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// assert_eq!(reducer.buckets(), [[1, 0]]); // the parameter that was defined last comes first
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn buckets(&self) -> Vec<Vec<usize>> {
+        self.lock().plan.buckets.iter().map(|bucket| bucket.parameters.clone()).collect()
     }
 
     /// Makes all calls of the group in a step, in the same order on every rank.
     fn reduce(&self, step: &mut Step, is_active: bool) -> Result<Reduced> {
         step.stats.steps += 1;
         step.launch_rest(self.options.unused_parameters, is_active);
-        let marks = step.wait()?;
+        let marks = step.wait(self.options.divisor)?;
         if marks.has_fault {
             return self.exchange_faults(&step.faults).map(Reduced::Faults);
         }
         let better = match step.is_planned {
             true => None,
-            false => Some(Plan::agree(&self.parameters, &step.order, &self.options, &self.group)?),
+            false => {
+                let Self { parameters, options, group, .. } = self;
+                Some(Plan::agree(parameters, &step.order, step.lowest_active, options, group)?)
+            }
         };
         step.is_planned = true;
         if step.faults.is_empty() {
-            step.stats.steps -= u64::from(!marks.is_active); // all have ended; it was none
-            return Ok(Reduced::Averages { is_active: marks.is_active, better });
+            let is_active = marks.active.count > 0;
+            step.stats.steps -= u64::from(!is_active); // all have ended; it was none
+            return Ok(Reduced::Averages { is_active, better });
         }
         // The fault came after the last bucket was launched, so the peers do not know of it. The ranks are no
         // longer in step.
@@ -392,9 +459,10 @@ enum Reduced {
 /// ```
 #[derive(Debug)]
 pub struct Averaged<'a> {
-    reducer: &'a GradientReducer,
+    /// An average that is held while later steps run costs memory. So it is borrowed; [`Averaged::share`] says otherwise.
+    _reducer: PhantomData<&'a GradientReducer>,
     plan: Arc<Plan>,
-    memory: Vec<Option<Memory>>,
+    buckets: Vec<Option<Arc<Lent>>>,
 }
 
 impl Averaged<'_> {
@@ -402,26 +470,20 @@ impl Averaged<'_> {
     /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), or if it does not exist.
     pub fn values(&self, parameter: usize) -> Option<Values<'_>> {
         let slot = self.plan.slots.get(parameter)?;
-        let memory = self.memory[slot.bucket].as_ref()?;
-        memory.mark(slot.mark).then(|| memory.slice(slot.range.clone()))
+        let memory = self.buckets[slot.bucket].as_ref()?.memory()?;
+        memory.is_marked(slot.mark).then(|| memory.slice(slot.range.clone()))
     }
 
     /// The average of a parameter's gradient, if its elements are `T`.
     pub fn get<T: Element>(&self, parameter: usize) -> Option<&[T]> {
         self.values(parameter)?.as_slice()
     }
-}
 
-impl Drop for Averaged<'_> {
-    fn drop(&mut self) {
-        let mut step = self.reducer.lock();
-        if !Arc::ptr_eq(&step.plan, &self.plan) {
-            return; // of another size now
-        }
-        for (place, memory) in step.memory.iter_mut().zip(self.memory.drain(..)) {
-            if place.is_none() {
-                *place = memory;
-            }
-        }
+    /// The average of a parameter's gradient as an owner of its memory. `None` as for [`Averaged::values`].
+    pub fn share(&self, parameter: usize) -> Option<SharedGradient> {
+        self.values(parameter)?;
+        let slot = &self.plan.slots[parameter];
+        let bucket = self.buckets[slot.bucket].clone()?;
+        Some(SharedGradient::new(bucket, slot.range.clone()))
     }
 }

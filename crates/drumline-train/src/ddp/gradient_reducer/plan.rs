@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use drumline_group::{DType, ProcessGroup};
 
-use super::super::{Bucket, DdpOptions, ParameterSpec, plan_buckets};
+use super::{
+    super::{Bucket, DdpOptions, ParameterSpec, Wire, plan_buckets},
+    activity, sizes,
+};
 use crate::{Error, Result};
 
 /// The buckets, and the place of each parameter in them.
@@ -13,10 +16,13 @@ pub(super) struct Plan {
     /// The buckets, in launch order.
     pub(super) buckets: Vec<Bucket>,
     /// The number of elements of gradients in each bucket. After them a bucket has one mark for each of its
-    /// parameters, and two for the rank.
+    /// parameters, and one for a fault of the rank. In the first bucket, marks that say which ranks have data
+    /// follow.
     elements: Vec<usize>,
     /// The places, by parameter.
     pub(super) slots: Vec<Slot>,
+    pub(super) wire: Wire,
+    world_size: usize,
 }
 
 /// The place of a parameter.
@@ -30,13 +36,17 @@ pub(super) struct Slot {
 }
 
 impl Plan {
-    /// The plan for gradients that are expected in `order`.
+    /// The plan for gradients that are expected in `order`. A bucket that is fitted to the model has at least
+    /// `least_bytes`.
     pub(super) fn new(
         parameters: &[ParameterSpec],
         order: impl IntoIterator<Item = usize>,
+        least_bytes: usize,
         options: &DdpOptions,
+        group: &ProcessGroup,
     ) -> Result<Self> {
-        let buckets = plan_buckets(parameters, order, options)?;
+        let limits = sizes::limits(parameters, least_bytes, options);
+        let buckets = plan_buckets(parameters, order, &limits)?;
         let mut slots = vec![Slot::default(); parameters.len()];
         let mut elements = Vec::with_capacity(buckets.len());
         for (bucket, Bucket { parameters: members, .. }) in buckets.iter().enumerate() {
@@ -51,21 +61,27 @@ impl Plan {
             }
             elements.push(end);
         }
-        Ok(Self { buckets, elements, slots })
+        Ok(Self { buckets, elements, slots, wire: options.wire, world_size: group.world_size() })
     }
 
-    /// The plan for the order that rank 0 has observed. All ranks must call this.
+    /// The plan for the order that the rank `source` has observed, and for the prices that it sees. All ranks must
+    /// call this.
     pub(super) fn agree(
         parameters: &[ParameterSpec],
         observed: &[usize],
+        source: usize,
         options: &DdpOptions,
         group: &ProcessGroup,
     ) -> Result<Self> {
-        let mut order: Vec<i64> = observed.iter().map(|&parameter| parameter as i64).collect();
-        group.broadcast(&mut order, 0)?;
+        let least_bytes = sizes::least_bytes_by_price(group)?;
+        let numbers = observed.iter().copied().chain([least_bytes]);
+        let mut numbers: Vec<i64> = numbers.map(|number| number as i64).collect();
+        group.broadcast(&mut numbers, source)?;
         // `plan_buckets` refuses a number that is no index, like any wrong order.
-        let order = order.into_iter().map(|index| usize::try_from(index).unwrap_or(usize::MAX));
-        Plan::new(parameters, order, options)
+        let mut numbers: Vec<usize> =
+            numbers.into_iter().map(|it| usize::try_from(it).unwrap_or(usize::MAX)).collect();
+        let least_bytes = numbers.pop().unwrap_or(least_bytes);
+        Plan::new(parameters, numbers, least_bytes, options, group)
     }
 
     pub(super) fn slot(&self, parameter: usize) -> &Slot {
@@ -85,16 +101,34 @@ impl Plan {
         self.elements[bucket] + self.buckets[bucket].parameters.len()
     }
 
-    /// The element that says whether a rank has data of its own.
-    pub(super) fn active_mark(&self, bucket: usize) -> usize {
-        self.fault_mark(bucket) + 1
+    /// The elements of the first bucket that say which ranks have data of their own.
+    pub(super) fn active_marks(&self) -> Range<usize> {
+        let first = self.fault_mark(0) + 1;
+        first..first + activity::marks(self.world_size)
+    }
+
+    /// The number of elements of a bucket, marks among them.
+    pub(super) fn all_elements(&self, bucket: usize) -> usize {
+        match bucket {
+            0 => self.active_marks().end,
+            _ => self.fault_mark(bucket) + 1,
+        }
     }
 }
 
 /// Refuses parameters that cannot be averaged.
 pub(super) fn check_trainable(parameters: &[ParameterSpec]) -> Result<()> {
-    let problem = match parameters.iter().find(|p| !matches!(p.dtype, DType::F32 | DType::F64)) {
-        Some(parameter) => format!("parameter {parameter} cannot be averaged; use f32 or f64"),
+    let can_be_averaged = |spec: &&ParameterSpec| {
+        matches!(spec.dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
+    };
+    let problem = match parameters.iter().find(|spec| !can_be_averaged(spec)) {
+        Some(parameter) if matches!(parameter.dtype, DType::F8E4M3 | DType::F8E5M2) => format!(
+            "parameter {parameter} cannot be averaged: sums of 8-bit floats lose nearly all digits; train in \
+             bf16 or f32, and round to 8 bits for computing only"
+        ),
+        Some(parameter) => {
+            format!("parameter {parameter} cannot be averaged; use f32, f64, f16 or bf16")
+        }
         None if parameters.is_empty() => "the model has no parameter to train".to_owned(),
         None => return Ok(()),
     };

@@ -2,11 +2,11 @@
 
 use std::thread;
 
-use drumline_group::{DType, ReduceOp};
+use drumline_group::{DType, ReduceOp, bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use crate::ddp::{Bucket, UnusedParameters};
+use crate::ddp::{Divisor, UnusedParameters, Wire};
 
 fn specs(elements: &[usize], dtype: DType) -> Vec<ParameterSpec> {
     let name = |i| format!("p{i}");
@@ -218,6 +218,8 @@ fn models_that_cannot_be_trained_are_refused() {
     for (parameters, wanted) in [
         (vec![], "no parameter to train"),
         (specs(&[3], DType::I64), "parameter `p0` i64[3] cannot be averaged"),
+        (specs(&[3], DType::F8E4M3), "parameter `p0` f8e4m3[3] cannot be averaged: sums of 8-bit"),
+        (specs(&[3], DType::F8E5M2), "parameter `p0` f8e5m2[3] cannot be averaged: sums of 8-bit"),
     ] {
         let error = GradientReducer::new(parameters, &DdpOptions::default(), &group).unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
@@ -245,9 +247,7 @@ proptest! {
             let specs = specs(&vec![2; count], DType::F32);
             let reducer = GradientReducer::new(specs.clone(), &options, &group).unwrap();
             let value = [1.0_f32, 2.0];
-            let members = |buckets: Vec<Bucket>| -> Vec<usize> {
-                buckets.into_iter().flat_map(|bucket| bucket.parameters).collect()
-            };
+            let members = |buckets: Vec<Vec<usize>>| buckets.concat();
             prop_assert_eq!(members(reducer.buckets()), (0..count).rev().collect::<Vec<_>>());
             for step in 0..3 {
                 let mut order = if group.rank() == 0 { first.clone() } else { second.clone() };
@@ -429,4 +429,162 @@ fn ranks_without_data_shadow_the_others_until_nobody_has_any() {
             }
         }
     }
+}
+
+#[test]
+fn gradients_of_16_bits_are_averaged_as_f32_and_rounded_once() {
+    // Rounded after each addition, the ones would be lost beside 2048 (f16) and 256 (bf16).
+    let values = [2048.0, 1.0, 1.0];
+    on_ranks(3, |group| {
+        let parameters = vec![
+            ParameterSpec::new("a", [1], DType::F16),
+            ParameterSpec::new("b", [1], DType::Bf16),
+        ];
+        let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group).unwrap();
+        let own = values[group.rank()];
+        for micro_batches in 1..=2 {
+            if micro_batches == 2 {
+                reducer.accumulate(0, |place| place.copy_from([f16::from_f32(1.0)][..].into()));
+            }
+            reducer.submit(1, [bf16::from_f32(own / 8.0)][..].into());
+            reducer.submit(0, [f16::from_f32(own)][..].into());
+            let averaged = reducer.finish().unwrap();
+            let wanted = f16::from_f32(2050.0 / 3.0 + (micro_batches - 1) as f32);
+            let found = averaged.get::<f16>(0).unwrap()[0];
+            // With two micro-batches this rank's sum was rounded first, as in burn.
+            assert!(
+                (found.to_f32() - wanted.to_f32()).abs()
+                    <= if micro_batches == 1 { 0.0 } else { 1.0 }
+            );
+            assert_eq!(averaged.get::<bf16>(1), Some(&[bf16::from_f32(256.25 / 3.0)][..]));
+        }
+    });
+}
+
+#[test]
+fn bf16_on_the_wire_rounds_each_ranks_sum_and_the_average() {
+    let rounded = |x: f32| bf16::from_f32(x).to_f32();
+    on_ranks(3, |group| {
+        let options = DdpOptions::default().wire(Wire::Bf16).bucket_bytes(4);
+        let parameters = vec![
+            ParameterSpec::new("a", [2], DType::F32),
+            ParameterSpec::new("b", [1], DType::F64),
+        ];
+        let reducer = GradientReducer::new(parameters, &options, &group).unwrap();
+        let own = |rank: usize, part: usize| gradient(rank, part, 0, 2);
+        for _ in 0..2 {
+            reducer.accumulate(0, |place| place.copy_from(own(group.rank(), 0).as_slice().into()));
+            reducer.submit(0, own(group.rank(), 1).as_slice().into());
+            reducer.submit(1, [1.0 + f64::EPSILON][..].into());
+            let averaged = reducer.finish().unwrap();
+            let wanted = [0, 1].map(|at| {
+                let each = (0..3).map(|rank| rounded(own(rank, 0)[at] + own(rank, 1)[at]));
+                rounded(each.reduce(|a, b| a + b).unwrap() / 3.0)
+            });
+            assert_eq!(averaged.get(0), Some(&wanted[..]));
+            assert_eq!(averaged.get(1), Some(&[1.0 + f64::EPSILON][..]), "f64 travels as it is");
+        }
+    });
+}
+
+#[test]
+fn an_ignored_parameter_must_not_come_to_the_reducer() {
+    let options = DdpOptions::default().ignore(["p1"]);
+    let parameters = specs(&[1, 1], DType::F32);
+    let error = GradientReducer::new(parameters, &options, &ProcessGroup::alone()).unwrap_err();
+    assert!(error.to_string().contains("parameter `p1` f32[1] is to be ignored"), "{error}");
+}
+
+#[test]
+fn sums_are_divided_by_the_ranks_with_data_if_asked_for() {
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
+        for wire in [Wire::AsIs, Wire::Bf16] {
+            let batches = [0, 4, 1, 2];
+            on_ranks(4, |group| {
+                let options = DdpOptions::default().divisor(Divisor::ActiveRanks).wire(wire);
+                let reducer = GradientReducer::new(specs(&[1], dtype), &options, &group).unwrap();
+                let mut step = 0;
+                loop {
+                    let active: Vec<usize> = (0..4).filter(|&rank| batches[rank] > step).collect();
+                    let averaged = if batches[group.rank()] > step {
+                        reducer.submit_with(0, |place| {
+                            let own = (8 * group.rank()) as f32;
+                            match place {
+                                ValuesMut::F32(place) => place[0] = own,
+                                ValuesMut::F64(place) => place[0] = own.into(),
+                                ValuesMut::F16(place) => place[0] = f16::from_f32(own),
+                                ValuesMut::Bf16(place) => place[0] = bf16::from_f32(own),
+                            }
+                            true
+                        });
+                        Some(reducer.finish().unwrap())
+                    } else {
+                        reducer.shadow().unwrap()
+                    };
+                    let Some(averaged) = averaged else { break };
+                    let found = match averaged.values(0).unwrap() {
+                        Values::F32(values) => f64::from(values[0]),
+                        Values::F64(values) => values[0],
+                        Values::F16(values) => values[0].into(),
+                        Values::Bf16(values) => values[0].into(),
+                    };
+                    let sum: usize = active.iter().map(|rank| 8 * rank).sum();
+                    assert_eq!(found, sum as f64 / active.len() as f64, "{dtype}, step {step}");
+                    assert_eq!(reducer.lowest_active_rank(), active[0]);
+                    step += 1;
+                }
+                assert_eq!((step, reducer.lowest_active_rank()), (4, 1));
+            });
+        }
+    }
+}
+
+#[test]
+fn shared_gradients_keep_their_values_and_give_their_memory_back() {
+    on_ranks(2, |group| {
+        let reducer =
+            GradientReducer::new(specs(&[3, 2], DType::F32), &DdpOptions::default(), &group)
+                .unwrap();
+        let step = |value: f32| {
+            reducer.submit(1, [value; 2][..].into());
+            reducer.submit(0, [value; 3][..].into());
+            let averaged = reducer.finish().unwrap();
+            [0, 1].map(|parameter| averaged.share(parameter).unwrap())
+        };
+        let address = |gradient: &SharedGradient| gradient.as_ref().as_ptr();
+        drop(step(0.0)); // then the buckets are planned anew
+        let [first, second] = step(1.0);
+        let place = address(&first);
+        drop(second);
+        let [other, _] = step(2.0);
+        assert_ne!(address(&other), place, "a part of the bucket is still held");
+        assert_eq!(first.values(), Values::F32(&[1.0; 3]));
+        assert_eq!(other.values(), Values::F32(&[2.0; 3]));
+        drop(other);
+        drop(first);
+        let [again, _] = step(3.0);
+        assert_eq!(address(&again), place, "it came back");
+        assert_eq!(reducer.stats().bytes_copied, 4 * 20);
+        drop(reducer);
+        assert_eq!(again.values(), Values::F32(&[3.0; 3]));
+    });
+}
+
+#[test]
+fn a_small_model_has_several_buckets_unless_a_size_is_set() {
+    let launched_early = |options: DdpOptions| {
+        on_ranks(2, |group| {
+            let layers = specs(&[1 << 18; 6], DType::F32); // 6 MiB
+            let reducer = GradientReducer::new(layers, &options, &group).unwrap();
+            let gradient = vec![1.0_f32; 1 << 18];
+            for _ in 0..2 {
+                (0..6).rev().for_each(|layer| reducer.submit(layer, gradient[..].into()));
+                drop(reducer.finish().unwrap());
+            }
+            reducer.timeline().buckets.iter().map(|it| it.bytes >> 20).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(launched_early(DdpOptions::default()), [[1; 6], [1; 6]]);
+    let set = DdpOptions::default().bucket_bytes(25 << 20);
+    assert_eq!(launched_early(set), [[1, 5], [1, 5]]);
 }

@@ -27,6 +27,8 @@ pub struct ReducerStats {
     pub buckets_launched_early: u64,
     /// The number of bytes of gradients that were averaged.
     pub bytes: u64,
+    /// The number of bytes of gradients that were copied into buckets: once for each gradient that was handed in.
+    pub bytes_copied: u64,
     /// How long buckets were being averaged.
     pub communication: Duration,
     /// How long `finish` waited for the averages: the part of the communication that backward did not hide.

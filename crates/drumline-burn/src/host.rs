@@ -1,0 +1,133 @@
+//! Tensors of any device in the memory of the host.
+
+use burn::{
+    backend::{Dispatch, flex::FlexTensor},
+    tensor::{DType, Device, Tensor, TensorData, Transaction},
+};
+use drumline::ddp::{Place, Values};
+
+use crate::{
+    pack::{device_name, is_flex, pack_flex},
+    tap::{GradientTap, Stored},
+};
+
+/// A tensor that the CPU can read.
+pub(crate) enum Readable {
+    Flex(FlexTensor),
+    Data(TensorData),
+}
+
+impl Readable {
+    /// Writes the tensor to `place`, or adds it, row-major. Returns whether type and length fit.
+    pub(crate) fn pack(&self, place: Place<'_>) -> bool {
+        match self {
+            Readable::Flex(tensor) => pack_flex(tensor, place),
+            Readable::Data(data) => values(data).is_some_and(|values| place.put(values)),
+        }
+    }
+
+    /// Calls `with` with the elements, row-major. `None` if their type is none that gradients have.
+    pub(crate) fn with_values<R>(self, with: impl FnOnce(Values<'_>) -> R) -> Option<R> {
+        let data = match self {
+            Readable::Flex(tensor) => match slice(&tensor) {
+                Some(values) => return Some(with(values)),
+                None => tensor.into_data(), // a view, which has to be copied
+            },
+            Readable::Data(data) => data,
+        };
+        values(&data).map(with)
+    }
+}
+
+/// The elements of a tensor without gaps.
+fn slice(tensor: &FlexTensor) -> Option<Values<'_>> {
+    match tensor.dtype() {
+        DType::F32 => tensor.as_slice().map(Values::F32),
+        DType::F64 => tensor.as_slice().map(Values::F64),
+        DType::F16 => tensor.as_slice().map(Values::F16),
+        DType::BF16 => tensor.as_slice().map(Values::Bf16),
+        _ => None,
+    }
+}
+
+fn values(data: &TensorData) -> Option<Values<'_>> {
+    match data.dtype() {
+        DType::F32 => data.as_slice().ok().map(Values::F32),
+        DType::F64 => data.as_slice().ok().map(Values::F64),
+        DType::F16 => data.as_slice().ok().map(Values::F16),
+        DType::BF16 => data.as_slice().ok().map(Values::Bf16),
+        _ => None,
+    }
+}
+
+/// Tensors that are read together: a device is waited for once, and not once for each tensor.
+#[derive(Default)]
+pub(crate) struct Batch {
+    items: Vec<Item>,
+    transactions: Vec<OnDevice>,
+}
+
+/// Tensors of one device that is not the host.
+struct OnDevice {
+    device: Device,
+    /// The first of them, by place in the batch.
+    first: usize,
+    transaction: Transaction,
+}
+
+enum Item {
+    Here(FlexTensor),
+    /// The next tensor of this transaction.
+    In(usize),
+}
+
+/// A device that could not be read.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    /// The first of its tensors, by place in the batch.
+    pub(crate) first: usize,
+    /// By burn's name.
+    pub(crate) device: String,
+    /// What burn says.
+    pub(crate) problem: String,
+}
+
+impl Batch {
+    /// Adds a tensor without autodiff.
+    pub(crate) fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
+        let device = tensor.device().without_autodiff();
+        if is_flex(&device) {
+            match Dispatch::stored(tensor.into_dispatch()) {
+                Stored::Here(tensor) => self.items.push(Item::Here(tensor)),
+                #[cfg(feature = "gpu")]
+                Stored::OnDevice(_) => unreachable!("flex tensors are in the host's memory"),
+            }
+            return;
+        }
+        let at = self.transactions.iter().position(|on| on.device == device).unwrap_or_else(|| {
+            let (first, transaction) = (self.items.len(), Transaction::default());
+            self.transactions.push(OnDevice { device, first, transaction });
+            self.transactions.len() - 1
+        });
+        let OnDevice { transaction, .. } = &mut self.transactions[at];
+        *transaction = std::mem::take(transaction).register(tensor);
+        self.items.push(Item::In(at));
+    }
+
+    /// The tensors in the order in which they were added. Waits for their devices.
+    pub(crate) fn read(self) -> Result<Vec<Readable>, Unreadable> {
+        let read = |OnDevice { device, first, transaction }| match transaction.try_execute() {
+            Ok(data) => Ok(data.into_iter()),
+            Err(error) => {
+                let device = device_name(&device);
+                Err(Unreadable { first, device, problem: error.to_string() })
+            }
+        };
+        let mut read = self.transactions.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let tensors = self.items.into_iter().filter_map(|item| match item {
+            Item::Here(tensor) => Some(Readable::Flex(tensor)),
+            Item::In(at) => read[at].next().map(Readable::Data),
+        });
+        Ok(tensors.collect())
+    }
+}

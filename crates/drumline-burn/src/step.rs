@@ -1,0 +1,291 @@
+//! A step of one wrapped model, or of several under one loss.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn::{
+    optim::GradientsParams,
+    tensor::{Gradients, Tensor},
+};
+use drumline::{
+    ProcessGroup,
+    ddp::{DdpOptions, GradientReducer, ParameterSpec, ReducerStats},
+};
+
+use crate::{
+    Error, Result,
+    any_model::AnyModel,
+    debug::Debug,
+    gradients::{Kept, Slots},
+    sync_batch_norm,
+    tap::{Taps, Target},
+};
+
+/// What a handle knows of its model.
+pub(crate) struct Handle {
+    pub(crate) group: ProcessGroup,
+    pub(crate) parameters: Vec<ParameterSpec>,
+    pub(crate) options: DdpOptions,
+    /// `None` in a world of one rank, where burn's own gradients are the averages.
+    pub(crate) taps: Option<Arc<Taps>>,
+    /// The gradients of ignored parameters.
+    pub(crate) kept: Kept,
+    pub(crate) steps: Arc<AtomicU64>,
+    /// The parameters of each bucket of the first step.
+    pub(crate) first_buckets: Vec<Vec<usize>>,
+    pub(crate) debug: Debug,
+    pub(crate) reductions: Reductions,
+}
+
+/// Averages the gradients of all parameters of one model, or of several.
+pub(crate) struct Reduction {
+    pub(crate) reducer: Arc<GradientReducer>,
+    /// The parameters of each model, and the index of the first of them.
+    models: Vec<(Slots, usize)>,
+}
+
+impl Reduction {
+    /// `models` lists the parameters of each model, in this order.
+    pub(crate) fn new(
+        models: &[&[ParameterSpec]],
+        options: &DdpOptions,
+        group: &ProcessGroup,
+    ) -> Result<Self> {
+        let mut all = Vec::new();
+        let mut slots = Vec::new();
+        for (number, parameters) in models.iter().enumerate() {
+            let base = all.len();
+            let names = parameters.iter().map(|spec| spec.name.clone());
+            slots.push((names.zip(base..).collect(), base));
+            all.extend(parameters.iter().map(|spec| match models.len() {
+                1 => spec.clone(),
+                _ => {
+                    let name = format!("{} of model {}", spec.name, number + 1);
+                    ParameterSpec::new(name, spec.shape.clone(), spec.dtype)
+                }
+            }));
+        }
+        let reducer = Arc::new(GradientReducer::new(all, options, group)?);
+        Ok(Self { reducer, models: slots })
+    }
+
+    /// The indices of the parameters of the first model.
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.models[0].0
+    }
+}
+
+/// The reductions that a model takes part in.
+pub(crate) struct Reductions {
+    pub(crate) own: Arc<Reduction>,
+    /// Those with other models, by the ids of the models' handles in their order.
+    shared: Mutex<Vec<(Vec<u64>, Arc<Reduction>)>>,
+    /// That of the last step.
+    last: Mutex<Arc<Reduction>>,
+    id: u64,
+}
+
+impl Reductions {
+    pub(crate) fn new(own: Reduction) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let own = Arc::new(own);
+        let last = Mutex::new(own.clone());
+        Self { own, shared: Mutex::default(), last, id: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    pub(crate) fn last(&self) -> Arc<Reduction> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the steps of this model have communicated. Those with other models count where the model is the first one.
+    pub(crate) fn stats(&self) -> ReducerStats {
+        let mut stats = self.own.reducer.stats();
+        let shared = self.shared();
+        for (_, reduction) in shared.iter().filter(|(ids, _)| ids.first() == Some(&self.id)) {
+            let more = reduction.reducer.stats();
+            stats.steps += more.steps;
+            stats.buckets_launched += more.buckets_launched;
+            stats.buckets_launched_early += more.buckets_launched_early;
+            stats.bytes += more.bytes;
+            stats.bytes_copied += more.bytes_copied;
+            stats.communication += more.communication;
+            stats.exposed += more.exposed;
+        }
+        stats
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Vec<(Vec<u64>, Arc<Reduction>)>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether another reduction than `this` holds micro-batches.
+    fn holds_others(&self, this: &Arc<Reduction>) -> bool {
+        let holds = |it: &Arc<Reduction>| !Arc::ptr_eq(it, this) && it.reducer.has_gradients();
+        holds(&self.own) || self.shared().iter().any(|(_, it)| holds(it))
+    }
+}
+
+/// A model and its handle, in a step.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) handle: &'a Handle,
+    pub(crate) model: &'a dyn AnyModel,
+}
+
+/// The models of one step.
+pub(crate) struct Together<'a> {
+    parts: Vec<Part<'a>>,
+    reduction: Arc<Reduction>,
+}
+
+impl<'a> Together<'a> {
+    pub(crate) fn one(handle: &'a Handle, model: &'a dyn AnyModel) -> Self {
+        let reduction = handle.reductions.own.clone();
+        Self { parts: vec![Part { handle, model }], reduction }
+    }
+
+    /// # Errors
+    ///
+    /// The models cannot be averaged together.
+    pub(crate) fn all(parts: Vec<Part<'a>>) -> Result<Self> {
+        let refuse = |problem: &str| Err(Error::CannotCombine { problem: problem.to_owned() });
+        let first = match parts[..] {
+            [] => return refuse("there is no model"),
+            [Part { handle, model }] => return Ok(Self::one(handle, model)),
+            [Part { handle, .. }, ..] => handle,
+        };
+        let ids: Vec<u64> = parts.iter().map(|part| part.handle.reductions.id).collect();
+        if ids.iter().collect::<HashSet<_>>().len() < ids.len() {
+            return refuse("a model comes twice");
+        }
+        let known = first.reductions.shared().iter().find(|(of, _)| *of == ids).cloned();
+        if let Some((_, reduction)) = known {
+            return Ok(Self { parts, reduction });
+        }
+        // What one model ignores, the other need not have.
+        let options = |handle: &Handle| {
+            let mut options = handle.options.clone();
+            options.ignored.clear();
+            options
+        };
+        if parts.iter().any(|part| options(part.handle) != options(first)) {
+            return refuse("wrap them with the same options");
+        }
+        let group = |handle: &Handle| (handle.group.name().to_owned(), handle.group.ranks());
+        if parts.iter().any(|part| group(part.handle) != group(first)) {
+            return refuse("wrap them with the same group");
+        }
+        let models: Vec<&[ParameterSpec]> =
+            parts.iter().map(|part| &part.handle.parameters[..]).collect();
+        let reduction = Arc::new(Reduction::new(&models, &options(first), &first.group)?);
+        for part in &parts {
+            part.handle.reductions.shared().push((ids.clone(), reduction.clone()));
+        }
+        Ok(Self { parts, reduction })
+    }
+
+    /// Runs backward, and averages the gradients with those of the other ranks: those of each model.
+    pub(crate) fn backward<const D: usize>(&self, loss: Tensor<D>) -> Result<Vec<GradientsParams>> {
+        let first = self.parts[0].handle;
+        let began = first.debug.begin_backward();
+        let mut own = self.run(loss, true)?;
+        first.debug.end_backward(began);
+        let step = self.count_step();
+        let kept: Vec<GradientsParams> =
+            self.parts.iter().map(|part| part.handle.kept.take()).collect();
+        let reducer = &self.reduction.reducer;
+        if first.taps.is_none() && !reducer.has_gradients() {
+            let own = self.each().zip(kept).map(|((part, slots), kept)| {
+                let policy = part.handle.options.unused_parameters;
+                part.model.own(slots, &mut own, kept, policy, step)
+            });
+            let own = own.collect::<Result<Vec<_>>>()?;
+            first.debug.end_step(&first.group, || reducer.stats());
+            return Ok(own);
+        }
+        let submit =
+            |(part, slots): (&Part<'_>, &Slots)| part.model.submit_missing(reducer, slots, &own);
+        let submitted = self.each().map(submit).fold(Ok(()), Result::and);
+        drop(own);
+        let averaged = reducer.finish(); // even after a failure: the other ranks wait for this one
+        submitted?;
+        let averaged = averaged?;
+        first.debug.end_step(&first.group, || reducer.stats());
+        let each = self.each().zip(kept);
+        Ok(each.map(|((part, slots), kept)| part.model.collect(&averaged, slots, kept)).collect())
+    }
+
+    /// Runs backward, and adds the gradients to this rank's share of the step.
+    pub(crate) fn accumulate<const D: usize>(&self, loss: Tensor<D>) -> Result<()> {
+        let own = self.run(loss, false)?;
+        let reducer = &self.reduction.reducer;
+        let add = |(part, slots): (&Part<'_>, &Slots)| part.model.accumulate(reducer, slots, &own);
+        self.each().map(add).fold(Ok(()), Result::and)
+    }
+
+    /// Takes part in a step without data. `None` when no rank has data left.
+    pub(crate) fn shadow(&self) -> Result<Option<Vec<GradientsParams>>> {
+        if self.parts[0].handle.taps.is_none() {
+            return Ok(None);
+        }
+        let Some(averaged) = self.reduction.reducer.shadow()? else { return Ok(None) };
+        self.count_step();
+        let collect = |(part, slots): (&Part<'_>, &Slots)| {
+            part.model.collect(&averaged, slots, GradientsParams::new())
+        };
+        Ok(Some(self.each().map(collect).collect()))
+    }
+
+    /// This rank's own gradients. If `is_last`, the taps submit them.
+    fn run<const D: usize>(&self, loss: Tensor<D>, is_last: bool) -> Result<Gradients> {
+        if !loss.is_tracked() {
+            return Err(Error::LossWithoutGradient);
+        }
+        if self.parts.iter().any(|part| part.handle.reductions.holds_others(&self.reduction)) {
+            let problem = "earlier micro-batches were for other models; end their step first, or pass the same \
+                           models to `accumulate_all` and `backward_all`";
+            return Err(Error::CannotCombine { problem: problem.to_owned() });
+        }
+        let reducer = &self.reduction.reducer;
+        reducer.begin_backward();
+        let target = |base| is_last.then(|| Target { reducer: reducer.clone(), base });
+        let models = self.parts.iter().zip(&self.reduction.models);
+        let armed: Vec<_> = models
+            .filter_map(|(part, (_, base))| Some(part.handle.taps.as_ref()?.arm(target(*base))))
+            .collect();
+        let gradients = loss.backward();
+        drop(armed);
+        if let Some(error) = sync_batch_norm::take_failure() {
+            return Err(error);
+        }
+        self.parts.iter().for_each(|part| part.model.keep(&part.handle.kept, &gradients));
+        Ok(gradients)
+    }
+
+    /// The models, and the indices of their parameters.
+    fn each(&self) -> impl Iterator<Item = (&Part<'a>, &Slots)> {
+        self.parts.iter().zip(self.reduction.models.iter().map(|(slots, _)| slots))
+    }
+
+    /// Returns the number of the step, by the first model's count.
+    fn count_step(&self) -> u64 {
+        for Part { handle, .. } in &self.parts {
+            handle.steps.fetch_add(1, Ordering::Relaxed);
+            let mut last = handle.reductions.last.lock().unwrap_or_else(PoisonError::into_inner);
+            *last = self.reduction.clone();
+        }
+        self.parts[0].handle.steps.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Part<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Part({} parameters)", self.handle.parameters.len())
+    }
+}

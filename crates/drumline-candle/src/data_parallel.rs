@@ -1,0 +1,551 @@
+use std::fmt;
+
+use candle_core::{Device, Tensor, backprop::GradStore};
+use candle_nn::{Optimizer, VarMap};
+use drumline::{
+    ProcessGroup,
+    ddp::{
+        DdpOptions, FaultKind, GradientFault, GradientReducer, ParameterSpec, ReducerStats,
+        Timeline, UnusedParameters, verify_model,
+    },
+    train,
+};
+
+use crate::{
+    Error, Result,
+    error::group_problems,
+    host,
+    variables::{self, Variable},
+};
+
+/// Keeps the variables of a `VarMap` equal on all ranks, by averaging their gradients.
+///
+/// [`wrap`](Self::wrap) the `VarMap` once, when the model is built. Then call [`average`](Self::average) between
+/// `loss.backward()` and the optimizer's step, or [`backward_step`](Self::backward_step) instead of the optimizer's.
+/// The model and the optimizers stay candle's own; see the [crate's page](crate) for a whole program.
+///
+/// Every rank must wrap, average and synchronise buffers the same number of times, in the same order. `wrap` copies
+/// rank 0's values to all ranks. After that, equal gradients and equal optimizers keep the ranks equal, bit for bit.
+///
+/// # Buffers
+///
+/// A `VarMap` does not tell what is trained. So the first step decides: a variable that gets no gradient on any rank
+/// is a *buffer*, such as the running statistics of batch normalisation. Gradients of the others, the *parameters*,
+/// are averaged. [`sync_buffers`](Self::sync_buffers) copies rank 0's buffers to all ranks.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{Module, VarBuilder, VarMap, linear};
+/// use drumline::ProcessGroup;
+/// use drumline_candle::DataParallel;
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let varmap = VarMap::new();
+///             let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
+///             let model = linear(2, 1, vb).unwrap(); // random
+///             let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+///             let batch = Tensor::full(1 + group.rank() as u32, (4, 2), &Device::Cpu).unwrap();
+///             let batch = batch.to_dtype(DType::F32).unwrap();
+///             let loss = model.forward(&batch).unwrap().mean_all().unwrap();
+///             let mut gradients = loss.backward().unwrap();
+///             ddp.average(&mut gradients).unwrap();
+///             let weight = gradients.get(model.weight()).unwrap();
+///             assert_eq!(weight.to_vec2::<f32>().unwrap(), [[1.5; 2]]); // of both ranks
+///         });
+///     }
+///     Ok::<_, drumline_candle::Error>(())
+/// })?;
+/// # Ok::<_, drumline_candle::Error>(())
+/// ```
+pub struct DataParallel {
+    group: ProcessGroup,
+    varmap: VarMap,
+    /// All variables, in order of name.
+    variables: Vec<Variable>,
+    options: DdpOptions,
+    /// `None` until the ranks know what is trained.
+    trained: Option<Trained>,
+    steps: u64,
+}
+
+/// The variables whose gradients are averaged.
+struct Trained {
+    reducer: GradientReducer,
+    /// Their places in `DataParallel::variables`, in rising order.
+    places: Vec<usize>,
+    /// Whether each of them has had a gradient on some rank.
+    was_used: Vec<bool>,
+}
+
+/// What this rank brings to a step.
+struct Own<'a> {
+    /// `None` for a rank without data.
+    gradients: Option<&'a GradStore>,
+    /// Why this rank cannot take part. Then every rank's step fails.
+    problem: Option<String>,
+}
+
+impl DataParallel {
+    /// Makes the variables of `varmap` equal on all ranks of `group`.
+    ///
+    /// Build the model before. The handle keeps a reference to the `VarMap`, as layers do.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have different variables, or one that cannot be averaged. Every rank gets the error, which names
+    /// rank and variable.
+    pub fn wrap(varmap: &VarMap, group: &ProcessGroup) -> Result<Self> {
+        Self::wrap_with(varmap, group, &DdpOptions::default())
+    }
+
+    /// [`wrap`](Self::wrap) with other bucket sizes, or another policy for unused parameters.
+    ///
+    /// With [`UnusedParameters::Ignore`], every floating-point variable is a parameter from the start, and
+    /// [`sync_buffers`](Self::sync_buffers) copies those that have not had a gradient yet.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device};
+    /// # use candle_nn::{VarBuilder, VarMap, linear};
+    /// # use drumline::ProcessGroup;
+    /// use drumline_candle::{DataParallel, DdpOptions, UnusedParameters};
+    /// # let (varmap, group) = (VarMap::new(), ProcessGroup::alone());
+    /// # let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
+    ///
+    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+    /// let mut ddp = DataParallel::wrap_with(&varmap, &group, &options)?;
+    /// let loss = model.weight().sum_all()?; // the bias has no part in it
+    /// let gradients = ddp.backward(&loss)?;
+    /// assert!(gradients.get(model.bias().unwrap()).is_none());
+    /// # Ok::<_, drumline_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`wrap`](Self::wrap).
+    pub fn wrap_with(varmap: &VarMap, group: &ProcessGroup, options: &DdpOptions) -> Result<Self> {
+        let variables = variables::sorted(varmap);
+        exchange(group, variables::find_problem(&variables))?;
+        let is_float = |it: &&Variable| it.var.dtype().is_float();
+        let floats: Vec<ParameterSpec> =
+            variables.iter().filter(is_float).filter_map(Variable::spec).collect();
+        let others = variables.iter().filter(|it| !is_float(it)).filter_map(Variable::spec);
+        verify_model(group, &floats, &others.collect::<Vec<_>>(), options)?;
+        variables::broadcast(variables.iter(), group)?;
+        let mut ddp = Self {
+            group: group.clone(),
+            varmap: varmap.clone(),
+            variables,
+            options: options.clone(),
+            trained: None,
+            steps: 0,
+        };
+        if options.unused_parameters == UnusedParameters::Ignore {
+            let places = 0..ddp.variables.len();
+            ddp.train(places.filter(|&at| ddp.variables[at].var.dtype().is_float()).collect())?;
+        }
+        Ok(ddp)
+    }
+
+    /// Replaces the gradients of the variables in `gradients` by their averages over all ranks, which have the same
+    /// bits on every rank. Call it between `loss.backward()` and the optimizer's step.
+    ///
+    /// For several micro-batches, add up their gradients with candle's `GradStore::extend`, and average the sum.
+    /// Nothing is sent before that.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor, backprop::GradStore};
+    /// # use candle_nn::{Linear, Module, VarBuilder, VarMap, linear};
+    /// # use drumline::ProcessGroup;
+    /// use drumline_candle::{DataParallel, Result};
+    ///
+    /// fn gradients_of_a_large_batch(
+    ///     ddp: &mut DataParallel,
+    ///     model: &Linear,
+    ///     parts: &[Tensor],
+    /// ) -> Result<GradStore> {
+    ///     let mut gradients = GradStore::default();
+    ///     for part in parts {
+    ///         let loss = (model.forward(part)?.sqr()?.mean_all()? / parts.len() as f64)?;
+    ///         gradients.extend(loss.backward()?)?; // nothing leaves this rank
+    ///     }
+    ///     ddp.average(&mut gradients)?; // all parts, from all ranks
+    ///     Ok(gradients)
+    /// }
+    /// # let varmap = VarMap::new();
+    /// # let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
+    /// # let mut ddp = DataParallel::wrap(&varmap, &ProcessGroup::alone())?;
+    /// # let part = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
+    /// # let gradients = gradients_of_a_large_batch(&mut ddp, &model, &[part.clone(), part])?;
+    /// # assert!(gradients.get(model.weight()).is_some());
+    /// # Ok::<_, drumline_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Every rank gets the error of any rank, and keeps its own gradients:
+    ///
+    /// - a parameter got no gradient on some rank (unless [`UnusedParameters::Ignore`] was chosen), or one of
+    ///   another shape or type;
+    /// - `gradients` has none of the wrapped variables on some rank;
+    /// - a variable was added to the `VarMap` after wrapping, or taken out of it;
+    /// - a variable that is a buffer has a gradient now;
+    /// - a gradient could not be read from its device.
+    ///
+    /// Training can go on after these. After an error of the communication it cannot.
+    pub fn average(&mut self, gradients: &mut GradStore) -> Result<()> {
+        let problem = self.find_problem(gradients);
+        let averages = self.step(Own { gradients: Some(gradients), problem })?;
+        for (place, average) in averages.into_iter().flatten() {
+            gradients.insert(&self.variables[place].var, average);
+        }
+        Ok(())
+    }
+
+    /// `loss.backward()`, with the gradients averaged over all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`average`](Self::average). If candle's backward fails on some rank, every rank gets an error that
+    /// names it.
+    pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
+        match loss.backward() {
+            Ok(mut gradients) => {
+                self.average(&mut gradients)?;
+                Ok(gradients)
+            }
+            Err(error) => {
+                let problem = Some(format!("backward failed: {error}"));
+                self.step(Own { gradients: Some(&GradStore::default()), problem })?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// `optimizer.backward_step(&loss)`, with the gradients averaged over all ranks.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear};
+    /// # use drumline::ProcessGroup;
+    /// # use drumline_candle::DataParallel;
+    /// # let varmap = VarMap::new();
+    /// # let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
+    /// # let input = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
+    /// let mut ddp = DataParallel::wrap(&varmap, &ProcessGroup::alone())?;
+    /// let mut optimizer = SGD::new(varmap.all_vars(), 0.1)?;
+    /// let loss = model.forward(&input)?.sqr()?.mean_all()?;
+    /// ddp.backward_step(&mut optimizer, &loss)?; // instead of optimizer.backward_step(&loss)?
+    /// # assert!(model.forward(&input)?.sqr()?.mean_all()?.to_scalar::<f32>()? <= loss.to_scalar::<f32>()?);
+    /// # Ok::<_, drumline_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`backward`](Self::backward), or the optimizer's.
+    pub fn backward_step(&mut self, optimizer: &mut impl Optimizer, loss: &Tensor) -> Result<()> {
+        let gradients = self.backward(loss)?;
+        Ok(optimizer.step(&gradients)?)
+    }
+
+    /// Takes part in a step of the other ranks without data: for a rank whose share of an epoch ends before theirs.
+    /// Returns `None` when no rank has data left.
+    ///
+    /// Until then it returns the averages over all ranks, in which ranks without data count as zeros. The rank
+    /// passes them to its optimizer as usual, so all ranks stay equal. With torch this is done by `Join`. All ranks
+    /// must do this, including those with most data:
+    ///
+    /// ```
+    /// # use candle_core::Tensor;
+    /// # use candle_nn::Optimizer;
+    /// # use drumline_candle::{DataParallel, Result};
+    /// # fn epoch(ddp: &mut DataParallel, optimizer: &mut impl Optimizer, batches: Vec<Tensor>,
+    /// #     loss: impl Fn(Tensor) -> candle_core::Result<Tensor>) -> Result<()> {
+    /// for batch in batches {
+    ///     ddp.backward_step(optimizer, &loss(batch)?)?;
+    /// }
+    /// while let Some(gradients) = ddp.shadow()? {
+    ///     optimizer.step(&gradients)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`average`](Self::average).
+    #[doc(alias = "join")]
+    pub fn shadow(&mut self) -> Result<Option<GradStore>> {
+        if self.group.world_size() == 1 {
+            return Ok(None);
+        }
+        let problem = variables::find_change(&self.varmap, &self.variables);
+        let Some(averages) = self.step(Own { gradients: None, problem })? else { return Ok(None) };
+        let mut gradients = GradStore::default();
+        for (place, average) in averages {
+            gradients.insert(&self.variables[place].var, average);
+        }
+        Ok(Some(gradients))
+    }
+
+    /// Copies rank 0's buffers to all ranks: running statistics and all other variables that are not trained.
+    ///
+    /// Each rank updates its buffers from its own data. All ranks must call this before evaluation, a checkpoint or
+    /// a digest. For a model without buffers it costs nothing. Before the first step it copies all variables.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::{ModuleT, VarBuilder, VarMap, batch_norm};
+    /// use drumline::ProcessGroup;
+    /// use drumline_candle::{DataParallel, variables_digest};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let varmap = VarMap::new();
+    ///             let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
+    ///             let norm = batch_norm(1, 1e-5, vb).unwrap();
+    ///             let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+    ///             let batch = Tensor::rand(0_f32, 1.0, (4, 1, 2), &Device::Cpu).unwrap();
+    ///             let loss = norm.forward_t(&batch, true).unwrap().mean_all().unwrap();
+    ///             ddp.backward(&loss).unwrap(); // forward has changed the running mean on each rank
+    ///             ddp.sync_buffers().unwrap();
+    ///             let mut digests = [0; 2];
+    ///             group.all_gather(&[variables_digest(&varmap).unwrap()], &mut digests).unwrap();
+    ///             assert_eq!(digests[0], digests[1]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline_candle::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The communication failed, or candle could not read or set a variable.
+    #[doc(alias = "broadcast_buffers")]
+    pub fn sync_buffers(&self) -> Result<()> {
+        let mut is_parameter = vec![false; self.variables.len()];
+        if let Some(trained) = &self.trained {
+            for (&place, &was_used) in trained.places.iter().zip(&trained.was_used) {
+                is_parameter[place] = was_used;
+            }
+        }
+        let buffers = self.variables.iter().zip(&is_parameter).filter(|(_, is)| !**is);
+        variables::broadcast(buffers.map(|(variable, _)| variable), &self.group)
+    }
+
+    /// How much was communicated so far, and how long it took. Nothing is hidden behind backward.
+    pub fn stats(&self) -> ReducerStats {
+        let mut stats = self.trained.as_ref().map(|it| it.reducer.stats()).unwrap_or_default();
+        stats.steps = self.steps;
+        stats
+    }
+
+    /// When each bucket of the last step was launched and completed, counted from the beginning of
+    /// [`average`](Self::average). It can be printed. Empty in a world of one rank.
+    pub fn timeline(&self) -> Timeline {
+        self.trained.as_ref().map(|it| it.reducer.timeline()).unwrap_or_default()
+    }
+
+    /// The group over which gradients are averaged.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// Fixes the variables that are trained, by their places.
+    fn train(&mut self, places: Vec<usize>) -> Result<()> {
+        let spec = |&at: &usize| {
+            let Variable { name, var } = &self.variables[at];
+            Some(ParameterSpec::new(name.clone(), var.dims(), host::summed_as(var.dtype())?))
+        };
+        let specs: Vec<ParameterSpec> = places.iter().filter_map(spec).collect();
+        let reducer = GradientReducer::new(specs, &self.options, &self.group)?;
+        let was_used = vec![false; places.len()];
+        self.trained = Some(Trained { reducer, places, was_used });
+        Ok(())
+    }
+
+    /// The problem with gradients that cannot be those of the wrapped variables.
+    fn find_problem(&self, gradients: &GradStore) -> Option<String> {
+        let change = variables::find_change(&self.varmap, &self.variables);
+        let has = |at: usize| gradients.get(&self.variables[at].var).is_some();
+        let is_none = || {
+            let (first, count) = (&self.variables.first()?.name, self.variables.len());
+            (!(0..count).any(has)).then(|| {
+                format!(
+                    "the GradStore has no gradient of `{first}` or of any other of the {count} wrapped variables; \
+                     pass what `loss.backward()` has returned, for a loss of the model in this VarMap"
+                )
+            })
+        };
+        let has_late = || {
+            let trained = self.trained.as_ref()?;
+            let is_buffer = |at: &usize| trained.places.binary_search(at).is_err();
+            let late = (0..self.variables.len()).filter(is_buffer).find(|&at| has(at))?;
+            Some(format!(
+                "variable `{}` has a gradient, but had none on any rank in the first step, so it was taken for a \
+                 buffer; choose `UnusedParameters::Ignore` for variables that only some steps train",
+                self.variables[late].name
+            ))
+        };
+        change.or_else(is_none).or_else(has_late)
+    }
+
+    /// Makes a step together with all ranks. Returns the averages by place, or `None` if no rank has data.
+    ///
+    /// In a world of one rank, the averages are the rank's own gradients, and none are returned.
+    fn step(&mut self, own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+        if self.trained.is_none() && !self.agree(&own)? {
+            return Ok(None);
+        }
+        let is_alone = self.group.world_size() == 1;
+        let averages = if is_alone { self.check_alone(own)? } else { self.reduce(own)? };
+        self.steps += u64::from(averages.is_some());
+        Ok(averages)
+    }
+
+    /// In the first step: finds out together with all ranks which variables are trained. Returns false if no rank
+    /// has data.
+    fn agree(&mut self, own: &Own<'_>) -> Result<bool> {
+        let has = |it: &Variable| own.gradients.is_some_and(|store| store.get(&it.var).is_some());
+        let used: Vec<bool> = self.variables.iter().map(has).collect();
+        let all = (own.gradients.is_some(), own.problem.clone(), used);
+        let all = self.group.all_gather_object(&all)?;
+        let (mut has_data, mut problems, mut is_trained) =
+            (false, Vec::new(), vec![false; self.variables.len()]);
+        for (rank_has_data, problem, used) in all {
+            has_data |= rank_has_data;
+            problems.push(problem);
+            is_trained.iter_mut().zip(used).for_each(|(is, used)| *is |= used);
+        }
+        fail_with(problems)?;
+        if has_data {
+            let is_float = |at: &usize| self.variables[*at].var.dtype().is_float();
+            let places = (0..self.variables.len()).filter(|&at| is_trained[at]).filter(is_float);
+            self.train(places.collect())?;
+        }
+        Ok(has_data)
+    }
+
+    /// A step without other ranks.
+    fn check_alone(&mut self, own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+        fail_with(vec![own.problem])?;
+        let (Some(trained), Some(gradients)) = (&mut self.trained, own.gradients) else {
+            return Ok(None);
+        };
+        let mut faults = Vec::new();
+        for (&place, was_used) in trained.places.iter().zip(&mut trained.was_used) {
+            let Variable { name, var } = &self.variables[place];
+            let kind = match gradients.get(var) {
+                None => FaultKind::Unused,
+                Some(gradient) if fits(gradient, var) => {
+                    *was_used = true;
+                    continue;
+                }
+                Some(_) => FaultKind::WrongType,
+            };
+            let is_allowed = self.options.unused_parameters == UnusedParameters::Ignore;
+            if kind != FaultKind::Unused || !is_allowed {
+                faults.push(GradientFault::new(name, kind, vec![0]));
+            }
+        }
+        if faults.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        Err(train::Error::Gradients { step: self.steps + 1, faults }.into())
+    }
+
+    /// Averages the gradients of the trained variables over all ranks.
+    fn reduce(&mut self, mut own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+        let Some(trained) = &mut self.trained else { return Ok(None) };
+        let Trained { reducer, places, was_used } = trained;
+        reducer.begin_backward();
+        match (&own.problem, own.gradients) {
+            (None, Some(gradients)) => {
+                own.problem = submit(reducer, &self.variables, places, gradients);
+            }
+            (None, None) => {}
+            (Some(_), _) => reducer.fail(0, FaultKind::Unused),
+        }
+        let has_part = own.gradients.is_some() || own.problem.is_some();
+        let averaged = match has_part {
+            true => reducer.finish().map(Some),
+            false => reducer.shadow(),
+        };
+        let averaged = match averaged {
+            Ok(Some(averaged)) => averaged,
+            Ok(None) => return Ok(None),
+            Err(error @ train::Error::Gradients { .. }) => {
+                // Every rank is here, because every rank has seen that some rank has a fault.
+                exchange(&self.group, own.problem)?;
+                return Err(error.into());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let mut averages = Vec::with_capacity(places.len());
+        for (slot, &place) in places.iter().enumerate() {
+            if let Some(average) = averaged.values(slot) {
+                was_used[slot] = true;
+                let variable = &self.variables[place].var;
+                averages.push((place, host::read_average(average, variable)?));
+            }
+        }
+        Ok(Some(averages))
+    }
+}
+
+/// Hands the gradients to the reducer. Returns the problem if one could not be read from its device.
+fn submit(
+    reducer: &GradientReducer,
+    variables: &[Variable],
+    places: &[usize],
+    gradients: &GradStore,
+) -> Option<String> {
+    let mut problem = None;
+    // The reducer's buckets begin with the last parameter: so the first bucket travels while others are filled.
+    for (slot, &place) in places.iter().enumerate().rev() {
+        let Variable { name, var } = &variables[place];
+        let Some(gradient) = gradients.get(var) else { continue };
+        match gradient.to_device(&Device::Cpu) {
+            Ok(on_host) => reducer
+                .submit_with(slot, |to| fits(gradient, var) && host::write_gradient(&on_host, to)),
+            Err(error) => {
+                reducer.fail(slot, FaultKind::Unread);
+                problem.get_or_insert(format!(
+                    "the gradient of `{name}` could not be read from {:?}: {error}",
+                    gradient.device().location()
+                ));
+            }
+        }
+    }
+    problem
+}
+
+fn fits(gradient: &Tensor, variable: &Tensor) -> bool {
+    gradient.dtype() == variable.dtype() && gradient.shape() == variable.shape()
+}
+
+/// Fails on every rank if some rank has a problem.
+fn exchange(group: &ProcessGroup, mine: Option<String>) -> Result<()> {
+    fail_with(group.all_gather_object(&mine)?)
+}
+
+/// Fails if some rank has a problem. The problems are in order of rank.
+fn fail_with(problems: Vec<Option<String>>) -> Result<()> {
+    match group_problems(problems) {
+        problems if problems.is_empty() => Ok(()),
+        problems => Err(Error::Ranks(problems)),
+    }
+}
+
+impl fmt::Debug for DataParallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DataParallel")
+            .field("group", &self.group)
+            .field("variables", &self.variables.len())
+            .field("parameters", &self.trained.as_ref().map(|trained| trained.places.len()))
+            .finish_non_exhaustive()
+    }
+}

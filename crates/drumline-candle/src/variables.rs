@@ -1,0 +1,149 @@
+//! The variables of a `VarMap`, in the same order on all ranks.
+
+use std::{
+    collections::HashMap,
+    sync::{MutexGuard, PoisonError},
+};
+
+use candle_core::Var;
+use candle_nn::VarMap;
+use drumline::ddp::{Broadcast, ParameterSpec, StateDigest};
+
+use crate::{Error, Result, host};
+
+/// A variable and its name.
+#[derive(Clone, Debug)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) var: Var,
+}
+
+impl Variable {
+    /// Name, shape and type, if drumline carries that type.
+    pub(crate) fn spec(&self) -> Option<ParameterSpec> {
+        let dtype = host::carried_as(self.var.dtype())?;
+        Some(ParameterSpec::new(self.name.clone(), self.var.dims(), dtype))
+    }
+}
+
+/// All variables, sorted by name. (`VarMap::all_vars` has another order in every process.)
+pub(crate) fn sorted(varmap: &VarMap) -> Vec<Variable> {
+    let named = data(varmap);
+    let mut variables: Vec<Variable> =
+        named.iter().map(|(name, var)| Variable { name: name.clone(), var: var.clone() }).collect();
+    drop(named);
+    variables.sort_by(|a, b| a.name.cmp(&b.name));
+    variables
+}
+
+/// The problem with variables that drumline cannot carry or average, or with their absence.
+pub(crate) fn find_problem(variables: &[Variable]) -> Option<String> {
+    let unfit = |it: &&Variable| {
+        let dtype = it.var.dtype();
+        host::carried_as(dtype).is_none() || dtype.is_float() && host::summed_as(dtype).is_none()
+    };
+    if let Some(Variable { name, var }) = variables.iter().find(unfit) {
+        return Some(format!(
+            "variable `{name}` is {}; gradients are averaged in f64, f32, f16 and bf16",
+            var.dtype().as_str()
+        ));
+    }
+    let has_float = variables.iter().any(|it| it.var.dtype().is_float());
+    (!has_float).then(|| {
+        format!(
+            "the VarMap has {} variables and none of a floating-point type; build the model before `wrap`",
+            variables.len()
+        )
+    })
+}
+
+/// The problem if `varmap` no longer has exactly these variables.
+pub(crate) fn find_change(varmap: &VarMap, variables: &[Variable]) -> Option<String> {
+    let named = data(varmap);
+    let is_same = |it: &Variable| named.get(&it.name).is_some_and(|var| var.id() == it.var.id());
+    if let Some(gone) = variables.iter().find(|it| !is_same(it)) {
+        return Some(format!(
+            "variable `{}` was taken out of the VarMap, or replaced, after `wrap`; wrap the VarMap again, on all \
+             ranks",
+            gone.name
+        ));
+    }
+    if named.len() == variables.len() {
+        return None;
+    }
+    let is_new = |name: &&String| variables.binary_search_by(|it| it.name.cmp(name)).is_err();
+    let mut added: Vec<&String> = named.keys().filter(is_new).collect();
+    added.sort();
+    let first = added.first()?;
+    Some(format!(
+        "variable `{first}` was added to the VarMap after `wrap`, so the ranks do not share it; build the whole \
+         model first, or wrap the VarMap again, on all ranks"
+    ))
+}
+
+/// Copies rank 0's values of these variables to all ranks.
+pub(crate) fn broadcast<'a>(
+    variables: impl Iterator<Item = &'a Variable> + Clone,
+    group: &drumline::ProcessGroup,
+) -> Result<()> {
+    if group.world_size() == 1 {
+        return Ok(());
+    }
+    let bytes_of = |it: &Variable| it.var.elem_count() * it.var.dtype().size_in_bytes();
+    let mut broadcast = Broadcast::new(group, variables.clone().map(bytes_of).sum());
+    for variable in variables {
+        if broadcast.is_source() {
+            broadcast.put(&host::to_bytes(&variable.var)?)?;
+        } else {
+            let mut bytes = vec![0_u8; bytes_of(variable)];
+            broadcast.take(&mut bytes)?;
+            variable.var.set(&host::from_bytes(&bytes, &variable.var)?)?;
+        }
+    }
+    Ok(broadcast.finish()?)
+}
+
+/// A digest of all variables of a `VarMap`. It is equal on all ranks as long as these have the same values.
+///
+/// Buffers drift apart between ranks in training; call [`sync_buffers`](crate::DataParallel::sync_buffers) first.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_nn::{VarBuilder, VarMap, linear};
+/// use drumline_candle::variables_digest;
+///
+/// let varmap = VarMap::new();
+/// linear(3, 2, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
+/// let before = variables_digest(&varmap)?;
+/// for var in varmap.all_vars() {
+///     var.set(&(var.as_tensor() * 2.0)?)?;
+/// }
+/// assert_ne!(variables_digest(&varmap)?, before);
+/// # Ok::<_, drumline_candle::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// A variable has a type that drumline does not carry, or cannot be read from its device.
+pub fn variables_digest(varmap: &VarMap) -> Result<u64> {
+    let mut digest = StateDigest::default();
+    for variable in sorted(varmap) {
+        digest.tensor(&carried(&variable)?, &host::to_bytes(&variable.var)?);
+    }
+    Ok(digest.finish())
+}
+
+/// Name, shape and type of a variable, which drumline must carry.
+pub(crate) fn carried(variable: &Variable) -> Result<ParameterSpec> {
+    variable.spec().ok_or_else(|| {
+        let (name, dtype) = (&variable.name, variable.var.dtype().as_str());
+        Error::Candle(candle_core::Error::Msg(format!(
+            "variable `{name}` is {dtype}, which drumline does not carry"
+        )))
+    })
+}
+
+fn data(varmap: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
+    // If candle panicked while it held the lock, an insertion is missing at worst.
+    varmap.data().lock().unwrap_or_else(PoisonError::into_inner)
+}

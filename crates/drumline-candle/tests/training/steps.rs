@@ -1,0 +1,201 @@
+//! What a step does with buffers, types, micro-batches and ranks without data.
+
+use candle_core::{DType, Device, Tensor, backprop::GradStore};
+use candle_nn::{ModuleT, Optimizer, SGD, VarBuilder, VarMap, batch_norm};
+use drumline_candle::{DataParallel, DdpOptions, UnusedParameters, variables_digest};
+use half::{bf16, f16};
+
+use crate::{elements, gradients_of, named, numbers, on_ranks, variable};
+
+#[test]
+fn running_statistics_are_buffers() {
+    let digests = on_ranks(3, |group| {
+        let varmap = VarMap::new();
+        let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
+        let norm = batch_norm(2, 1e-5, vb).unwrap();
+        let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+        let mut optimizer = SGD::new(varmap.all_vars(), 0.1).unwrap();
+        for step in 0..2 {
+            let batch = numbers(&[4, 2, 3], 10 * step + group.rank(), DType::F32);
+            let loss = norm.forward_t(&batch, true).unwrap().sqr().unwrap().mean_all().unwrap();
+            ddp.backward_step(&mut optimizer, &loss).unwrap();
+        }
+        let mean = named(&varmap, "running_mean");
+        let own = elements(&mean);
+        let drifted = variables_digest(&varmap).unwrap();
+        ddp.sync_buffers().unwrap();
+        (own, elements(&mean), drifted, variables_digest(&varmap).unwrap())
+    });
+    assert_ne!(digests[0].2, digests[1].2, "there is nothing to synchronise");
+    for (_, synchronised, _, digest) in &digests {
+        assert_eq!(*synchronised, digests[0].0, "rank 0's statistics are taken");
+        assert_eq!(*digest, digests[0].3);
+    }
+}
+
+#[test]
+fn before_the_first_step_all_variables_are_synchronised() {
+    for policy in [UnusedParameters::Error, UnusedParameters::Ignore] {
+        let digests = on_ranks(2, |group| {
+            let varmap = VarMap::new();
+            variable(&varmap, "w", &[3], DType::F32);
+            let options = DdpOptions::default().unused_parameters(policy);
+            let ddp = DataParallel::wrap_with(&varmap, &group, &options).unwrap();
+            named(&varmap, "w").set(&numbers(&[3], group.rank(), DType::F32)).unwrap();
+            ddp.sync_buffers().unwrap();
+            elements(&named(&varmap, "w"))
+        });
+        assert_eq!(digests[0], elements(&numbers(&[3], 0, DType::F32)));
+        assert_eq!(digests[1], digests[0]);
+    }
+}
+
+#[test]
+fn with_ignore_parameters_are_those_that_had_a_gradient() {
+    on_ranks(2, |group| {
+        let varmap = VarMap::new();
+        let [a, b, c] = ["a", "b", "c"].map(|name| variable(&varmap, name, &[2], DType::F64));
+        let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+        let mut ddp = DataParallel::wrap_with(&varmap, &group, &options).unwrap();
+        // Rank 1 alone uses b, and no rank uses c.
+        let used: &[&Tensor] = if group.rank() == 0 { &[&a] } else { &[&a, &b] };
+        let mut gradients = gradients_of(used, group.rank()).unwrap();
+        ddp.average(&mut gradients).unwrap();
+        assert_eq!(elements(gradients.get(&a).unwrap()), [1.5; 2]);
+        assert_eq!(elements(gradients.get(&b).unwrap()), [1.0; 2], "rank 0 counts as zeros");
+        assert!(gradients.get(&c).is_none());
+        for name in ["a", "b", "c"] {
+            named(&varmap, name).set(&numbers(&[2], group.rank(), DType::F64)).unwrap();
+        }
+        ddp.sync_buffers().unwrap();
+        for (name, seed) in [("a", group.rank()), ("b", group.rank()), ("c", 0)] {
+            assert_eq!(elements(&named(&varmap, name)), elements(&numbers(&[2], seed, DType::F64)));
+        }
+        // A later step may use c.
+        let mut gradients = gradients_of(&[&c], group.rank()).unwrap();
+        ddp.average(&mut gradients).unwrap();
+        assert_eq!(elements(gradients.get(&c).unwrap()), [1.5; 2]);
+        assert!(gradients.get(&a).is_none());
+    });
+}
+
+#[test]
+fn short_floats_are_summed_in_f32_and_rounded_once() {
+    on_ranks(4, |group| {
+        let varmap = VarMap::new();
+        let half = variable(&varmap, "half", &[1], DType::F16);
+        let brain = variable(&varmap, "brain", &[1], DType::BF16);
+        let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+        // In bf16, 256 + 1 is 256: a sum in short floats would lose all of the ones.
+        let of = [256.0, 1.0, 1.0, 1.0][group.rank()];
+        let mut gradients = GradStore::default();
+        for (variable, dtype) in [(&half, DType::F16), (&brain, DType::BF16)] {
+            let gradient = Tensor::full(of, 1, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            gradients.insert(variable, gradient);
+        }
+        ddp.average(&mut gradients).unwrap();
+        let wanted = 259.0 / 4.0;
+        let half = gradients.get(&half).unwrap().to_vec1::<f16>().unwrap();
+        assert_eq!(half, [f16::from_f32(wanted)]);
+        let brain = gradients.get(&brain).unwrap().to_vec1::<bf16>().unwrap();
+        assert_eq!(brain, [bf16::from_f32(wanted)]);
+        assert_ne!(brain, [bf16::from_f32(64.0)]);
+    });
+}
+
+#[test]
+fn integers_travel_as_buffers() {
+    on_ranks(2, |group| {
+        let varmap = VarMap::new();
+        let weight = variable(&varmap, "weight", &[2], DType::F32);
+        variable(&varmap, "counts", &[3], DType::U32);
+        let counts = named(&varmap, "counts");
+        let of_rank = Tensor::full(7 + group.rank() as u32, 3, &Device::Cpu).unwrap();
+        counts.set(&of_rank).unwrap();
+        let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+        assert_eq!(counts.to_vec1::<u32>().unwrap(), [7; 3]);
+        let mut gradients = gradients_of(&[&weight], group.rank()).unwrap();
+        ddp.average(&mut gradients).unwrap();
+        counts.set(&of_rank).unwrap();
+        ddp.sync_buffers().unwrap();
+        assert_eq!(counts.to_vec1::<u32>().unwrap(), [7; 3]);
+    });
+}
+
+#[test]
+fn micro_batches_are_added_up_by_candle() {
+    let wanted = on_ranks(2, |group| {
+        let varmap = VarMap::new();
+        let weight = variable(&varmap, "weight", &[3], DType::F64);
+        let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+        let mut gradients = gradients_of(&[&weight], group.rank()).unwrap();
+        gradients.extend(gradients_of(&[&weight], 9).unwrap()).unwrap();
+        ddp.average(&mut gradients).unwrap();
+        assert_eq!(ddp.stats().steps, 1);
+        elements(gradients.get(&weight).unwrap())
+    });
+    assert_eq!(wanted, [[11.5; 3], [11.5; 3]]);
+}
+
+#[test]
+fn strided_gradients_are_averaged_row_major() {
+    on_ranks(2, |group| {
+        let varmap = VarMap::new();
+        let weight = variable(&varmap, "weight", &[2, 3], DType::F32);
+        let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+        let mut gradients = GradStore::default();
+        let gradient = numbers(&[3, 2], 4, DType::F32).t().unwrap();
+        assert!(!gradient.is_contiguous());
+        gradients.insert(&weight, gradient.clone());
+        ddp.average(&mut gradients).unwrap();
+        assert_eq!(elements(gradients.get(&weight).unwrap()), elements(&gradient));
+    });
+}
+
+#[test]
+fn ranks_without_data_shadow_the_others() {
+    const BATCHES: [usize; 4] = [5, 3, 1, 0];
+    for first in 0..4 {
+        // Also with a rank 0 that has no data at all, and no first step.
+        let ends = on_ranks(4, |group| {
+            let varmap = VarMap::new();
+            let weight = variable(&varmap, "weight", &[2], DType::F64);
+            let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+            let mut optimizer = SGD::new(varmap.all_vars(), 1.0).unwrap();
+            let batches = BATCHES[(group.rank() + first) % 4];
+            for _ in 0..batches {
+                let mut gradients = gradients_of(&[&weight], 7).unwrap();
+                ddp.average(&mut gradients).unwrap();
+                optimizer.step(&gradients).unwrap();
+            }
+            let mut shadowed = 0;
+            while let Some(gradients) = ddp.shadow().unwrap() {
+                optimizer.step(&gradients).unwrap();
+                shadowed += 1;
+            }
+            assert_eq!(shadowed, 5 - batches);
+            assert_eq!(ddp.stats().steps, 5);
+            elements(&named(&varmap, "weight"))
+        });
+        // Each batch gives 8; sums over all ranks are divided by four.
+        let wanted = -8.0 * BATCHES.iter().sum::<usize>() as f64 / 4.0;
+        for end in ends {
+            assert_eq!(end, [wanted; 2]);
+        }
+    }
+}
+
+#[test]
+fn nobody_has_data() {
+    for policy in [UnusedParameters::Error, UnusedParameters::Ignore] {
+        on_ranks(2, |group| {
+            let varmap = VarMap::new();
+            variable(&varmap, "weight", &[2], DType::F64);
+            let options = DdpOptions::default().unused_parameters(policy);
+            let mut ddp = DataParallel::wrap_with(&varmap, &group, &options).unwrap();
+            assert!(ddp.shadow().unwrap().is_none());
+            assert!(ddp.shadow().unwrap().is_none());
+            assert_eq!(ddp.stats().steps, 0);
+        });
+    }
+}
