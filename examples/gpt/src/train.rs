@@ -14,6 +14,7 @@ use drumline::{ProcessGroup, ReduceOp, checkpoint::Checkpoint, ddp::ReducerStats
 use drumline_burn::{
     DistributedDataParallel,
     checkpoint::{Checkpoints, TrainingState},
+    clip_grad_norm,
     data::{DataLoaderBuilder, Totals},
     parameters_digest,
 };
@@ -74,7 +75,8 @@ pub(crate) fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
         for batch in training.sampler.clone().iter() {
             let loss = loss_of(&training.model, batch?);
             let mut mean = [loss.clone().into_scalar::<f32>()];
-            let gradients = ddp.backward(loss, &training.model)?;
+            let mut gradients = ddp.backward(loss, &training.model)?;
+            clip_grad_norm(&mut gradients, &training.model, 1.0)?;
             let rate = learning_rate(training.steps, options.steps_planned(), options.lr);
             training.model = training.optimizer.step(rate, training.model, gradients);
             training.steps += 1;
