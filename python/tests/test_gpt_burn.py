@@ -48,8 +48,8 @@ def test_torch_has_the_same_logits(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples" / "python" / "gpt")
     for name in ("model", "text"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    from model import Gpt  # pyright: ignore[reportMissingImports]
-    from text import Text  # pyright: ignore[reportMissingImports]
+    from model import Gpt
+    from text import Text
 
     read = Text(str(text))
     tensors, metadata = safetensors(tmp_path / "model")

@@ -45,7 +45,7 @@ impl History {
         {
             let area = SVGBackend::with_string(&mut text, (720, 420)).into_drawing_area();
             let mut chart = ChartBuilder::on(&area)
-                .caption(title, ("sans-serif", 16))
+                .caption(title, ("sans-serif", 18))
                 .margin(12)
                 .x_label_area_size(40)
                 .y_label_area_size(60)
@@ -55,7 +55,8 @@ impl History {
                 .light_line_style(TRANSPARENT)
                 .bold_line_style(RGBColor(228, 228, 228))
                 .axis_style(RGBColor(153, 153, 153))
-                .label_style(("sans-serif", 12))
+                .label_style(("sans-serif", 14))
+                .axis_desc_style(("sans-serif", 16))
                 .x_desc("step")
                 .y_desc("loss, nats per character")
                 .draw()?;
@@ -69,7 +70,11 @@ impl History {
                     .label(format!("{name}: {last:.3} at last"))
                     .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
             }
-            chart.configure_series_labels().label_font(("sans-serif", 12)).draw()?;
+            let mut legend = chart.configure_series_labels();
+            legend
+                .position(SeriesLabelPosition::UpperRight)
+                .label_font(("sans-serif", 16))
+                .draw()?;
             area.present()?;
         }
         let end_of_tag = text.find('>').map_or(0, |end| end + 1);

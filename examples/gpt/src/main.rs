@@ -11,6 +11,7 @@
 mod export;
 mod history;
 mod model;
+mod pace;
 mod text;
 mod train;
 

@@ -1,6 +1,6 @@
 //! The training, on one rank.
 
-use std::{f64::consts::PI, fs, time::Instant};
+use std::{f64::consts::PI, fs};
 
 use anyhow::{Context, Result, ensure};
 use burn::{
@@ -10,7 +10,7 @@ use burn::{
     optim::AdamWConfig,
     tensor::{Device, Tensor},
 };
-use drumline::{ProcessGroup, ReduceOp, checkpoint::Checkpoint, ddp::ReducerStats};
+use drumline::{ProcessGroup, ReduceOp, checkpoint::Checkpoint};
 use drumline_burn::{
     DistributedDataParallel,
     checkpoint::{Checkpoints, TrainingState},
@@ -23,6 +23,7 @@ use crate::{
     Options, export,
     history::History,
     model::{Gpt, GptConfig},
+    pace::Pace,
     say,
     text::{Batch, Loader, Stack, Text},
 };
@@ -105,24 +106,34 @@ pub(crate) fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
         }
     }
 
-    let (digest, steps) = (parameters_digest(&training.model)?, training.steps);
+    finish(options, group, &text, &history, &training.model, training.steps)
+}
+
+/// Writes what is asked for, a continuation of the text, and the picture.
+fn finish(
+    options: &Options,
+    group: &ProcessGroup,
+    text: &Text,
+    history: &History,
+    model: &Gpt,
+    steps: u64,
+) -> Result<()> {
+    let digest = parameters_digest(model)?;
     say(format_args!("parameters {digest:016x} after {steps} steps"))?;
     let first = &text.characters[..options.places.min(text.characters.len())];
     if let Some(file) = &options.export {
-        Checkpoint::write_on_root(group, file, || {
-            export::to_torch(&training.model, &text.alphabet)
-        })?;
+        Checkpoint::write_on_root(group, file, || export::to_torch(model, &text.alphabet))?;
     }
     if let Some(file) = &options.logits {
-        Checkpoint::write_on_root(group, file, || export::scores_of(&training.model, first))?;
+        Checkpoint::write_on_root(group, file, || export::scores_of(model, first))?;
     }
     if group.rank() == 0 {
         let start = first[..first.len().min(20)].to_vec();
-        let continued = training.model.continued(start, options.sample, options.seed);
+        let continued = model.continued(start, options.sample, options.seed);
         say(format_args!("{}", text.text(&continued)))?;
         let picture = options.out.join("loss.svg");
-        let title =
-            format!("{} parameters, {} ranks", training.model.num_params(), group.world_size());
+        let (parameters, ranks) = (model.num_params(), group.world_size());
+        let title = format!("{parameters} parameters, world size {ranks}");
         fs::write(&picture, history.picture(&title)?)
             .with_context(|| format!("cannot write {}", picture.display()))?;
         say(format_args!("the loss is drawn in {}", picture.display()))?;
@@ -158,34 +169,4 @@ fn learning_rate(step: u64, steps: u64, peak: f64) -> f64 {
     }
     let done = (step - warm_up) as f64 / (steps - warm_up).max(1) as f64;
     peak * (0.1 + 0.9 * (1.0 + (PI * done.min(1.0)).cos()) / 2.0)
-}
-
-/// What is measured from one report to the next.
-struct Pace {
-    step: u64,
-    since: Instant,
-    before: ReducerStats,
-}
-
-impl Pace {
-    fn new(step: u64, ddp: &DistributedDataParallel) -> Self {
-        Self { step, since: Instant::now(), before: ddp.stats() }
-    }
-
-    /// `characters`: in one step of one rank.
-    fn tell(&self, step: u64, characters: usize, ddp: &DistributedDataParallel) -> String {
-        let (seconds, stats) = (self.since.elapsed().as_secs_f64(), ddp.stats());
-        let (steps, ranks) = ((step - self.step) as f64, ddp.group().world_size());
-        let rate = steps * (characters * ranks) as f64 / seconds;
-        let communication = (stats.communication - self.before.communication).as_secs_f64();
-        let exposed = (stats.exposed - self.before.exposed).as_secs_f64();
-        if communication == 0.0 {
-            return format!("{rate:.0} characters/s"); // alone
-        }
-        format!(
-            "{rate:.0} characters/s, communication {:.1} ms per step, {:.0} % of it exposed",
-            1e3 * communication / steps,
-            100.0 * exposed / communication
-        )
-    }
 }
