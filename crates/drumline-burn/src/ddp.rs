@@ -67,7 +67,7 @@ pub struct DistributedDataParallel {
     unused_parameters: UnusedParameters,
     /// Whether the model has reparameterizations of the user.
     is_reparameterized: bool,
-    steps: AtomicU64,
+    steps: Arc<AtomicU64>,
     debug: Debug,
 }
 
@@ -125,7 +125,7 @@ impl DistributedDataParallel {
             taps: None,
             unused_parameters: options.unused_parameters,
             is_reparameterized: inspected.is_reparameterized,
-            steps: AtomicU64::new(0),
+            steps: Arc::default(),
             debug: Debug::begin(group, &inspected.parameters, inspected.buffers.len(), options),
             slots,
         };
@@ -368,6 +368,12 @@ impl DistributedDataParallel {
     /// The group over which gradients are averaged.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
+    }
+
+    /// What a training of burn's `Learner` works with: it shares the reducer and the taps with this handle.
+    #[cfg(feature = "train")]
+    pub(crate) fn parts(&self) -> (Arc<GradientReducer>, Slots, Option<Arc<Taps>>, Arc<AtomicU64>) {
+        (self.reducer.clone(), self.slots.clone(), self.taps.clone(), self.steps.clone())
     }
 
     /// This rank's own gradients; if `is_last`, the taps submit them.

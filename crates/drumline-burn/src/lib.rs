@@ -82,6 +82,8 @@ mod debug;
 mod error;
 mod gradients;
 mod inspect;
+#[cfg(feature = "train")]
+mod learner;
 mod pack;
 #[cfg(feature = "gpu")]
 mod read_back;
@@ -92,6 +94,8 @@ mod tensors;
 pub use ddp::DistributedDataParallel;
 pub use drumline::ddp::{BucketTimes, DdpOptions, ReducerStats, Timeline, UnusedParameters};
 pub use error::{Error, Result};
+#[cfg(feature = "train")]
+pub use learner::{DistributedTraining, distribute};
 pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use tensors::{
     NamedTensor, TensorValues, load_named_tensors, named_tensors, parameters_digest,
