@@ -48,6 +48,8 @@
 //! - A module that is used twice in forward (tied weights) is fine. A parameter that a step does
 //!   not use is an error that names it on every rank; freeze it before wrapping, or choose
 //!   [`UnusedParameters::Ignore`].
+//! - For a program that trains with burn's `Learner`, turn on the feature `train`, and write
+//!   `distribute(training, &group).launch(learner)`.
 //!
 //! # Coming from torch
 //!

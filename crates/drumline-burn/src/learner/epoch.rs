@@ -140,7 +140,10 @@ impl<M: LearnerModel> Run<'_, M> {
             let (output, progress, marks) = self.step(batch, mark)?;
             self.tell(output, progress, iteration);
             if marks.stops > 0 {
-                return self.listener.agree(self.group, false);
+                let flow = self.listener.agree(self.group, false)?;
+                if flow != Flow::GoOn {
+                    return Ok(flow);
+                }
             }
             if marks.ends > 0 {
                 return self.end(mark.ends, marks, iteration).map(|()| Flow::GoOn);

@@ -105,6 +105,16 @@ fn alone_it_is_burns_own_training() {
 }
 
 #[test]
+fn loaders_with_threads_keep_ranks_equal() {
+    // Batches come in any order, and the smaller one may come first.
+    let setup = Setup { workers: 3, epochs: 4, accumulation: Some(2), ..Setup::new(0..60, 4) };
+    for wraps in [false, true] {
+        let (losses, rates, _) = on_many(2, &setup, wraps);
+        assert_eq!((losses.len(), rates.len()), (4 * 8, 4 * 4));
+    }
+}
+
+#[test]
 fn accumulation_sends_once_in_k_steps() {
     let calls = |accumulation| {
         let setup = Setup { accumulation, ..Setup::new(0..96, 4) }; // 12 batches on each rank

@@ -14,7 +14,8 @@ use crate::{
     training::{Setup, device, error, learner, on_ranks},
 };
 
-fn files(directory: &Path) -> Vec<PathBuf> {
+/// All files below `directory`.
+pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -24,7 +25,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// burn's own choice of files. Only the logger of the process is left out, because the ranks are threads of one.
-fn training(setup: &Setup, directory: &Path) -> SupervisedTraining<Network> {
+pub(crate) fn training(setup: &Setup, directory: &Path) -> SupervisedTraining<Network> {
     SupervisedTraining::new(
         directory,
         setup.train.clone().loader(setup.batch_size, 0),

@@ -40,6 +40,7 @@ struct Inner {
     rates: Vec<f64>,
     validated: usize,
     at_step: Option<Box<dyn Fn(usize) + Send>>,
+    at_validation: Option<Box<dyn Fn() + Send>>,
 }
 
 impl fmt::Debug for Notes {
@@ -52,6 +53,12 @@ impl Notes {
     /// Calls `act` at each step, counted from 1.
     pub(crate) fn at_step(self, act: impl Fn(usize) + Send + 'static) -> Self {
         self.0.lock().unwrap().at_step = Some(Box::new(act));
+        self
+    }
+
+    /// Calls `act` for each batch of validation.
+    pub(crate) fn at_validation(self, act: impl Fn() + Send + 'static) -> Self {
+        self.0.lock().unwrap().at_validation = Some(Box::new(act));
         self
     }
 
@@ -123,7 +130,12 @@ impl InferenceStep for Network {
     type Output = RegressionOutput;
 
     fn step(&self, batch: Batch) -> RegressionOutput {
-        self.notes.0.lock().unwrap().validated += batch.targets.dims()[0];
+        let mut notes = self.notes.0.lock().unwrap();
+        notes.validated += batch.targets.dims()[0];
+        if let Some(act) = &notes.at_validation {
+            act();
+        }
+        drop(notes);
         self.output(batch)
     }
 }

@@ -1,6 +1,6 @@
 //! All ranks stop after the same step.
 
-use std::sync::Arc;
+use std::{sync::Arc, thread, time::Duration};
 
 use burn::train::{EarlyStoppingStrategy, Interrupter, metric::store::EventStoreClient};
 use drumline_burn::{DistributedDataParallel, distribute, parameters_digest};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::{
     network::{Network, Notes},
-    training::{Setup, device, error, learner, on_ranks},
+    training::{Setup, device, error, learner, on_ranks, on_ranks_within},
 };
 
 /// Why a training stops.
@@ -144,12 +144,27 @@ fn a_rank_that_stops_stops_all_after_the_same_step() {
 }
 
 #[test]
+fn the_others_wait_for_validation_beyond_the_time_limit_of_a_call() {
+    for error in on_ranks_within(Duration::from_secs(3), 2, |group| {
+        let notes = Notes::default().at_validation(|| thread::sleep(Duration::from_secs(5)));
+        let directory = TempDir::new().unwrap();
+        let mut setup = Setup::new(0..16, 4);
+        setup.valid.numbers.truncate(1);
+        let model = Network::new(1, 8, notes, &device());
+        let training = setup.training(directory.path());
+        error(&distribute(training, &group).launch(learner(model)))
+    }) {
+        assert_eq!(error, "");
+    }
+}
+
+#[test]
 fn a_rank_that_panics_ends_the_others() {
     let groups = drumline::ProcessGroup::local_world(2).unwrap();
     let threads: Vec<_> = groups
         .into_iter()
         .map(|group| {
-            std::thread::spawn(move || {
+            thread::spawn(move || {
                 let rank = group.rank();
                 let notes = Notes::default().at_step(move |at| {
                     assert!(rank == 0 || at < 3, "rank 1 gives up");

@@ -21,7 +21,16 @@ pub(crate) fn on_ranks<T: Send>(
     world_size: usize,
     rank: impl Fn(ProcessGroup) -> T + Sync,
 ) -> Vec<T> {
-    let config = Config::default().timeout(Duration::from_secs(60));
+    on_ranks_within(Duration::from_secs(60), world_size, rank)
+}
+
+/// [`on_ranks`] with a time limit for each call of the group.
+pub(crate) fn on_ranks_within<T: Send>(
+    timeout: Duration,
+    world_size: usize,
+    rank: impl Fn(ProcessGroup) -> T + Sync,
+) -> Vec<T> {
+    let config = Config::default().timeout(timeout);
     let groups = ProcessGroup::local_world_with(world_size, &config).unwrap();
     thread::scope(|scope| {
         let rank = &rank;
