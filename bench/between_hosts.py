@@ -13,7 +13,8 @@ from sections import DRUMLINE, M, Section, Turn, bound_us, row_name, size_name, 
 # Python with torch and this drumline: `make python-release`.
 PYTHON = HERE.parent / "target/python-venv/bin/python"
 
-LONG = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
+ROOTED = ["broadcast", "reduce"]
+LONG = ["all_reduce", "all_gather", "reduce_scatter", *ROOTED]
 SHORT = [*LONG, "gather", "scatter", "all_to_all", "scan", "exclusive_scan", "barrier"]
 BY_HOSTS, ALL_WITH_ALL = "by hosts", "all with all"
 OUT_OF_PLACE = {"all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"}
@@ -36,9 +37,9 @@ def by_hosts() -> Section:
     """Each collective, where ranks of a host share memory and where they do not."""
     titles = {"shm": BY_HOSTS, "unix": ALL_WITH_ALL}
 
-    def run(gigabits: int, row: str, operation: str, *what: str) -> list[Figure]:
+    def run(gigabits: int, row: str, operation: str, *what: str, count: int = 2) -> list[Figure]:
         arguments = [operation, "--transport", "shm,unix", "--rounds", "1", "-w", "2", *what]
-        with Hosts(gigabits) as hosts:
+        with Hosts(gigabits, count=count) as hosts:
             rows = hosts.drumline(DRUMLINE, 4, arguments, 150)
         figures = []
         for found in rows:
@@ -53,6 +54,10 @@ def by_hosts() -> Section:
         what = ["--place", place(operation), *sizes_of([64 * M]), "--iters", "3"]
         return run(gigabits, row, operation, *what)
 
+    def rooted(operation: str) -> list[Figure]:
+        what = ["--place", place(operation), *sizes_of([64 * M]), "--iters", "3"]
+        return run(1, three_hosts(operation), operation, *what, count=3)
+
     def brief(operation: str) -> list[Figure]:
         what = ["--place", place(operation), *sizes_of([short(operation)])]
         return run(1, short_row(operation), operation, *(what if operation != "barrier" else []), "--time", "300ms")
@@ -61,20 +66,23 @@ def by_hosts() -> Section:
         all_of_them = lambda: [figure for operation in operations for figure in each(operation)]
         return Turn((BY_HOSTS, ALL_WITH_ALL, "bound"), frozenset(), all_of_them)
 
+    three_hosts = lambda operation: f"{long_rows[operation]}, 3 hosts"
     long_rows = {operation: row_name(operation, 64 * M, True) for operation in LONG}
     times = Ratio(f"{ALL_WITH_ALL} / {BY_HOSTS}", (ALL_WITH_ALL,), BY_HOSTS)
     bound = Ratio(f"bound / {BY_HOSTS}", ("bound",), BY_HOSTS)
     return Section(
         "by_hosts",
-        "Collectives between two hosts with 4 ranks each, link of 1 Gb/s unless it is said",
+        "Collectives between two hosts with 4 ranks each, lines of 1 Gb/s unless it is said",
         f"`{BY_HOSTS}`: ranks of a host share memory. `{ALL_WITH_ALL}`: they do not. `bound` is a plain stream of the "
         "bytes that a host must send and receive. The size is that of the longest buffer of a rank.",
-        (turn(partial(long, 1), LONG), turn(partial(long, 10), LONG), turn(brief, SHORT)),
+        (turn(partial(long, 1), LONG), turn(partial(long, 10), LONG), turn(brief, SHORT),
+         turn(rooted, ROOTED)),
         (times, bound),
         (
             Goal(times, (long_rows["all_gather"], long_rows["reduce_scatter"]), 3.5),
             Goal(bound, tuple(long_rows.values()), 0.9),
             Goal(bound, tuple(f"{row}, 10 Gb/s" for row in long_rows.values()), 0.8),
+            Goal(bound, tuple(map(three_hosts, ROOTED)), 0.85),
             Goal(times, tuple(map(short_row, SHORT)), 1.0),
             Goal(times, (short_row("broadcast"), "barrier"), 1.5),
         ),

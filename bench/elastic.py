@@ -23,46 +23,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from hosts import Network, run
+
 ROOT = pathlib.Path(__file__).parent.parent
 DRUMLINE = ROOT / "target/release/drumline"
 STEPS = ROOT / "target/release/examples/steps"
 PATIENCE = 60.0
 
 
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, timeout=20)
-
-
-class Network:
-    """Hosts 0, 1, ... at 198.18.9.1, 198.18.9.2, ... Leaving the context removes them."""
-
-    def __init__(self, hosts: int) -> None:
-        tag = f"dlel{os.getpid()}"
-        self.switch = f"{tag}s"
-        self.names = [f"{tag}h{host}" for host in range(hosts)]
-
-    def __enter__(self) -> Network:
-        run("ip", "netns", "add", self.switch)
-        run("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
-        run("ip", "-n", self.switch, "link", "set", "br0", "up")
-        for host, name in enumerate(self.names):
-            run("ip", "netns", "add", name)
-            run("ip", "link", "add", "eth0", "netns", name, "type", "veth",
-                "peer", "name", f"port{host}", "netns", self.switch)
-            run("ip", "-n", self.switch, "link", "set", f"port{host}", "master", "br0", "up")
-            run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-            run("ip", "-n", name, "link", "set", "eth0", "up")
-            run("ip", "-n", name, "route", "add", "default", "dev", "eth0")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name in [*self.names, self.switch]:
-            subprocess.run(["ip", "netns", "del", name], check=False, timeout=20)
-
-    @staticmethod
-    def address(host: int) -> str:
-        return f"198.18.9.{host + 1}"
+class Cables(Network):
+    """A network in which a host can be cut off, or become slow."""
 
     def cable(self, host: int, plugged: bool) -> None:
         run("ip", "-n", self.switch, "link", "set", f"port{host}", "up" if plugged else "down")
@@ -75,7 +45,7 @@ class Network:
 class Process:
     """A process of a host, with its lines and when they came."""
 
-    def __init__(self, network: Network, host: int, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, network: Cables, host: int, command: list[str], environment: dict[str, str]) -> None:
         inside = ["ip", "netns", "exec", network.names[host], "unshare", "--uts", "sh", "-c",
                   f'hostname host{host}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -118,11 +88,11 @@ def first_line(processes: list[Process], pattern: str, since: float) -> float:
 class Job:
     """The job of one scenario."""
 
-    def __init__(self, network: Network, nnodes: str, backend: str, directory: pathlib.Path) -> None:
+    def __init__(self, network: Cables, nnodes: str, backend: str, directory: pathlib.Path) -> None:
         self.network, self.directory = network, directory
         secret = secrets.token_hex(32)
         self.environment = {"DRUMLINE_SECRET": secret}
-        endpoint = {"c10d": f"{network.address(0)}:29400", "etcd": f"{network.address(3)}:2379"}[backend]
+        endpoint = {"c10d": f"{network.addresses[0]}:29400", "etcd": f"{network.addresses[3]}:2379"}[backend]
         self.etcd = None
         if backend == "etcd":
             self.etcd = self.start_etcd()
@@ -131,7 +101,7 @@ class Job:
         self.hosts: dict[int, Process] = {}
 
     def start_etcd(self) -> Process:
-        address = self.network.address(3)
+        address = self.network.addresses[3]
         command = ["etcd", "--data-dir", str(self.directory / "etcd"),
                    "--listen-client-urls", f"http://{address}:2379", "--advertise-client-urls", f"http://{address}:2379",
                    "--listen-peer-urls", f"http://{address}:2380",
@@ -284,7 +254,7 @@ def main() -> None:
             continue
         times: dict[str, list[float]] = {}
         for _ in range(options.rounds):
-            with Network(4) as network, tempfile.TemporaryDirectory() as directory:
+            with Cables(4) as network, tempfile.TemporaryDirectory() as directory:
                 job = Job(network, nnodes, backend, pathlib.Path(directory))
                 try:
                     for outcome, seconds in scenario(job).items():

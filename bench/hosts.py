@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces, joined by a link of a given speed."""
+"""Hosts on one machine: network namespaces, joined by links of a given speed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from typing import TypeVar
 
 from peers import Absent, Peers, quiet
 
 PORT = 29517
+
+N = TypeVar("N", bound="Network")
 
 
 def run(*words: str | int) -> str:
@@ -48,47 +51,75 @@ def by_flow(gigabits: int, flow_gigabits: int) -> str:
     ]) + "\n"
 
 
-class Hosts:
-    """Needs root, and `ip` and `tc` of iproute2; otherwise `Absent`. Leaving the context removes the hosts."""
+def shape(name: str, gigabits: int, flow_gigabits: int | None) -> None:
+    """Limits what a namespace sends."""
+    # The bucket holds a few milliseconds: a smaller one starves a fast link between two ticks.
+    if flow_gigabits is None:
+        run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
+            f"{gigabits}gbit", "burst", f"{512 * gigabits}kb", "latency", "50ms")
+    else:
+        with tempfile.NamedTemporaryFile("w") as commands:
+            commands.write(by_flow(gigabits, flow_gigabits))
+            commands.flush()
+            run("tc", "-n", name, "-batch", commands.name)
 
-    def __init__(self, gigabits: int, flow_gigabits: int | None = None) -> None:
-        """With `flow_gigabits`, the link limits each connection to that speed."""
+
+class Network:
+    """Hosts 0, 1, ... at one switch. Each is a network namespace. Leaving the context removes them.
+
+    Needs root, and `ip` of iproute2; otherwise `Absent`.
+    """
+
+    def __init__(self, hosts: int) -> None:
         if os.geteuid() != 0:
             raise Absent("network namespaces take root")
-        self.names = [f"dlbench{os.getpid()}-{host}" for host in (0, 1)]
+        tag = f"dl{os.getpid()}"
+        self.switch = f"{tag}s"
+        self.names = [f"{tag}h{host}" for host in range(hosts)]
         # 198.18.0.0/15 is reserved for tests of networks.
-        self.addresses = ["198.18.7.1", "198.18.7.2"]
+        self.addresses = [f"198.18.7.{host + 1}" for host in range(hosts)]
         try:
-            for name in self.names:
-                run("ip", "netns", "add", name)
-            run("ip", "link", "add", "eth0", "netns", self.names[0], "type", "veth",
-                "peer", "name", "eth0", "netns", self.names[1])
-            for name, address in zip(self.names, self.addresses):
-                run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-                run("ip", "-n", name, "link", "set", "eth0", "up")
-                run("ip", "-n", name, "link", "set", "lo", "up")
-                # The bucket holds a few milliseconds: a smaller one starves a fast link between two ticks.
-                if flow_gigabits is None:
-                    run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                        f"{gigabits}gbit", "burst", f"{512 * gigabits}kb", "latency", "50ms")
-                else:
-                    with tempfile.NamedTemporaryFile("w") as commands:
-                        commands.write(by_flow(gigabits, flow_gigabits))
-                        commands.flush()
-                        run("tc", "-n", name, "-batch", commands.name)
+            self.join()
         except Absent:
             self.close()
             raise
 
+    def join(self) -> None:
+        run("ip", "netns", "add", self.switch)
+        run("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", self.switch, "link", "set", "br0", "up")
+        for host, (name, address) in enumerate(zip(self.names, self.addresses)):
+            run("ip", "netns", "add", name)
+            run("ip", "link", "add", "eth0", "netns", name, "type", "veth",
+                "peer", "name", f"port{host}", "netns", self.switch)
+            run("ip", "-n", self.switch, "link", "set", f"port{host}", "master", "br0", "up")
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+            run("ip", "-n", name, "route", "add", "default", "dev", "eth0")
+
     def close(self) -> None:
-        for name in self.names:
+        for name in [*self.names, self.switch]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
-    def __enter__(self) -> Hosts:
+    def __enter__(self: N) -> N:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+class Hosts(Network):
+    """Hosts with lines of a given speed, and ranks on them. Needs `tc` of iproute2, too."""
+
+    def __init__(self, gigabits: int, flow_gigabits: int | None = None, count: int = 2) -> None:
+        """With `flow_gigabits`, the line of a host limits each connection to that speed."""
+        super().__init__(count)
+        try:
+            for name in self.names:
+                shape(name, gigabits, flow_gigabits)
+        except Absent:
+            self.close()
+            raise
 
     def inside(self, host: int) -> list[str]:
         return ["ip", "netns", "exec", self.names[host]]
@@ -103,10 +134,10 @@ class Hosts:
         """Runs a command as `per_host` ranks on each host, with the variables of `settings`: what each rank prints."""
         secret = secrets.token_hex(16)
         running = []
-        for rank in range(2 * per_host):
+        for rank in range(len(self.names) * per_host):
             host = rank // per_host
             variables = {
-                "RANK": rank, "WORLD_SIZE": 2 * per_host,
+                "RANK": rank, "WORLD_SIZE": len(self.names) * per_host,
                 "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_RANK": host,
                 "MASTER_ADDR": self.addresses[0], "MASTER_PORT": PORT,
                 "DRUMLINE_SECRET": secret, **(settings or {}),

@@ -76,9 +76,15 @@ impl Chooser {
             let preferred = shared().min_by_key(|row| preference(row, situation));
             return preferred.or_else(|| self.choose_over_links(situation));
         }
-        let price_of = |row: &Algorithm| price(row, topology, elements, kind, &self.prices);
+        let price_of = |row: &Algorithm| match row.collective.has_root() {
+            true => self.price_between_hosts(row, situation),
+            false => price(row, topology, elements, kind, &self.prices),
+        };
+        let is_long = elements.saturating_mul(kind.bytes) >= situation.long_bytes.unwrap_or(0);
         let best = |is_short: bool| {
-            let rows = shared().filter(|row| (row.meant_for == Lengths::Short) == is_short);
+            let rows = shared()
+                .filter(|row| (row.meant_for == Lengths::Short) == is_short)
+                .filter(|row| is_long || row.meant_for != Lengths::Long);
             rows.min_by_key(|row| (price_of(row), preference(row, situation)))
         };
         let shared = [best(false), best(true)].into_iter().flatten();

@@ -51,9 +51,18 @@ impl Lags {
         if let Some((second, _)) = posts.nth(1) {
             of_steps[second..].fill(rounds);
         }
-        // Two windows are in the slots of a turn: one to be summed, and one to be shared out.
+        Lags::with_results_in_slots(steps, of_steps, rounds)
+    }
+
+    /// These lags. Two windows are in the slots of a turn: one to be summed, and one `rounds` behind it, which is a
+    /// result.
+    pub(crate) fn with_results_in_slots(
+        steps: &[Step],
+        of_steps: Vec<usize>,
+        rounds: usize,
+    ) -> Lags {
         let slot_windows = (2..).find(|places| !rounds.is_multiple_of(*places)).unwrap_or(1);
-        Lags { of_steps, slot_windows }
+        Lags { slot_windows, ..Lags::of(steps, of_steps) }
     }
 
     /// All steps but the sends at the beginning lag one window.

@@ -10,6 +10,9 @@ use drumline_schedule::{ALGORITHMS, Algorithm, MemoryUse, SumOrder, Topology};
 /// A power of two, and a world size that is none.
 const WORLD_SIZES: [usize; 2] = [4, 5];
 
+/// For algorithms that serve neither: three hosts of two ranks.
+const LARGER: [usize; 1] = [6];
+
 /// Where the files belong.
 pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schedules")
@@ -20,11 +23,15 @@ pub(crate) fn files() -> Result<BTreeMap<String, String>, Box<dyn Error>> {
     let mut files = BTreeMap::new();
     for algorithm in ALGORITHMS {
         let Algorithm { collective, name, .. } = algorithm;
-        for world_size in WORLD_SIZES {
-            let topology = topology(algorithm, world_size);
-            if !(algorithm.applies)(&topology) {
-                continue; // of 5 ranks there are no memory nodes that are nodes of the tree
-            }
+        let served = |sizes: &[usize]| -> Vec<(usize, Topology)> {
+            let worlds = sizes.iter().map(|&size| (size, topology(algorithm, size)));
+            worlds.filter(|(_, world)| (algorithm.applies)(world)).collect()
+        };
+        let mut worlds = served(&WORLD_SIZES);
+        if worlds.is_empty() {
+            worlds = served(&LARGER);
+        }
+        for (world_size, topology) in worlds {
             let schedules = algorithm.schedules(&topology, 0)?;
             let text: Vec<String> = schedules.iter().map(ToString::to_string).collect();
             let stem = format!("{collective}-{name}-p{world_size}");

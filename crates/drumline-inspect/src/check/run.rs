@@ -364,9 +364,9 @@ mod tests {
     fn what_is_in_a_slot_is_read_in_the_same_turn() {
         let row = Algorithm::find(Collective::AllReduce, "hierarchical").unwrap();
         let late = Algorithm {
-            lags: |topology, steps| {
+            lags: |topology, rank, steps| {
                 let row = Algorithm::find(Collective::AllReduce, "hierarchical").unwrap();
-                let mut lags = (row.lags)(topology, steps);
+                let mut lags = (row.lags)(topology, rank, steps);
                 let is_fetch =
                     |step: &Step| matches!(step, Step::Copy { src, .. } if src.peer.is_some());
                 let last = steps.iter().rposition(is_fetch).unwrap();

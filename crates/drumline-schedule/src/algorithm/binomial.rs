@@ -13,7 +13,7 @@ const DATA: Loc = Loc::data(Span::WHOLE);
 ///
 /// See [`all_reduce_cost`]. It sends few messages in total, but rank 0 handles all data `log2 p` times.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let mut steps = climb(topology.world_size, rank, 0, DATA, DATA);
+    let mut steps = climb(topology.world_size, rank, towards(0), DATA, DATA);
     steps.extend(broadcast(topology, rank, 0));
     steps
 }
@@ -38,7 +38,7 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     let sum = if rank == root { DATA } else { Loc::scratch(0, Span::WHOLE) };
-    let mut steps = climb(topology.world_size, rank, 0, DATA, sum);
+    let mut steps = climb(topology.world_size, rank, towards(0), DATA, sum);
     if root != 0 && rank == 0 {
         steps.push(Step::Send { to: root, src: sum });
     }
@@ -59,7 +59,7 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
 
 /// Ranks sum towards the root. The data is theirs to overwrite.
 pub(super) fn reduce_sums(p: usize, rank: Rank, root: Rank) -> Vec<Step> {
-    climb(p, rank, root, DATA, DATA)
+    climb(p, rank, towards(root), DATA, DATA)
 }
 
 /// The rounds of [`reduce_sums`].
@@ -71,11 +71,77 @@ pub(super) fn reduce_sums_rounds(p: usize, root: Rank) -> usize {
 /// How many sums a rank receives on the way to the root.
 pub(super) fn received(p: usize, rank: Rank, root: Rank) -> usize {
     let is_receive = |step: &Step| matches!(step, Step::RecvReduce { .. });
-    climb(p, rank, root, DATA, DATA).iter().filter(|step| is_receive(step)).count()
+    climb(p, rank, towards(root), DATA, DATA).iter().filter(|step| is_receive(step)).count()
 }
 
-/// Each sum of the canonical tree is made by one of the two ranks that have its parts: by the root, if it is one of them,
-/// or else by the lower one. The other sends its part and is done.
+/// Ranks sum towards the root, and no rank makes many sums. The data is theirs to overwrite.
+///
+/// The root sends what it has to the first node that it would be part of, and gets the result. Of two other ranks that
+/// have the parts of a sum, a bit of `turn` says which one makes it: bit `k` where the left part is that of `2^k`
+/// ranks. So with other turns other ranks do. If each of `2^k` turns has a share of the data, a sum over `2^k` ranks
+/// costs each of these as much as one message of the whole data.
+///
+/// ```text
+///   root 0, turn 0b00             root 0, turn 0b01
+///   0   1   2   3                 0   1   2   3
+///   '-->|   |<--'                 '-->|   '-->|
+///       '-->|                         '------>|
+///   <-------'                     <-----------'
+/// ```
+pub(super) fn reduce_in_turn(p: usize, rank: Rank, root: Rank, turn: usize) -> Vec<Step> {
+    let holder = |node: Node| in_turn(p, root, turn, node);
+    let last = holder(Node::root(p));
+    let mut steps = climb(p, rank, holder, DATA, DATA);
+    if last != root && rank == last {
+        steps.push(Step::Send { to: root, src: DATA });
+    }
+    if last != root && rank == root {
+        steps.push(Step::Recv { from: last, dst: DATA });
+    }
+    steps
+}
+
+/// The rounds of [`reduce_in_turn`], and how many sums each rank makes.
+pub(super) fn reduce_in_turn_cost(p: usize, root: Rank, turn: usize) -> (usize, Vec<usize>) {
+    /// The rounds until the holder of the node has it.
+    fn visit(node: Node, holder: &impl Fn(Node) -> Rank, made: &mut [usize]) -> usize {
+        let Some((left, right)) = node.children() else { return 0 };
+        let by = holder(node);
+        made[by] += 1;
+        let arrives = |part: Node, after: usize| after + usize::from(holder(part) != by);
+        let [left_after, right_after] = [left, right].map(|part| visit(part, holder, made));
+        arrives(left, left_after).max(arrives(right, right_after))
+    }
+    let holder = |node: Node| in_turn(p, root, turn, node);
+    let mut made = vec![0; p];
+    let rounds = visit(Node::root(p), &holder, &mut made);
+    (rounds + usize::from(holder(Node::root(p)) != root), made)
+}
+
+/// Which rank makes the sum of a node, in [`reduce_in_turn`].
+fn in_turn(p: usize, root: Rank, turn: usize, node: Node) -> Rank {
+    let Some((left, right)) = node.children() else { return node.lo };
+    let part = match [left, right].map(|part| contains(part, root)) {
+        [false, false] => [left, right][(turn >> left.len.ilog2()) & 1],
+        // The root makes the last sum if it needs no other for it.
+        [true, false] if node.len == p && left.len == 1 => left,
+        [false, true] if node.len == p && right.len == 1 => right,
+        [has_root, _] => [left, right][usize::from(has_root)],
+    };
+    in_turn(p, root, turn, part)
+}
+
+/// A sum is made by the root, if it has a part of it, or else by the lower of the two ranks that have its parts.
+fn towards(root: Rank) -> impl Fn(Node) -> Rank {
+    move |node| if contains(node, root) { root } else { node.lo }
+}
+
+fn contains(node: Node, rank: Rank) -> bool {
+    (node.lo..node.lo + node.len).contains(&rank)
+}
+
+/// Each sum of the canonical tree is made by one of the two ranks that have its parts: by its `holder`. The other sends
+/// its part and is done. With a holder [`towards`] the root:
 ///
 /// ```text
 ///   root 0                    root 3
@@ -86,21 +152,18 @@ pub(super) fn received(p: usize, rank: Rank, root: Rank) -> usize {
 /// ```
 ///
 /// This rank brings `own`, and keeps its sums in `sum`.
-fn climb(p: usize, rank: Rank, root: Rank, mut own: Loc, sum: Loc) -> Vec<Step> {
-    let holder = |node: Node| match (node.lo..node.lo + node.len).contains(&root) {
-        true => root,
-        false => node.lo,
-    };
+fn climb(p: usize, rank: Rank, holder: impl Fn(Node) -> Rank, mut own: Loc, sum: Loc) -> Vec<Step> {
     let mut steps = vec![];
     let mut held = Node::leaf(rank);
     for other in others_on_the_way(p, rank) {
         let (left, right) = if held.lo < other.lo { (held, other) } else { (other, held) };
         let node = Node { lo: left.lo, len: left.len + right.len };
-        let peer = holder(other);
-        if holder(node) != rank {
-            steps.push(Step::Send { to: peer, src: own });
+        let holders = [node, other].map(&holder);
+        if holders[0] != rank {
+            steps.push(Step::Send { to: holders[0], src: own });
             break;
         }
+        let peer = holders[1];
         let finish = node.len == p;
         let side = if held == left { Side::Right } else { Side::Left };
         if own == sum {

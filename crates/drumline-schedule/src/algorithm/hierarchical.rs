@@ -132,13 +132,13 @@ pub(super) fn pull_halving_cost(topology: &Topology, _root: Rank, n: usize) -> C
 }
 
 /// The lags of [`staged`] and [`push`].
-pub(super) fn lags(topology: &Topology, steps: &[Step]) -> Lags {
+pub(super) fn lags(topology: &Topology, _rank: Rank, steps: &[Step]) -> Lags {
     lags_of(topology, steps, &DIRECT)
 }
 
 /// The lags of [`staged_halving`] and [`push_halving`]. If the number of hosts is no power of two, some hosts take fewer
 /// rounds than others, so windows go one after another.
-pub(super) fn halving_lags(topology: &Topology, steps: &[Step]) -> Lags {
+pub(super) fn halving_lags(topology: &Topology, _rank: Rank, steps: &[Step]) -> Lags {
     match topology.ranks_by_host().len().is_power_of_two() {
         true => lags_of(topology, steps, &HALVING),
         false => Lags::NONE,

@@ -2,8 +2,10 @@
 //! host that it talks to.
 
 use super::binomial;
-use super::cost::Cost;
+use super::cost::{Cost, doublings};
+use super::leaders;
 use super::seats::{Seats, slices};
+use crate::lags::Lags;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
@@ -99,6 +101,78 @@ fn broadcast(
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    reduce_with(topology, rank, root, |hosts, host, root, _| {
+        binomial::reduce_sums(hosts, host, root)
+    })
+}
+
+/// Rounds are those of the [tree](binomial::reduce_sums_rounds) over hosts, and one on the host before and after it. A
+/// rank sends its slice once. It reads and combines its slice of all ranks of its host. The root reads the other slices.
+pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    let (hosts, root_host) = (topology.ranks_by_host(), topology.host_of(root));
+    let made = |host| binomial::received(hosts.len(), host, root_host);
+    let made: Vec<usize> = (0..hosts.len()).map(made).collect();
+    let rounds = binomial::reduce_sums_rounds(hosts.len(), root_host);
+    reduce_with_cost(topology, root, n, |_| (rounds, made.clone()))
+}
+
+/// Where [`reduce_in_turn`] works, and is not the same as [`reduce`].
+pub(super) fn serves_turns(topology: &Topology) -> bool {
+    leaders::serves(topology) && topology.ranks_by_host().len() > 2
+}
+
+/// Like [`reduce`], but hosts make the sums [in turn](binomial::reduce_in_turn): for each slice others. The root's host
+/// gets the sum once, where it gets `ceil(log2 H)` in [`reduce`]. So this is for long data and several hosts.
+///
+/// See [`reduce_in_turn_cost`].
+pub(super) fn reduce_in_turn(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    reduce_with(topology, rank, root, binomial::reduce_in_turn)
+}
+
+/// As [`reduce_cost`], with the rounds and the sums of [turns](binomial::reduce_in_turn_cost).
+pub(super) fn reduce_in_turn_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    let (hosts, root_host) = (topology.ranks_by_host(), topology.host_of(root));
+    reduce_with_cost(topology, root, n, |seat| {
+        binomial::reduce_in_turn_cost(hosts.len(), root_host, seat)
+    })
+}
+
+/// The lags of [`reduce_in_turn`]. Every level of the tree is a round, and the way of the result to the root is the
+/// last one. A message goes up from a level in the round of this level, and is added in the next one.
+pub(super) fn turn_lags(topology: &Topology, rank: Rank, steps: &[Step]) -> Lags {
+    let own = topology.host_of(rank);
+    let level = |peer| (own ^ topology.host_of(peer)).ilog2() as usize;
+    let levels = doublings(topology.ranks_by_host().len());
+    let (mut lag, mut posts) = (0, 0);
+    let (mut has_sent, mut has_result) = (false, false);
+    let of_steps = steps.iter().map(|step| {
+        match step {
+            Step::Send { .. } if has_result => lag = levels,
+            Step::Send { to, .. } => (lag, has_sent) = (level(*to), true),
+            Step::Recv { .. } if has_sent => lag = levels + 1,
+            Step::Recv { from, .. } | Step::RecvReduce { from, .. } => lag = level(*from) + 1,
+            Step::Post => posts += 1,
+            _ => {}
+        }
+        if posts > 1 {
+            lag = levels + 1; // the root reads the result
+        }
+        has_result |= matches!(
+            step,
+            Step::RecvReduce { finish: true, .. } | Step::ReduceTree { finish: true, .. }
+        );
+        lag
+    });
+    Lags::with_results_in_slots(steps, of_steps.collect(), levels + 1)
+}
+
+/// `between` sums the slice of a seat towards the root, over hosts that count as ranks.
+fn reduce_with(
+    topology: &Topology,
+    rank: Rank,
+    root: Rank,
+    between: fn(hosts: usize, host: usize, root: usize, seat: usize) -> Vec<Step>,
+) -> Vec<Step> {
     let (seats, root_host) = (seats_of(topology, rank), topology.host_of(root));
     let mut steps = vec![Step::Copy { dst: SLOT, src: DATA }, Step::Post];
     if let Some(slice) = seats.own_slice() {
@@ -106,7 +180,7 @@ pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
         let sum = if rank == root { Loc::data(slice) } else { Loc::scratch(0, slice) };
         steps.extend(seats.sum_of_group(Loc::data(slice), Loc::slot, sum, false));
         let own = |span: Span| Loc { span: span.within(slice), ..sum };
-        let climb = binomial::reduce_sums(seats.groups.len(), seats.group, root_host);
+        let climb = between(seats.groups.len(), seats.group, root_host, seats.seat);
         let climb = climb.into_iter();
         steps.extend(
             climb.map(|step| step.moved(|host| seats.counterpart(host), |loc| own(loc.span))),
@@ -126,16 +200,25 @@ pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     steps
 }
 
-/// Rounds are those of the [tree](binomial::reduce_sums_rounds) over hosts, and one on the host before and after it. A
-/// rank sends its slice once. It reads and combines its slice of all ranks of its host. The root reads the other slices.
-pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+/// `between` says the rounds between hosts for a seat, and how many sums each host makes.
+fn reduce_with_cost(
+    topology: &Topology,
+    root: Rank,
+    n: usize,
+    between: impl Fn(usize) -> (usize, Vec<usize>),
+) -> Cost {
     let hosts = topology.ranks_by_host();
     let (slices, root_host) = (slices(hosts), topology.host_of(root));
     let len = |seat: usize| Span::block(seat, slices).resolve(n).len();
     let longest = n.div_ceil(slices);
     let peers = |host: usize| hosts[host].len() - 1;
-    let combined =
-        (0..hosts.len()).map(|host| peers(host) + binomial::received(hosts.len(), host, root_host));
+    let of_seat = |seat| {
+        let (rounds, made) = between(seat);
+        let sums = made.into_iter().enumerate().map(|(host, made)| peers(host) + made);
+        (rounds, sums.max().unwrap_or(0) * len(seat))
+    };
+    let (rounds, combined) =
+        (0..slices).map(of_seat).fold((0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1)));
     let read = (0..hosts.len()).map(|host| peers(host) * longest).max().unwrap_or(0);
     let root_seat = hosts[root_host].partition_point(|&other| other < root);
     let of_root = match root_seat < slices {
@@ -143,10 +226,10 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
         false => n,
     };
     Cost {
-        rounds: binomial::reduce_sums_rounds(hosts.len(), root_host) + 2,
+        rounds: rounds + 2,
         messages: 1,
         elements: longest,
-        combined: combined.max().unwrap_or(0) * longest,
+        combined,
         shared_elements: read.max(of_root),
     }
 }

@@ -63,7 +63,7 @@ pub struct Algorithm {
     pub uneven: bool,
     /// By how much the steps of a rank lag where several windows of long data are under way at once
     /// ([`Pipeline`](crate::Pipeline)).
-    pub lags: fn(&Topology, &[Step]) -> Lags,
+    pub lags: fn(&Topology, Rank, &[Step]) -> Lags,
     /// Where blocks lie in a slot that may hold a block for every rank.
     pub shelves: fn(&Topology, Rank) -> Shelves,
     /// Into how many parts a slot is cut. A window takes up one of them. If all data moves in one direction, windows are
@@ -93,7 +93,7 @@ pub enum Lengths {
     /// Short data: it takes one round, in which every rank reads all data of all neighbours. Between hosts: it copies
     /// the data of many ranks together, so that it travels in one message.
     Short,
-    /// Long data: it takes twice the rounds, to move fewer bytes between memory nodes.
+    /// Long data: it takes more rounds, to move fewer bytes between memory nodes, or to and from one host.
     Long,
 }
 
@@ -116,7 +116,7 @@ impl Algorithm {
             partial_sums_travel: false,
             sums_apart: false,
             uneven: false,
-            lags: |_, _| Lags::NONE,
+            lags: |_, _, _| Lags::NONE,
             shelves: |_, _| Shelves::AfterOwner,
             slot_parts: if collective.has_root() { 8 } else { 1 },
             hops: None,
@@ -153,8 +153,8 @@ impl Algorithm {
         Algorithm { uneven: true, ..self }
     }
 
-    /// The same algorithm. Several windows may be under way at once, with these lags.
-    pub const fn with_pipeline(self, lags: fn(&Topology, &[Step]) -> Lags) -> Algorithm {
+    /// The same algorithm. Several windows may be under way at once, with the lags of the steps of a rank.
+    pub const fn with_pipeline(self, lags: fn(&Topology, Rank, &[Step]) -> Lags) -> Algorithm {
         Algorithm { lags, ..self }
     }
 

@@ -91,7 +91,7 @@ impl Algorithm {
             root,
             memory: self.memory,
             uneven: self.uneven,
-            lags: (self.lags)(topology, &steps),
+            lags: (self.lags)(topology, rank, &steps),
             shelves: (self.shelves)(topology, rank),
             slot_parts: self.slot_parts,
             steps,

@@ -31,6 +31,8 @@ const ANY_ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums,
                                 them, one with several ranks";
 const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
                           of them, each with several ranks";
+const MANY_FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; at least three \
+                               of them, each with several ranks";
 
 /// Parts of a slot where data moves in one direction between hosts. A window is cut into slices, and every rank of a host
 /// waits for others once in a window, so windows are longer than on one host.
@@ -158,6 +160,16 @@ pub static ALGORITHMS: &[Algorithm] = &[
         .only_where(leaders::serves, FULL_HOSTS)
         .with_slot_parts(BETWEEN_HOSTS)
         .with_sums_apart(),
+    staged(
+        Reduce,
+        "hierarchical-turns",
+        hierarchical_rooted::reduce_in_turn,
+        hierarchical_rooted::reduce_in_turn_cost,
+    )
+    .only_where(hierarchical_rooted::serves_turns, MANY_FULL_HOSTS)
+    .with_sums_apart()
+    .with_pipeline(hierarchical_rooted::turn_lags)
+    .for_lengths(Lengths::Long),
     staged(Broadcast, "hierarchical-leaders", leaders::broadcast, leaders::broadcast_cost)
         .only_where(leaders::serves_any, FULL)
         .for_lengths(Lengths::Short),
@@ -355,15 +367,15 @@ pub static ALGORITHMS: &[Algorithm] = &[
     ),
 ];
 
-fn by_rounds(_topology: &Topology, steps: &[Step]) -> Lags {
+fn by_rounds(_topology: &Topology, _rank: Rank, steps: &[Step]) -> Lags {
     Lags::by_rounds(steps)
 }
 
-fn sends_ahead(_topology: &Topology, steps: &[Step]) -> Lags {
+fn sends_ahead(_topology: &Topology, _rank: Rank, steps: &[Step]) -> Lags {
     Lags::sends_ahead(steps)
 }
 
-fn receives_behind(_topology: &Topology, steps: &[Step]) -> Lags {
+fn receives_behind(_topology: &Topology, _rank: Rank, steps: &[Step]) -> Lags {
     Lags::receives_behind(steps)
 }
 
