@@ -123,6 +123,8 @@ GPU_PYTHON ?= $(firstword $(wildcard $(PYTHON_VENV)/bin/python) python3)
 test-gpu:
 	cargo build --release --locked -p gpu-check --features burn-cuda || \
 	    { echo 'burn cannot be built for CUDA here: its part is left out'; cargo build --release --locked -p gpu-check; }
+	cargo build --release --locked -p drumline-cli
+	target/release/drumline check
 	target/release/gpu-check --python $(GPU_PYTHON) $(OPTIONS)
 
 soak:

@@ -2,6 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod dealt;
 mod equality;
 mod files;
 mod network;

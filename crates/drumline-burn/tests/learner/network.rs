@@ -181,7 +181,7 @@ impl Samples {
     }
 }
 
-struct Stack;
+pub(crate) struct Stack;
 
 impl Batcher<usize, Batch> for Stack {
     fn batch(&self, items: Vec<usize>, device: &Device) -> Batch {
