@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        command-lines ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
+        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -44,6 +44,7 @@ help:
 	@echo 'make mpi        install five MPIs in target/mpi, and run the tests that need one over each of them'
 	@echo 'make test-gpu   try the GPU of this machine: right results, and how fast; OPTIONS go to gpu-check'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
+	@echo 'make gpt-burn   train the same GPT in burn, and save it for torch; ARGS goes to the program'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo, and draw one'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
@@ -370,6 +371,12 @@ gpt: torch python-release $(PYTHON_VENV)/matplotlib
 	text=$$(sh examples/python/gpt/fetch-text.sh) && \
 	$(PYTHON_VENV)/bin/drumline run --nproc-per-node $(NPROC) -- $(PYTHON_VENV)/bin/python \
 	    examples/python/gpt/train.py "$$text" --out runs/gpt $(ARGS)
+
+gpt-burn:
+	cargo build --release --locked -p drumline-cli -p gpt-burn
+	text=$$(sh examples/python/gpt/fetch-text.sh) && \
+	target/release/drumline run --nproc-per-node $(NPROC) -- target/release/gpt-burn "$$text" \
+	    --out runs/gpt-burn --export runs/gpt-burn/model.safetensors $(ARGS)
 
 bench-torch: torch python-release
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/drumline run --nproc-per-node 2 -- \
