@@ -12,7 +12,7 @@ PYTHON_VENV := target/python-venv
         release-dry train-containers clean
 
 # What is tested beside the defaults.
-FEATURES := --features drumline/ndarray,gpu-check/burn
+FEATURES := --features drumline/ndarray,drumline-burn/train,gpu-check/burn
 
 # Rounds of `make bench`, and which of its sections: make bench ROUNDS=1 ONLY=imb,links
 ROUNDS ?= 5
@@ -124,6 +124,8 @@ GPU_PYTHON ?= $(firstword $(wildcard $(PYTHON_VENV)/bin/python) python3)
 test-gpu:
 	cargo build --release --locked -p gpu-check --features burn-cuda || \
 	    { echo 'burn cannot be built for CUDA here: its part is left out'; cargo build --release --locked -p gpu-check; }
+	cargo build --release --locked -p drumline-cli
+	target/release/drumline check
 	target/release/gpu-check --python $(GPU_PYTHON) $(OPTIONS)
 
 soak:
@@ -141,6 +143,8 @@ soak:
 	cargo run --locked --release -p drumline-sim -- --membership --seeds $(SEEDS)
 	$(MAKE) faults ONLY=
 	$(MAKE) soak-python
+	LEARNER_TEST_ROUNDS=200 LEARNER_TEST_KILLS=50 \
+	    cargo test --locked -p drumline-burn --features train --test learner
 
 # 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
 soak-python: python-package

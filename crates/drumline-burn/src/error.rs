@@ -118,6 +118,13 @@ pub enum Error {
         problem: String,
     },
 
+    /// A training of burn's `Learner` cannot begin or go on. Every rank gets this error.
+    #[error("{problem} [errors.md#models-of-burn]")]
+    Learner {
+        /// The rank and the setting at fault, and what to do.
+        problem: String,
+    },
+
     /// Tensors do not fit a model.
     #[error("the tensors do not fit the model: {problem} [errors.md#models-of-burn]")]
     TensorsDoNotFit {

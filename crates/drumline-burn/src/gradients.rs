@@ -24,6 +24,24 @@ use crate::{
 /// The index of each trained parameter in the reducer, by path.
 pub(crate) type Slots = HashMap<String, usize>;
 
+/// The gradients of a backward, by parameter.
+pub(crate) trait Source {
+    /// That of a parameter, if it has one. It may be gone afterwards.
+    fn take<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) -> Option<Tensor<D>>;
+}
+
+impl Source for &Gradients {
+    fn take<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        parameter.base().grad(self)
+    }
+}
+
+impl Source for GradientsParams {
+    fn take<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        self.remove::<D>(parameter.id)
+    }
+}
+
 /// Submits the gradients that no tap has submitted: the parameter has no tap, one of its uses is in a
 /// graph that is still alive, or the model read it without the tap. These gradients are final now.
 ///
@@ -31,7 +49,7 @@ pub(crate) type Slots = HashMap<String, usize>;
 pub(crate) fn submit_missing<M: Module>(
     reducer: &GradientReducer,
     slots: &Slots,
-    gradients: &Gradients,
+    gradients: impl Source,
     model: &M,
 ) -> Result<()> {
     match reducer.missing() {
@@ -44,7 +62,7 @@ pub(crate) fn submit_missing<M: Module>(
 pub(crate) fn accumulate<M: Module>(
     reducer: &GradientReducer,
     slots: &Slots,
-    gradients: &Gradients,
+    gradients: impl Source,
     model: &M,
 ) -> Result<()> {
     Pass::new(reducer, slots, gradients, What::Accumulate).run(reducer, model)
@@ -87,9 +105,9 @@ pub(crate) fn collect<M: Module>(
 }
 
 /// Collects gradients for the reducer, by bucket.
-struct Pass<'a> {
+struct Pass<'a, S> {
     slots: &'a Slots,
-    gradients: &'a Gradients,
+    gradients: S,
     what: What,
     /// The bucket of each parameter.
     bucket_of: Vec<usize>,
@@ -111,13 +129,8 @@ enum What {
     Accumulate,
 }
 
-impl<'a> Pass<'a> {
-    fn new(
-        reducer: &GradientReducer,
-        slots: &'a Slots,
-        gradients: &'a Gradients,
-        what: What,
-    ) -> Self {
+impl<'a, S: Source> Pass<'a, S> {
+    fn new(reducer: &GradientReducer, slots: &'a Slots, gradients: S, what: What) -> Self {
         let members = reducer.buckets();
         let mut bucket_of = vec![0; members.iter().map(Vec::len).sum()];
         for (bucket, members) in members.iter().enumerate() {
@@ -153,13 +166,13 @@ impl<'a> Pass<'a> {
     }
 }
 
-impl VisitFloat for Pass<'_> {
+impl<S: Source> VisitFloat for Pass<'_, S> {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
         let Some(&slot) = self.slots.get(name) else { return };
         if matches!(&self.what, What::Submit(missing) if missing.binary_search(&slot).is_err()) {
             return;
         }
-        if let Some(gradient) = param.base().grad(self.gradients) {
+        if let Some(gradient) = self.gradients.take(param) {
             let collected = &mut self.buckets[self.bucket_of[slot]];
             collected.parameters.push((slot, name.to_owned()));
             collected.batch.add(gradient);

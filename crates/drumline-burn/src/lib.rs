@@ -50,6 +50,8 @@
 //! - A module that is used twice in forward (tied weights) is fine. A parameter that a step does
 //!   not use is an error that names it on every rank; freeze it before wrapping, or choose
 //!   [`UnusedParameters::Ignore`].
+//! - For a program that trains with burn's `Learner`, turn on the feature `train`, and write
+//!   `distribute(training, &group).launch(learner)`.
 //!
 //! # Coming from torch
 //!
@@ -98,6 +100,8 @@ mod error;
 mod gradients;
 mod host;
 mod inspect;
+#[cfg(feature = "train")]
+mod learner;
 mod logging;
 mod pack;
 #[cfg(feature = "gpu")]
@@ -115,6 +119,8 @@ pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, LossScale, ReducerStats, Timeline, UnusedParameters, Wire,
 };
 pub use error::{Error, Result};
+#[cfg(feature = "train")]
+pub use learner::{DistributedTraining, distribute};
 pub use logging::LoggingData;
 pub use scaler::GradScaler;
 pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};

@@ -282,6 +282,30 @@ pub(crate) fn digest_except<M: Module>(model: &M, skip: &dyn Fn(&str) -> bool) -
     Ok(digest.finish())
 }
 
+/// A digest of the tensors that are trained.
+#[cfg(feature = "train")]
+pub(crate) fn trained_digest<M: Module>(model: &M) -> Result<u64> {
+    let mut digest = StateDigest::default();
+    visit(model, |tensor| {
+        if tensor.is_trained {
+            digest.tensor(&tensor.spec, tensor.values()?.as_bytes());
+        }
+        Ok(())
+    })?;
+    Ok(digest.finish())
+}
+
+/// Whether a tensor of `model` is not trained.
+#[cfg(feature = "train")]
+pub(crate) fn has_buffers<M: Module>(model: &M) -> Result<bool> {
+    let mut has_buffers = false;
+    visit(model, |tensor| {
+        has_buffers |= !tensor.is_trained;
+        Ok(())
+    })?;
+    Ok(has_buffers)
+}
+
 /// A choice of tensors of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {

@@ -3,7 +3,7 @@ use std::fmt;
 use candle_core::{Device, Tensor, backprop::GradStore};
 use candle_nn::{Optimizer, VarMap};
 use drumline::{
-    ProcessGroup,
+    DType, ProcessGroup,
     ddp::{
         DdpOptions, FaultKind, GradientFault, GradientReducer, ParameterSpec, ReducerStats,
         Timeline, UnusedParameters, verify_model,
@@ -125,13 +125,16 @@ impl DataParallel {
     ///
     /// As for [`wrap`](Self::wrap).
     pub fn wrap_with(varmap: &VarMap, group: &ProcessGroup, options: &DdpOptions) -> Result<Self> {
-        let variables = variables::sorted(varmap);
+        let (ignored, variables): (Vec<_>, Vec<_>) =
+            variables::sorted(varmap).into_iter().partition(|it| options.ignores(&it.name));
         exchange(group, variables::find_problem(&variables))?;
         let is_float = |it: &&Variable| it.var.dtype().is_float();
         let floats: Vec<ParameterSpec> =
             variables.iter().filter(is_float).filter_map(Variable::spec).collect();
         let others = variables.iter().filter(|it| !is_float(it)).filter_map(Variable::spec);
-        verify_model(group, &floats, &others.collect::<Vec<_>>(), options)?;
+        // Of what is ignored only the names are compared.
+        let ignored = ignored.into_iter().map(|it| ParameterSpec::new(it.name, [], DType::U8));
+        verify_model(group, &floats, &others.chain(ignored).collect::<Vec<_>>(), options)?;
         variables::broadcast(variables.iter(), group)?;
         let mut ddp = Self {
             group: group.clone(),
@@ -280,7 +283,7 @@ impl DataParallel {
         if self.group.world_size() == 1 {
             return Ok(None);
         }
-        let problem = variables::find_change(&self.varmap, &self.variables);
+        let problem = variables::find_change(&self.varmap, &self.variables, &self.options);
         let Some(averages) = self.step(Own { gradients: None, problem })? else { return Ok(None) };
         let mut gradients = GradStore::default();
         for (place, average) in averages {
@@ -369,7 +372,7 @@ impl DataParallel {
 
     /// The problem with gradients that cannot be those of the wrapped variables.
     fn find_problem(&self, gradients: &GradStore) -> Option<String> {
-        let change = variables::find_change(&self.varmap, &self.variables);
+        let change = variables::find_change(&self.varmap, &self.variables, &self.options);
         let has = |at: usize| gradients.get(&self.variables[at].var).is_some();
         let is_none = || {
             let (first, count) = (&self.variables.first()?.name, self.variables.len());

@@ -7,7 +7,7 @@ use std::{
 
 use candle_core::Var;
 use candle_nn::VarMap;
-use drumline::ddp::{Broadcast, ParameterSpec, StateDigest};
+use drumline::ddp::{Broadcast, DdpOptions, ParameterSpec, StateDigest};
 
 use crate::{Error, Result, host};
 
@@ -57,8 +57,12 @@ pub(crate) fn find_problem(variables: &[Variable]) -> Option<String> {
     })
 }
 
-/// The problem if `varmap` no longer has exactly these variables.
-pub(crate) fn find_change(varmap: &VarMap, variables: &[Variable]) -> Option<String> {
+/// The problem if `varmap` no longer has exactly these variables, beside those that the options ignore.
+pub(crate) fn find_change(
+    varmap: &VarMap,
+    variables: &[Variable],
+    options: &DdpOptions,
+) -> Option<String> {
     let named = data(varmap);
     let is_same = |it: &Variable| named.get(&it.name).is_some_and(|var| var.id() == it.var.id());
     if let Some(gone) = variables.iter().find(|it| !is_same(it)) {
@@ -68,13 +72,10 @@ pub(crate) fn find_change(varmap: &VarMap, variables: &[Variable]) -> Option<Str
             gone.name
         ));
     }
-    if named.len() == variables.len() {
-        return None;
-    }
-    let is_new = |name: &&String| variables.binary_search_by(|it| it.name.cmp(name)).is_err();
-    let mut added: Vec<&String> = named.keys().filter(is_new).collect();
-    added.sort();
-    let first = added.first()?;
+    let is_new = |name: &&String| {
+        variables.binary_search_by(|it| it.name.cmp(name)).is_err() && !options.ignores(name)
+    };
+    let first = named.keys().filter(is_new).min()?;
     Some(format!(
         "variable `{first}` was added to the VarMap after `wrap`, so the ranks do not share it; build the whole \
          model first, or wrap the VarMap again, on all ranks"

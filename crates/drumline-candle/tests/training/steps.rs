@@ -199,3 +199,25 @@ fn nobody_has_data() {
         });
     }
 }
+
+#[test]
+fn ignored_variables_stay_with_each_rank() {
+    on_ranks(2, |group| {
+        let rank = group.rank();
+        let varmap = VarMap::new();
+        let shared = variable(&varmap, "shared", &[2], DType::F64);
+        // Its length differs between ranks, and more of its module comes later.
+        let own = variable(&varmap, "own.weight", &[1 + rank], DType::F64);
+        let options = DdpOptions::default().ignore(["own"]);
+        let mut ddp = DataParallel::wrap_with(&varmap, &group, &options).unwrap();
+        variable(&varmap, "own.bias", &[1], DType::F64);
+        let mut gradients = gradients_of(&[&shared, &own], rank).unwrap();
+        ddp.average(&mut gradients).unwrap();
+        assert_eq!(elements(gradients.get(&shared).unwrap()), [1.5, 1.5]);
+        assert_eq!(elements(gradients.get(&own).unwrap()), vec![(rank + 1) as f64; 1 + rank]);
+
+        let unknown = DdpOptions::default().ignore(["another"]);
+        let error = DataParallel::wrap_with(&varmap, &group, &unknown).unwrap_err().to_string();
+        assert!(error.contains("another"), "{error}");
+    });
+}

@@ -1,0 +1,193 @@
+//! How gradients that `TrainStep::step` returns are averaged.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn::{
+    module::{Module, ModuleVisitor, Param, Reparameterization},
+    optim::GradientsParams,
+    tensor::Tensor,
+};
+use drumline::{
+    ProcessGroup,
+    ddp::{DdpOptions, GradientReducer, UnusedParameters},
+};
+
+use crate::{
+    DistributedDataParallel, Error, Result,
+    gradients::{self, Slots},
+    inspect::inspect,
+    step::Reduction,
+    sync_batch_norm,
+    tap::{TapParameter, Taps, Target},
+    tensors::{self, Path, Which},
+};
+
+/// What averages the gradients of a wrapped model.
+#[derive(Clone)]
+pub(super) struct Wrapped {
+    group: ProcessGroup,
+    averager: Averager,
+    /// What its options ignore.
+    ignored: Vec<String>,
+}
+
+/// Averages the gradients of one model.
+#[derive(Clone)]
+pub(super) struct Averager {
+    reducer: Arc<GradientReducer>,
+    slots: Slots,
+    taps: Option<Arc<Taps>>,
+    steps: Arc<AtomicU64>,
+}
+
+impl Wrapped {
+    pub(super) fn new(ddp: &DistributedDataParallel) -> Self {
+        let handle = ddp.handle();
+        let own = &handle.reductions.own;
+        let averager = Averager {
+            reducer: own.reducer.clone(),
+            slots: own.slots().clone(),
+            taps: handle.taps.clone(),
+            steps: handle.steps.clone(),
+        };
+        Self { group: ddp.group().clone(), averager, ignored: handle.options.ignored.clone() }
+    }
+
+    /// Why the gradients of `model` cannot be averaged over `group` with this handle.
+    pub(super) fn misfit<M: Module>(&self, model: &M, group: &ProcessGroup) -> Option<String> {
+        if self.group.name() != group.name() || self.group.world_size() != group.world_size() {
+            let [wrapped, given] = [&self.group, group].map(ProcessGroup::name);
+            return Some(format!(
+                "the model was wrapped over group {wrapped:?} and is to be trained over {given:?}"
+            ));
+        }
+        if let Some(name) = self.ignored.first() {
+            return Some(format!(
+                "the model was wrapped with `DdpOptions::ignore`, for `{name}`, and a learner cannot leave tensors \
+                 to each rank; wrap the model without it"
+            ));
+        }
+        let mut find = FindParameters::default();
+        model.visit(&mut find);
+        let other = |name: &&String| !self.averager.slots.contains_key(*name);
+        let named = |what: &str, name: &String| {
+            format!(
+                "the learner has another model than the one that was wrapped: {what} `{name}`; pass the \
+                 model that `DistributedDataParallel::wrap` returned to `Learner::new`"
+            )
+        };
+        if let Some(name) = find.trained.iter().find(other) {
+            return Some(named("the wrapped one does not train", name));
+        }
+        let has = |name: &&String| find.trained.contains(*name);
+        let mut wrapped: Vec<&String> = self.averager.slots.keys().collect();
+        wrapped.sort();
+        if let Some(name) = wrapped.into_iter().find(|name| !has(name)) {
+            return Some(named("it does not train", name));
+        }
+        if self.averager.taps.is_some() && find.tapped == 0 {
+            return Some(
+                "the model of the learner has no gradient taps; pass the model that \
+                 `DistributedDataParallel::wrap` returned to `Learner::new`"
+                    .to_owned(),
+            );
+        }
+        None
+    }
+}
+
+impl Averager {
+    /// For `model`, which has rank 0's values when this returns.
+    pub(super) fn new<M: Module>(
+        wrapped: Option<&Wrapped>,
+        model: M,
+        group: &ProcessGroup,
+    ) -> Result<(Self, M)> {
+        if let Some(Wrapped { averager, .. }) = wrapped {
+            // A checkpoint may have been loaded after the model was wrapped.
+            return Ok((
+                averager.clone(),
+                tensors::broadcast(model, Which::All, &|_| false, 0, group)?,
+            ));
+        }
+        let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+        let mut inspected = inspect(&model, &options);
+        inspected.verify(group, &options)?;
+        if inspected.parameters.is_empty() {
+            let problem = "the model of the learner has no parameter to train; create it on a device with \
+                           autodiff, such as `Device::flex().autodiff()`";
+            return Err(Error::Learner { problem: problem.to_owned() });
+        }
+        let model = tensors::broadcast(model, Which::All, &|_| false, 0, group)?;
+        let own = Reduction::new(&[&inspected.parameters], &options, group)?;
+        let slots = own.slots().clone();
+        Ok((Self { reducer: own.reducer, slots, taps: None, steps: Arc::default() }, model))
+    }
+
+    /// Runs a step of the model. If its gradients are the last ones before they are averaged, taps may send them.
+    pub(super) fn run<T>(&self, is_last: bool, step: impl FnOnce() -> T) -> Result<T> {
+        let target = || is_last.then(|| Target { reducer: self.reducer.clone(), base: 0 });
+        let armed = self.taps.as_ref().map(|taps| taps.arm(target()));
+        let result = step();
+        drop(armed);
+        match sync_batch_norm::take_failure() {
+            None => Ok(result),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Adds the gradients of one of several micro-batches to this rank's share. Sends nothing.
+    pub(super) fn accumulate<M: Module>(
+        &self,
+        gradients: GradientsParams,
+        model: &M,
+    ) -> Result<()> {
+        gradients::accumulate(&self.reducer, &self.slots, gradients, model)
+    }
+
+    /// Averages the sum of what this rank has: of `gradients` and of all that was accumulated.
+    pub(super) fn average<M: Module>(
+        &self,
+        gradients: GradientsParams,
+        model: &M,
+    ) -> Result<GradientsParams> {
+        let submitted = gradients::submit_missing(&self.reducer, &self.slots, gradients, model);
+        let averaged = self.reducer.finish(); // even after a failure: the other ranks wait for this one
+        submitted?;
+        let averaged = averaged?;
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        Ok(gradients::collect(&averaged, &self.slots, model, GradientsParams::new()))
+    }
+}
+
+#[derive(Default)]
+struct FindParameters {
+    path: Path,
+    trained: HashSet<String>,
+    tapped: usize,
+}
+
+impl ModuleVisitor for FindParameters {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            self.trained.insert(self.path.name());
+        }
+    }
+
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == "Reparameterization" && name == TapParameter::NAME {
+            self.tapped += 1;
+        }
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+}

@@ -1,0 +1,232 @@
+use std::{fmt, sync::Arc};
+
+use burn::{
+    tensor::Device,
+    train::{Learner, LearnerModel, LearningResult, SupervisedTraining, TrainingStrategy},
+};
+use drumline::ProcessGroup;
+
+use super::{
+    averaging::Wrapped,
+    silent::Silent,
+    strategy::{OnOtherRanks, OnRoot, Strategy},
+};
+use crate::DistributedDataParallel;
+
+/// Makes a training of burn's `Learner` data-parallel over the ranks of `group`.
+///
+/// Every rank runs the same program. In it, `training.launch(learner)` becomes
+/// `distribute(training, &group).launch(learner)`:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn::data::{
+///     dataloader::{DataLoaderBuilder, batcher::Batcher},
+///     dataset::InMemDataset,
+/// };
+/// use burn::lr_scheduler::constant::ConstantLr;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::module::Module;
+/// use burn::optim::SgdConfig;
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use burn::train::{
+///     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+/// };
+/// use drumline::ProcessGroup;
+/// use drumline_burn::{distribute, parameters_digest};
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     linear: Linear,
+/// }
+///
+/// impl Model {
+///     fn output(&self, batch: Tensor<2>) -> RegressionOutput {
+///         let output = self.linear.forward(batch.clone());
+///         RegressionOutput::new((output.clone() - batch.clone()).square().mean(), output, batch)
+///     }
+/// }
+///
+/// impl TrainStep for Model {
+///     type Input = Tensor<2>;
+///     type Output = RegressionOutput;
+///
+///     fn step(&self, batch: Tensor<2>) -> TrainOutput<RegressionOutput> {
+///         let output = self.output(batch);
+///         TrainOutput::new(self, output.loss.backward(), output)
+///     }
+/// }
+///
+/// impl InferenceStep for Model {
+///     type Input = Tensor<2>;
+///     type Output = RegressionOutput;
+///
+///     fn step(&self, batch: Tensor<2>) -> RegressionOutput {
+///         self.output(batch)
+///     }
+/// }
+///
+/// struct Stack;
+///
+/// impl Batcher<f32, Tensor<2>> for Stack {
+///     fn batch(&self, items: Vec<f32>, device: &Device) -> Tensor<2> {
+///         let count = items.len();
+///         Tensor::from_data(TensorData::new(items, [count, 1]), device)
+///     }
+/// }
+///
+/// fn train(group: &ProcessGroup, directory: &std::path::Path) -> u64 {
+///     let data = |count| {
+///         let numbers = (0..count).map(|it| it as f32 / 8.0).collect();
+///         DataLoaderBuilder::new(Stack).batch_size(2).build(InMemDataset::new(numbers))
+///     };
+///     let model = Model { linear: LinearConfig::new(1, 1).init(&Device::flex().autodiff()) };
+///     let training = SupervisedTraining::new(directory, data(8), data(2)).num_epochs(2);
+///     # let training = training.with_application_logger(None);
+///     let learner = Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1));
+///     let result = distribute(training, group).launch(learner);
+///     assert!(result.error.is_none());
+///     parameters_digest(&result.model).unwrap()
+/// }
+///
+/// let directory = std::env::temp_dir().join(format!("learner-{}", std::process::id()));
+/// let threads: Vec<_> = ProcessGroup::local_world(2)?
+///     .into_iter()
+///     .map(|group| {
+///         let directory = directory.clone();
+///         std::thread::spawn(move || train(&group, &directory))
+///     })
+///     .collect();
+/// let digests: Vec<u64> = threads.into_iter().map(|rank| rank.join().unwrap()).collect();
+/// assert_eq!(digests[0], digests[1]);
+/// # std::fs::remove_dir_all(&directory).ok();
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # What happens
+///
+/// - Rank 0's parameters and buffers are copied to all ranks.
+/// - Each rank trains on its share of the data. Rank `r` of `p` takes the `r`-th of `p` equal parts of the loader
+///   (what is left over is not used), unless the loader deals shares itself
+///   ([`deals_shares`](DistributedTraining::deals_shares)).
+/// - Gradients are averaged when `TrainStep::step` has returned. If the model was
+///   [wrapped](DistributedTraining::wrapped), they travel during backward. With `grads_accumulation(k)` they travel
+///   once in `k` calls of `step`.
+/// - Rank 0 alone validates (on all data), computes metrics, shows progress, writes logs, metrics and checkpoints, and
+///   decides about early stopping. Its progress counts the items of all ranks. Training metrics are those of rank 0's
+///   share.
+/// - If one rank asks to stop (its `Interrupter`, a key in the dashboard), all ranks stop after the same step.
+///
+/// # Errors
+///
+/// A failure ends `launch` on every rank. [`LearningResult::error`] says why, and names the rank. That includes
+/// ranks whose settings or models differ, data that cannot be read, a rank that died, and parameters that differ
+/// between ranks after the first step or at the end of an epoch.
+///
+/// In a world of one rank `launch` is burn's own.
+pub fn distribute<M: LearnerModel>(
+    training: SupervisedTraining<M>,
+    group: &ProcessGroup,
+) -> DistributedTraining<M> {
+    DistributedTraining {
+        training,
+        group: group.clone(),
+        device: None,
+        wrapped: None,
+        deals_shares: false,
+    }
+}
+
+/// A training on many ranks that can be launched. Made by [`distribute`].
+#[must_use = "nothing is trained before `launch`"]
+pub struct DistributedTraining<M: LearnerModel> {
+    training: SupervisedTraining<M>,
+    group: ProcessGroup,
+    device: Option<Device>,
+    wrapped: Option<Wrapped>,
+    deals_shares: bool,
+}
+
+impl<M: LearnerModel> DistributedTraining<M> {
+    /// The model of the learner was wrapped, with this handle, before `Learner::new`. Then gradients travel while
+    /// backward still computes others.
+    ///
+    /// `TrainStep::step` must run one backward, and return the gradients as backward has made them.
+    ///
+    /// ```
+    /// # use burn::{module::Module, tensor::Device, train::{Learner, LearnerModel, SupervisedTraining}};
+    /// # use burn::{optim::ModuleOptimizer, lr_scheduler::constant::ConstantLr};
+    /// # use drumline::ProcessGroup;
+    /// use drumline_burn::{DistributedDataParallel, Result, distribute};
+    ///
+    /// fn train<M: LearnerModel>(
+    ///     training: SupervisedTraining<M>,
+    ///     model: M,
+    ///     optimizer: ModuleOptimizer,
+    ///     group: &ProcessGroup,
+    /// ) -> Result<()> {
+    ///     let (ddp, model) = DistributedDataParallel::wrap(model, group)?;
+    ///     let learner = Learner::new(model, optimizer, ConstantLr::new(0.1));
+    ///     distribute(training, group).wrapped(&ddp).launch(learner);
+    ///     println!("{:?}", ddp.stats());
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn wrapped(mut self, ddp: &DistributedDataParallel) -> Self {
+        self.wrapped = Some(Wrapped::new(ddp));
+        self
+    }
+
+    /// The loader of the training data yields this rank's share alone, so it is not to be divided.
+    ///
+    /// All ranks must have the same number of batches.
+    pub fn deals_shares(mut self) -> Self {
+        self.deals_shares = true;
+        self
+    }
+
+    /// The device to train on. Without this call it is the device of the model's first parameter.
+    ///
+    /// A strategy that was set with `with_training_strategy` is replaced, and so is what `gradient_checkpointing` has
+    /// set. For gradient checkpointing pass `device.autodiff().gradient_checkpointing()` here.
+    pub fn device(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
+    }
+
+    /// Trains, like burn's own `launch`. All ranks must call this.
+    pub fn launch(self, learner: Learner<M>) -> LearningResult<M> {
+        let Self { training, group, device, wrapped, deals_shares } = self;
+        if group.world_size() == 1 {
+            return match device {
+                Some(device) => training
+                    .with_training_strategy(burn::train::ExecutionStrategy::single(device).into())
+                    .launch(learner),
+                None => training.launch(learner),
+            };
+        }
+        let is_root = group.rank() == 0;
+        let strategy = Strategy { group, device, wrapped, deals_shares };
+        if is_root {
+            let strategy = TrainingStrategy::Custom(Arc::new(OnRoot(strategy)));
+            return training.with_training_strategy(strategy).launch(learner);
+        }
+        training
+            .renderer(Box::new(Silent))
+            .with_application_logger(None)
+            .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnOtherRanks(strategy))))
+            .launch(learner)
+    }
+}
+
+impl<M: LearnerModel> fmt::Debug for DistributedTraining<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DistributedTraining")
+            .field("group", &self.group)
+            .field("device", &self.device)
+            .field("is_wrapped", &self.wrapped.is_some())
+            .field("deals_shares", &self.deals_shares)
+            .finish_non_exhaustive()
+    }
+}

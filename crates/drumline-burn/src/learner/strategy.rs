@@ -1,0 +1,251 @@
+//! The strategy that burn's training runs on each rank.
+
+use std::sync::Arc;
+
+use burn::{
+    data::dataloader::DataLoader,
+    module::Module,
+    tensor::Device,
+    train::{
+        EventProcessorTraining, Learner, LearnerEvent, LearnerModel, LearningResult,
+        SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
+        TrainingComponents, ValidLoader,
+    },
+};
+use drumline::ProcessGroup;
+
+use super::{
+    averaging::{Averager, Wrapped},
+    epoch::{Flow, Listener, Run, failure, load},
+    settings::Settings,
+};
+use crate::{Error, Result};
+
+pub(super) struct Strategy {
+    pub(super) group: ProcessGroup,
+    pub(super) device: Option<Device>,
+    pub(super) wrapped: Option<Wrapped>,
+    pub(super) deals_shares: bool,
+}
+
+/// Rank 0: burn tells loggers and renderers of its progress.
+pub(super) struct OnRoot(pub(super) Strategy);
+
+/// The other ranks: burn's loggers and renderers hear nothing.
+pub(super) struct OnOtherRanks(pub(super) Strategy);
+
+/// What a training hands back.
+type Trained<M> = (M, SupervisedTrainingEventProcessor<M>);
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for OnRoot {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Trained<M> {
+        self.0.fit(components, learner, &train, &valid, starting_epoch)
+    }
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for OnOtherRanks {
+    fn train(
+        &self,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        components: TrainingComponents<M>,
+    ) -> LearningResult<M> {
+        let interrupter = components.interrupter.clone();
+        let starting_epoch = components.checkpoint.unwrap_or(0) + 1;
+        let (model, events) = self.fit(components, learner, train, valid, starting_epoch);
+        LearningResult {
+            model: model.valid(),
+            renderer: events.renderer(),
+            interrupted: interrupter.interruption(),
+            error: interrupter.error(),
+        }
+    }
+
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Trained<M> {
+        self.0.fit(components, learner, &train, &valid, starting_epoch)
+    }
+}
+
+impl Strategy {
+    /// Trains. After a failure the components say why.
+    fn fit<M: LearnerModel>(
+        &self,
+        mut components: TrainingComponents<M>,
+        mut learner: Learner<M>,
+        train: &TrainLoader<M>,
+        valid: &ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Trained<M> {
+        if let Err(error) = self.run(&mut components, &mut learner, train, valid, starting_epoch) {
+            if !is_agreed(&error) {
+                self.group.abort(); // the other ranks wait for this one
+            }
+            let rank = culprit(&error).unwrap_or(self.group.rank());
+            components.interrupter.fail(failure(rank, error.to_string()));
+        }
+        (learner.model(), components.event_processor)
+    }
+
+    fn run<M: LearnerModel>(
+        &self,
+        components: &mut TrainingComponents<M>,
+        learner: &mut Learner<M>,
+        train: &TrainLoader<M>,
+        valid: &ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Result<()> {
+        let group = &self.group;
+        let device = self.device_of(&learner.model());
+        learner.fork(&device);
+        self.agree_on_settings(components, learner, train.num_items(), starting_epoch)?;
+        let (averager, model) = Averager::new(self.wrapped.as_ref(), learner.model(), group)?;
+        load(learner, model, group);
+
+        let is_root = group.rank() == 0;
+        let train = self.share(train).to_device(&device);
+        let valid = is_root.then(|| valid.to_device(&device.inner()));
+        let mut run = Run {
+            group,
+            averager: &averager,
+            accumulation: components.grad_accumulation.unwrap_or(1),
+            learner,
+            listener: Listener {
+                events: &mut components.event_processor,
+                interrupter: &components.interrupter,
+                is_root,
+            },
+            is_compared: false,
+        };
+        let mut flow = Flow::GoOn;
+        for epoch in starting_epoch..=components.num_epochs {
+            let total_items = train.num_items() * group.world_size();
+            run.listener.train(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+            flow = run.train(&*train)?;
+            run.listener.train(LearnerEvent::EndSplit(epoch));
+            if flow != Flow::GoOn {
+                break;
+            }
+            run.compare(&format!("at the end of epoch {epoch}"))?;
+            run.sync_buffers()?;
+
+            let mut stops_early = false;
+            if let Some(valid) = &valid {
+                let total_items = valid.num_items();
+                run.listener.valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+                run.validate(&**valid);
+                run.listener.valid(LearnerEvent::EndSplit(epoch));
+                run.listener.train(LearnerEvent::EndEpoch(epoch));
+                if components.checkpointer.is_some() || components.early_stopping.is_some() {
+                    run.listener.flush();
+                }
+                if !components.interrupter.should_stop() {
+                    let store = &components.event_store;
+                    if let Some(checkpointer) = &mut components.checkpointer {
+                        checkpointer.checkpoint(run.learner, epoch, store);
+                    }
+                    stops_early = components
+                        .early_stopping
+                        .as_mut()
+                        .is_some_and(|strategy| strategy.should_stop(epoch, store));
+                }
+            }
+            flow = run.listener.agree(group, stops_early)?;
+            if flow != Flow::GoOn {
+                break;
+            }
+        }
+        if flow != Flow::Stop {
+            // burn writes checkpoints in the background. Only now all ranks can know whether the last one was written.
+            drop(components.checkpointer.take());
+            run.listener.agree(group, false)?;
+        }
+        Ok(())
+    }
+
+    /// Where to train.
+    fn device_of<M: Module>(&self, model: &M) -> Device {
+        let device = match &self.device {
+            Some(device) => device.clone(),
+            None => model.devices().first().cloned().unwrap_or_default(),
+        };
+        if device.is_autodiff() { device } else { device.autodiff() }
+    }
+
+    /// Returns an error on all ranks if one of them cannot begin, or would train in another way.
+    fn agree_on_settings<M: LearnerModel>(
+        &self,
+        components: &TrainingComponents<M>,
+        learner: &Learner<M>,
+        items: usize,
+        starting_epoch: usize,
+    ) -> Result<()> {
+        let ranks = self.group.world_size();
+        let mut settings = Settings::default();
+        settings.add("num_epochs", components.num_epochs);
+        settings.add("checkpoint", starting_epoch - 1);
+        settings.add("grads_accumulation", components.grad_accumulation.unwrap_or(1));
+        settings.add("wrapped", self.wrapped.is_some());
+        settings.add("deals_shares", self.deals_shares);
+        settings.add("items of the training data", items);
+        if !self.deals_shares && items < ranks {
+            settings.refuse(format!(
+                "the training data has {items} items for {ranks} ranks; start fewer ranks"
+            ));
+        }
+        if let Some(wrapped) = &self.wrapped
+            && let Some(problem) = wrapped.misfit(&learner.model(), &self.group)
+        {
+            settings.refuse(problem);
+        }
+        settings.agree(&self.group)
+    }
+
+    /// This rank's part of the training data.
+    fn share<I>(&self, loader: &Arc<dyn DataLoader<I>>) -> Arc<dyn DataLoader<I>> {
+        if self.deals_shares {
+            return loader.clone();
+        }
+        let (rank, items) = (self.group.rank(), loader.num_items() / self.group.world_size());
+        let (start, end) = (rank * items, (rank + 1) * items);
+        tracing::info!(rank, "trains on items {start} to {end} of {}", loader.num_items());
+        loader.slice(start, end)
+    }
+}
+
+/// Whether all ranks get this error.
+fn is_agreed(error: &Error) -> bool {
+    use drumline::train::Error::{Gradients, ModelMismatch};
+    match error {
+        Error::Drumline(error) => matches!(error, ModelMismatch { .. } | Gradients { .. }),
+        // The ranks have compared their models before they return the last two.
+        Error::Learner { .. } | Error::AlreadyWrapped { .. } | Error::SharedParameter { .. } => {
+            true
+        }
+        _ => false,
+    }
+}
+
+/// The rank at fault, if it is known.
+fn culprit(error: &Error) -> Option<usize> {
+    match error {
+        Error::Drumline(drumline::train::Error::Group(drumline::Error::Collective(failure))) => {
+            failure.culprit()
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,97 @@
+//! Trains a classifier of small images with burn's `Learner`, in one process or in many that train together.
+//!
+//! ```sh
+//! cargo run --release -p fashion-mnist-learner                                    # one process
+//! drumline run --nproc-per-node 2 target/release/fashion-mnist-learner            # two
+//! ```
+//!
+//! What is there for many processes: the group, `distribute`, and that the last lines are for rank 0.
+
+mod data;
+mod model;
+
+use std::{num::NonZeroUsize, path::PathBuf};
+
+use anyhow::{Result, bail};
+use burn::{
+    lr_scheduler::constant::ConstantLr,
+    optim::AdamConfig,
+    tensor::Device,
+    train::{
+        Learner, SupervisedTraining,
+        metric::{AccuracyMetric, LossMetric},
+    },
+};
+use clap::Parser;
+use drumline::{Config, ProcessGroup, init_process_group, is_launched};
+use drumline_burn::{DistributedDataParallel, distribute, parameters_digest};
+use fashion_mnist::data::DataSet;
+
+use crate::{data::loader, model::Classifier};
+
+/// Trains a network on Fashion-MNIST, or on handwritten digits where that is not to be had, alone or as one rank of a
+/// job that `drumline run` started.
+#[derive(Debug, Parser)]
+#[command(name = "fashion-mnist-learner")]
+struct Options {
+    /// Directory of the data set [default: where fetch-data.sh puts it, else built-in digits]
+    #[arg(long)]
+    data: Option<PathBuf>,
+
+    /// How often to go through the training images
+    #[arg(long, default_value = "3")]
+    epochs: NonZeroUsize,
+
+    /// Images per step on each rank
+    #[arg(long, default_value = "64")]
+    batch_size: NonZeroUsize,
+
+    /// Go on after the checkpoint of this epoch
+    #[arg(long)]
+    resume: Option<usize>,
+
+    /// Directory for checkpoints, metrics and the log
+    #[arg(long, default_value = "runs/fashion-mnist-learner")]
+    out: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let group = match is_launched() {
+        true => init_process_group("env://", &Config::from_env()?)?,
+        false => ProcessGroup::alone(),
+    };
+    let device = Device::flex().autodiff();
+    device.seed(42);
+    let data = DataSet::load(options.data.as_deref())?;
+    let description = data.describe();
+
+    let batch_size = options.batch_size.get();
+    let mut training = SupervisedTraining::new(
+        &options.out,
+        loader(data.train, batch_size, Some(42)),
+        loader(data.test, 500, None),
+    )
+    .metrics((AccuracyMetric::new(), LossMetric::new()))
+    .with_default_checkpointers()
+    .num_epochs(options.epochs.get())
+    .summary();
+    if let Some(epoch) = options.resume {
+        training = training.checkpoint(epoch);
+    }
+
+    // Wrapping is for speed alone: gradients travel while backward still computes others.
+    let (ddp, model) = DistributedDataParallel::wrap(Classifier::new(&device), &group)?;
+    let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.001));
+    let result = distribute(training, &group).wrapped(&ddp).launch(learner);
+
+    if let Some(error) = result.error {
+        bail!("{error}");
+    }
+    if group.rank() == 0 {
+        println!("{description}");
+        println!("parameters: {:016x}", parameters_digest(&result.model)?);
+    }
+    group.destroy()?;
+    Ok(())
+}
