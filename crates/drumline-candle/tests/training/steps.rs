@@ -216,7 +216,7 @@ fn ignored_variables_stay_with_each_rank() {
         assert_eq!(elements(gradients.get(&shared).unwrap()), [1.5, 1.5]);
         assert_eq!(elements(gradients.get(&own).unwrap()), vec![(rank + 1) as f64; 1 + rank]);
 
-        let unknown = DdpOptions::default().ignore(["another"]);
+        let unknown = DdpOptions::default().ignore(["own", "another"]);
         let error = DataParallel::wrap_with(&varmap, &group, &unknown).unwrap_err().to_string();
         assert!(error.contains("another"), "{error}");
     });
