@@ -67,6 +67,18 @@ pub(crate) fn same_settings(
     agree(group, differs.or_else(lacks).map_or(Ok(()), Err))
 }
 
+/// Checks that no rank has a problem, and then that all ranks have rank 0's values of `settings`.
+pub(crate) fn begin_alike(
+    group: &ProcessGroup,
+    problem: Option<String>,
+    settings: &[(&str, String)],
+) -> Result<Result<(), String>> {
+    match agree(group, problem.map_or(Ok(()), Err))? {
+        Ok(()) => same_settings(group, settings),
+        refused => Ok(refused),
+    }
+}
+
 /// One text for the problems of all ranks, in order of rank; an empty one is none.
 fn join(problems: &[String]) -> Option<String> {
     let of_ranks: Vec<(usize, &String)> =

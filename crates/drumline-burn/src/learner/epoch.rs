@@ -11,12 +11,11 @@ use burn::{
 use drumline::{ProcessGroup, Rank};
 
 use super::{
-    agreement::{self, Mark, Marks, Wish},
     averaging::Averager,
     batches::{Batch, Batches, Next},
-    settings::Settings,
+    stopping::{self, Mark, Marks, Wish},
 };
-use crate::{Error, Result, tensors};
+use crate::{Error, Result, agreement, tensors};
 
 /// A training between the start of its first epoch and the end of its last.
 pub(super) struct Run<'a, M: LearnerModel> {
@@ -83,7 +82,7 @@ impl<M: LearnerModel> Listener<'_, M> {
     pub(super) fn agree(&mut self, group: &ProcessGroup, stops_early: bool) -> Result<Flow> {
         let mut flow = Flow::GoOn;
         let wish = self.wish().or(stops_early.then_some(Wish::StopEarly));
-        for (rank, wish) in agreement::exchange(wish, group)?.into_iter().enumerate() {
+        for (rank, wish) in stopping::exchange(wish, group)?.into_iter().enumerate() {
             match wish {
                 None => {}
                 Some(Wish::StopEarly) if flow == Flow::GoOn => flow = Flow::StopEarly,
@@ -187,7 +186,7 @@ impl<M: LearnerModel> Run<'_, M> {
     /// Compares the parameters of all ranks.
     pub(super) fn compare(&self, when: &str) -> Result<()> {
         let own = tensors::trained_digest(&self.learner.model())?;
-        agreement::require_equal(own, self.group, |ranks| {
+        stopping::require_equal(own, self.group, |ranks| {
             format!(
                 "{when}, the parameters of {ranks} differ from those of rank 0; give all ranks the same \
                  optimizer, learning rate and `TrainStep::optimize`"
@@ -273,16 +272,19 @@ fn agree_on_batches<I>(
     items: usize,
     group: &ProcessGroup,
 ) -> Result<()> {
-    let mut settings = Settings::default();
-    match batches.items_of_full() {
-        Some(size) => settings.add("batch_size", size),
-        None => {
-            let problem = batches.take_failure().map(|error| format!("cannot read data: {error}"));
-            settings.refuse(problem.unwrap_or_else(|| "has no batch to train on".to_owned()));
-        }
-    }
-    settings.add("items of a rank in an epoch", items);
-    settings.agree(group)
+    let size = batches.items_of_full();
+    let problem = match size {
+        Some(_) => None,
+        None => Some(match batches.take_failure() {
+            Some(error) => format!("cannot read data: {error}"),
+            None => "has no batch to train on".to_owned(),
+        }),
+    };
+    let settings = [
+        ("batch_size", size.unwrap_or(0).to_string()),
+        ("items of a rank in an epoch", items.to_string()),
+    ];
+    agreement::begin_alike(group, problem, &settings)?.map_err(|problem| Error::Learner { problem })
 }
 
 /// burn's error for a failure of `rank`. burn has a variant for the workers of its own parallel training.

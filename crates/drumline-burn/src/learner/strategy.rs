@@ -17,9 +17,8 @@ use drumline::ProcessGroup;
 use super::{
     averaging::{Averager, Wrapped},
     epoch::{Flow, Listener, Run, failure, load},
-    settings::Settings,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, agreement};
 
 pub(super) struct Strategy {
     pub(super) group: ProcessGroup,
@@ -195,24 +194,20 @@ impl Strategy {
         starting_epoch: usize,
     ) -> Result<()> {
         let ranks = self.group.world_size();
-        let mut settings = Settings::default();
-        settings.add("num_epochs", components.num_epochs);
-        settings.add("checkpoint", starting_epoch - 1);
-        settings.add("grads_accumulation", components.grad_accumulation.unwrap_or(1));
-        settings.add("wrapped", self.wrapped.is_some());
-        settings.add("deals_shares", self.deals_shares);
-        settings.add("items of the training data", items);
-        if !self.deals_shares && items < ranks {
-            settings.refuse(format!(
-                "the training data has {items} items for {ranks} ranks; start fewer ranks"
-            ));
-        }
-        if let Some(wrapped) = &self.wrapped
-            && let Some(problem) = wrapped.misfit(&learner.model(), &self.group)
-        {
-            settings.refuse(problem);
-        }
-        settings.agree(&self.group)
+        let settings = [
+            ("num_epochs", components.num_epochs.to_string()),
+            ("checkpoint", (starting_epoch - 1).to_string()),
+            ("grads_accumulation", components.grad_accumulation.unwrap_or(1).to_string()),
+            ("wrapped", self.wrapped.is_some().to_string()),
+            ("deals_shares", self.deals_shares.to_string()),
+            ("items of the training data", items.to_string()),
+        ];
+        let too_few = (!self.deals_shares && items < ranks).then(|| {
+            format!("the training data has {items} items for {ranks} ranks; start fewer ranks")
+        });
+        let misfit = || self.wrapped.as_ref()?.misfit(&learner.model(), &self.group);
+        agreement::begin_alike(&self.group, too_few.or_else(misfit), &settings)?
+            .map_err(|problem| Error::Learner { problem })
     }
 
     /// This rank's part of the training data.

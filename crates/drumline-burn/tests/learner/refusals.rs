@@ -32,16 +32,16 @@ fn settings_that_differ_are_named() {
     let cases: [Case; 4] = [
         (
             |rank| Setup { epochs: 1 + rank, ..Setup::new(0..32, 4) },
-            "`num_epochs` is 1 on rank 0 and 2 on rank 1",
+            "on rank 1: num_epochs is 2, but rank 0 has 1",
         ),
-        (|rank| Setup::new(0..32, 4 + rank), "`batch_size` is 4 on rank 0 and 5 on rank 1"),
+        (|rank| Setup::new(0..32, 4 + rank), "on rank 1: batch_size is 5, but rank 0 has 4"),
         (
             |rank| Setup { accumulation: Some(2 + rank), ..Setup::new(0..32, 4) },
-            "`grads_accumulation` is 2 on rank 0 and 3 on rank 1",
+            "on rank 1: grads_accumulation is 3, but rank 0 has 2",
         ),
         (
             |rank| Setup::new(0..32 + 2 * rank, 4),
-            "`items of the training data` is 32 on rank 0 and 34 on rank 1",
+            "on rank 1: items of the training data is 34, but rank 0 has 32",
         ),
     ];
     for (setup, expected) in cases {
@@ -108,7 +108,7 @@ fn a_learner_on_another_model_than_the_wrapped_one_is_refused() {
     }
     // Only rank 1 has forgotten it.
     for error in on_ranks(2, |group| launch(&group, network(8), None, group.rank() == 0)) {
-        assert!(error.contains("`wrapped` is true on rank 0 and false on rank 1"), "{error}");
+        assert!(error.contains("on rank 1: wrapped is false, but rank 0 has true"), "{error}");
     }
     for error in on_ranks(2, |group| {
         let other = (group.rank() == 1).then(|| network(8));
