@@ -169,6 +169,7 @@ nightly: $(if $(filter 1/%,$(PART)),vulkan)
 	cargo test --locked --release -p drumline-conformance -p drumline-sim \
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
 	    --test conformance --test simulator -- everything programs_of
+	$(if $(filter 1/%,$(PART)),cargo test --locked --release -p drumline-inspect --features nightly --test inspect)
 
 # Taps of burn on Mesa's software Vulkan, with and without the fusion of kernels. Builds wgpu, which `make test` leaves out.
 VULKAN_SOFTWARE ?= $(firstword $(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json))

@@ -1,4 +1,4 @@
-//! Every algorithm of the table is right, for every world size up to 64.
+//! Every algorithm of the table is right, for every world size up to 64 (see [`sizes`]).
 
 use drumline_inspect::check::{self, CheckError, Rule};
 use drumline_schedule::step::Step;
@@ -6,14 +6,16 @@ use drumline_schedule::{
     ALGORITHMS, Algorithm, Borders, Collective, Counts, MemoryUse, Schedule, Topology, algorithm,
 };
 
+use crate::sizes;
+
 /// One test for each collective, and two for all-reduce, so that they run side by side.
-macro_rules! right_for_1_to_64_ranks {
+macro_rules! right_for_up_to_64_ranks {
     ($($name:ident: $collective:ident, $memory:pat,)*) => {
         $(#[test]
         fn $name() {
             let rows = rows(Collective::$collective);
             for algorithm in rows.filter(|row| matches!(row.memory, $memory)) {
-                for world_size in served(algorithm, 1..=64) {
+                for world_size in served(algorithm, sizes(1..=64)) {
                     for root in roots(algorithm.collective, world_size) {
                         for elements in lengths(algorithm.collective, world_size) {
                             expect_right(algorithm, world_size, root, elements);
@@ -25,27 +27,27 @@ macro_rules! right_for_1_to_64_ranks {
     };
 }
 
-right_for_1_to_64_ranks! {
-    all_reduce_over_links_is_right_for_1_to_64_ranks: AllReduce, MemoryUse::Private,
-    all_reduce_in_shared_memory_is_right_for_1_to_64_ranks: AllReduce,
+right_for_up_to_64_ranks! {
+    all_reduce_over_links_is_right_for_up_to_64_ranks: AllReduce, MemoryUse::Private,
+    all_reduce_in_shared_memory_is_right_for_up_to_64_ranks: AllReduce,
         MemoryUse::Staged | MemoryUse::Registered,
-    reduce_is_right_for_1_to_64_ranks: Reduce, _,
-    broadcast_is_right_for_1_to_64_ranks: Broadcast, _,
-    all_gather_is_right_for_1_to_64_ranks: AllGather, _,
-    reduce_scatter_is_right_for_1_to_64_ranks: ReduceScatter, _,
-    barrier_is_right_for_1_to_64_ranks: Barrier, _,
-    monitored_barrier_is_right_for_1_to_64_ranks: MonitoredBarrier, _,
-    gather_is_right_for_1_to_64_ranks: Gather, _,
-    scatter_is_right_for_1_to_64_ranks: Scatter, _,
-    all_to_all_is_right_for_1_to_64_ranks: AllToAll, _,
-    scan_is_right_for_1_to_64_ranks: Scan, _,
-    exclusive_scan_is_right_for_1_to_64_ranks: ExclusiveScan, _,
+    reduce_is_right_for_up_to_64_ranks: Reduce, _,
+    broadcast_is_right_for_up_to_64_ranks: Broadcast, _,
+    all_gather_is_right_for_up_to_64_ranks: AllGather, _,
+    reduce_scatter_is_right_for_up_to_64_ranks: ReduceScatter, _,
+    barrier_is_right_for_up_to_64_ranks: Barrier, _,
+    monitored_barrier_is_right_for_up_to_64_ranks: MonitoredBarrier, _,
+    gather_is_right_for_up_to_64_ranks: Gather, _,
+    scatter_is_right_for_up_to_64_ranks: Scatter, _,
+    all_to_all_is_right_for_up_to_64_ranks: AllToAll, _,
+    scan_is_right_for_up_to_64_ranks: Scan, _,
+    exclusive_scan_is_right_for_up_to_64_ranks: ExclusiveScan, _,
 }
 
 /// Lengths for every rank, or for every pair of ranks: random lengths, some empty blocks, or all but one
 /// block empty.
 #[test]
-fn uneven_blocks_are_served_for_1_to_64_ranks() {
+fn uneven_blocks_are_served_for_up_to_64_ranks() {
     let mut random = 0x9e37_79b9_u64;
     let mut next = move |below: usize| {
         // Knuth's linear congruential generator; its high bits are good enough for lengths.
@@ -53,7 +55,7 @@ fn uneven_blocks_are_served_for_1_to_64_ranks() {
         (random >> 33) as usize % below
     };
     for algorithm in ALGORITHMS.iter().filter(|row| row.uneven) {
-        for world_size in served(algorithm, 1..=64) {
+        for world_size in served(algorithm, sizes(1..=64)) {
             let only = next(world_size);
             let root = next(world_size);
             let mut row = |kind: usize| -> Vec<usize> {
@@ -108,7 +110,7 @@ fn uneven_blocks_are_refused_by_algorithms_that_cut_them() {
 #[test]
 fn all_algorithms_are_right_for_larger_worlds() {
     for algorithm in ALGORITHMS {
-        for world_size in served(algorithm, [96, 127, 128, 129]) {
+        for world_size in served(algorithm, sizes([96, 127, 128, 129])) {
             expect_right(algorithm, world_size, world_size - 1, 3);
         }
     }
@@ -119,6 +121,7 @@ fn all_algorithms_are_right_for_larger_worlds() {
 const MANY_MESSAGES: usize = 1 << 17;
 
 #[test]
+#[cfg_attr(not(feature = "nightly"), ignore = "takes a minute: --features nightly")]
 fn all_algorithms_are_right_for_powers_of_two_up_to_1024() {
     for algorithm in ALGORITHMS.iter().filter(|row| row.memory == MemoryUse::Private) {
         for world_size in [256, 512, 1024] {

@@ -5,13 +5,15 @@ use drumline_schedule::{
     ALGORITHMS, Algorithm, Collective, Rounding, SumOrder, Topology, algorithm,
 };
 
+use crate::sizes;
+
 #[test]
 fn hierarchies_are_right_for_all_equal_hosts_of_up_to_64_ranks() {
     // Another test checks all algorithms on hosts of two ranks. With hosts of one rank this is direct
     // exchange, with more clocks.
     for (ranks, most) in [(1, 20), (4, 16), (8, 8)] {
-        for hosts in 1..=most {
-            expect_right(&Topology::hosts(&vec![ranks; hosts]));
+        for world_size in sizes((1..=most).map(|hosts| ranks * hosts)) {
+            expect_right(&Topology::hosts(&vec![ranks; world_size / ranks]));
         }
     }
 }

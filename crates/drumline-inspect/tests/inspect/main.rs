@@ -9,3 +9,11 @@ mod many_hosts;
 mod measured;
 mod races;
 mod replay;
+
+/// The numbers of ranks or hosts that are tried: all for `make nightly`, else the small ones and some around powers of
+/// two, where the shapes of trees change. The time of a check grows with the cube of the number.
+fn sizes(all: impl IntoIterator<Item = usize>) -> impl Iterator<Item = usize> {
+    const LARGE: [usize; 5] = [31, 32, 33, 64, 129];
+    let is_tried = |size: &usize| cfg!(feature = "nightly") || *size <= 17 || LARGE.contains(size);
+    all.into_iter().filter(is_tried)
+}

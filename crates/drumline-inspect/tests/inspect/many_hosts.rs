@@ -7,6 +7,8 @@ use drumline_inspect::check;
 use drumline_schedule::step::{Rank, Step};
 use drumline_schedule::{ALGORITHMS, Algorithm, Borders, Counts, Schedule, SumOrder, Topology};
 
+use crate::sizes;
+
 const NAMES: [&str; 4] = [
     "hierarchical-ring",
     "hierarchical-ring-push",
@@ -44,7 +46,7 @@ fn expect_right(topology: &Topology) {
 #[test]
 fn up_to_33_ranks_on_up_to_5_hosts() {
     for hosts in 2..=5 {
-        for ranks in hosts + 1..=33 {
+        for ranks in sizes(hosts + 1..=33) {
             let mut of_rank: Vec<usize> = (0..ranks).map(|rank| rank * hosts / ranks).collect();
             expect_right(&Topology::placed(of_rank.clone()));
             expect_right(&by_placement(Topology::placed(of_rank.clone())));
@@ -74,7 +76,7 @@ fn many_hosts_of_up_to_three_ranks() {
 /// All shapes of the tree of hosts.
 #[test]
 fn any_number_of_hosts_up_to_40() {
-    for hosts in 2..=40 {
+    for hosts in sizes(2..=40) {
         expect_right(&Topology::hosts(&vec![2; hosts]));
     }
 }
