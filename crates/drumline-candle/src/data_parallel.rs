@@ -361,7 +361,7 @@ impl DataParallel {
     fn train(&mut self, places: Vec<usize>) -> Result<()> {
         let spec = |&at: &usize| {
             let Variable { name, var } = &self.variables[at];
-            Some(ParameterSpec::new(name.clone(), var.dims(), host::summed_as(var.dtype())?))
+            Some(ParameterSpec::new(name.clone(), var.dims(), host::averaged_as(var.dtype())?))
         };
         let specs: Vec<ParameterSpec> = places.iter().filter_map(spec).collect();
         let reducer = GradientReducer::new(specs, &self.options, &self.group)?;

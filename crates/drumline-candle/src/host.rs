@@ -3,7 +3,7 @@
 use bytemuck::NoUninit;
 use candle_core::{DType, Device, Result, Storage, Tensor, WithDType};
 use drumline::ddp::{Values, ValuesMut};
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use half::{bf16, f16};
 
 /// The type by drumline's name. `None` if drumline does not carry it.
 pub(crate) fn carried_as(dtype: DType) -> Option<drumline::DType> {
@@ -21,14 +21,13 @@ pub(crate) fn carried_as(dtype: DType) -> Option<drumline::DType> {
     })
 }
 
-/// The type in which the gradients of a variable are summed: 16-bit floats are widened to f32, which is exact, and
-/// their average is rounded once.
-pub(crate) fn summed_as(dtype: DType) -> Option<drumline::DType> {
-    match dtype {
-        DType::F64 => Some(drumline::DType::F64),
-        DType::F32 | DType::F16 | DType::BF16 => Some(drumline::DType::F32),
-        _ => None,
-    }
+/// The type in which the gradients of a variable travel, by drumline's name. `None` if they cannot be averaged.
+///
+/// It is that of the variable. drumline sums 16-bit floats in f32, and rounds their average once.
+pub(crate) fn averaged_as(dtype: DType) -> Option<drumline::DType> {
+    matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+        .then(|| carried_as(dtype))
+        .flatten()
 }
 
 /// The elements, row-major, as native-endian bytes.
@@ -57,51 +56,26 @@ pub(crate) fn from_bytes(bytes: &[u8], like: &Tensor) -> Result<Tensor> {
 
 /// Writes a gradient that is on the host to its place. Returns whether type and number of elements fit.
 pub(crate) fn write_gradient(gradient: &Tensor, place: ValuesMut<'_>) -> bool {
-    let written = match (gradient.dtype(), place) {
-        (DType::F32, place @ ValuesMut::F32(_)) => {
-            with_slice(gradient, |it: &[f32]| place.copy_from(Values::F32(it)))
-        }
-        (DType::F64, place @ ValuesMut::F64(_)) => {
-            with_slice(gradient, |it: &[f64]| place.copy_from(Values::F64(it)))
-        }
-        (DType::F16, ValuesMut::F32(place)) => with_slice(gradient, |it: &[f16]| widen(it, place)),
-        (DType::BF16, ValuesMut::F32(place)) => {
-            with_slice(gradient, |it: &[bf16]| widen(it, place))
-        }
+    let written = match gradient.dtype() {
+        DType::F32 => with_slice(gradient, |it| place.copy_from(Values::F32(it))),
+        DType::F64 => with_slice(gradient, |it| place.copy_from(Values::F64(it))),
+        DType::F16 => with_slice(gradient, |it| place.copy_from(Values::F16(it))),
+        DType::BF16 => with_slice(gradient, |it| place.copy_from(Values::Bf16(it))),
         _ => Ok(false),
     };
     written.unwrap_or(false)
 }
 
-/// An average as a gradient of `variable`, on its device and in its type.
+/// An average as a gradient of `variable`, on its device.
 pub(crate) fn read_average(average: Values<'_>, variable: &Tensor) -> Result<Tensor> {
     let (shape, device) = (variable.shape().clone(), variable.device());
-    match (variable.dtype(), average) {
-        (DType::F32, Values::F32(values)) => Tensor::from_vec(values.to_vec(), shape, device),
-        (DType::F64, Values::F64(values)) => Tensor::from_vec(values.to_vec(), shape, device),
-        (DType::F16, Values::F32(values)) => {
-            let mut rounded = vec![f16::ZERO; values.len()];
-            rounded.convert_from_f32_slice(values);
-            Tensor::from_vec(rounded, shape, device)
-        }
-        (DType::BF16, Values::F32(values)) => {
-            let mut rounded = vec![bf16::ZERO; values.len()];
-            rounded.convert_from_f32_slice(values);
-            Tensor::from_vec(rounded, shape, device)
-        }
-        (dtype, _) => candle_core::bail!("the average of a gradient of {dtype:?} has another type"),
+    match average {
+        Values::F32(values) => Tensor::from_vec(values.to_vec(), shape, device),
+        Values::F64(values) => Tensor::from_vec(values.to_vec(), shape, device),
+        Values::F16(values) => Tensor::from_vec(values.to_vec(), shape, device),
+        Values::Bf16(values) => Tensor::from_vec(values.to_vec(), shape, device),
+        _ => candle_core::bail!("the average of a gradient has a type that candle does not have"),
     }
-}
-
-fn widen<T>(elements: &[T], place: &mut [f32]) -> bool
-where
-    [T]: HalfFloatSliceExt,
-{
-    let fits = elements.len() == place.len();
-    if fits {
-        elements.convert_to_f32_slice(place);
-    }
-    fits
 }
 
 /// Calls `each` with the elements, row-major. They are copied only if they are strided or on another device.
@@ -137,34 +111,25 @@ mod tests {
     #[test]
     fn gradients_of_another_type_or_length_do_not_fit() {
         let gradient = |dtype| Tensor::ones(2, dtype, &Device::Cpu).unwrap();
-        let (mut short, mut right, mut double) = ([0.0; 1], [0.0; 2], [0.0; 2]);
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            assert!(!write_gradient(&gradient(dtype), ValuesMut::F32(&mut short)));
-            assert!(write_gradient(&gradient(dtype), ValuesMut::F32(&mut right)));
-            assert!(!write_gradient(&gradient(dtype), ValuesMut::F64(&mut double)));
+        let (mut short, mut right) = ([0.0; 1], [0.0; 2]);
+        assert!(!write_gradient(&gradient(DType::F32), ValuesMut::F32(&mut short)));
+        assert!(write_gradient(&gradient(DType::F32), ValuesMut::F32(&mut right)));
+        assert_eq!(right, [1.0; 2]);
+        for dtype in [DType::F64, DType::F16, DType::BF16, DType::I64] {
+            assert!(!write_gradient(&gradient(dtype), ValuesMut::F32(&mut right)));
         }
-        assert!(!write_gradient(&gradient(DType::I64), ValuesMut::F32(&mut right)));
+        let (mut half, mut brain) = ([f16::ZERO; 2], [bf16::ZERO; 2]);
+        assert!(write_gradient(&gradient(DType::F16), ValuesMut::F16(&mut half)));
+        assert!(write_gradient(&gradient(DType::BF16), ValuesMut::Bf16(&mut brain)));
+        assert_eq!((half, brain), ([f16::ONE; 2], [bf16::ONE; 2]));
+        assert!(!write_gradient(&gradient(DType::BF16), ValuesMut::F16(&mut half)));
     }
 
     #[test]
-    fn averages_of_short_floats_are_rounded_once_to_the_nearest() {
-        let like = Tensor::zeros(2, DType::BF16, &Device::Cpu).unwrap();
-        // Halfway between two values of bf16, and a little above.
-        let average = [1.0 + f32::powi(2.0, -8), 1.0 + f32::powi(2.0, -8) + f32::powi(2.0, -20)];
-        let rounded = read_average(Values::F32(&average), &like).unwrap();
-        assert_eq!(
-            rounded.to_vec1::<bf16>().unwrap().map_to_f32(),
-            [1.0, 1.0 + f32::powi(2.0, -7)]
-        );
-    }
-
-    trait MapToF32 {
-        fn map_to_f32(self) -> Vec<f32>;
-    }
-
-    impl MapToF32 for Vec<bf16> {
-        fn map_to_f32(self) -> Vec<f32> {
-            self.into_iter().map(bf16::to_f32).collect()
-        }
+    fn gradients_travel_in_the_type_of_their_variable() {
+        use drumline::DType::{Bf16, F16, F32, F64};
+        let types = [DType::F32, DType::F64, DType::F16, DType::BF16].map(averaged_as);
+        assert_eq!(types, [F32, F64, F16, Bf16].map(Some));
+        assert_eq!([DType::I64, DType::F8E4M3].map(averaged_as), [None, None]);
     }
 }

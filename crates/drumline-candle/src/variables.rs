@@ -40,7 +40,7 @@ pub(crate) fn sorted(varmap: &VarMap) -> Vec<Variable> {
 pub(crate) fn find_problem(variables: &[Variable]) -> Option<String> {
     let unfit = |it: &&Variable| {
         let dtype = it.var.dtype();
-        host::carried_as(dtype).is_none() || dtype.is_float() && host::summed_as(dtype).is_none()
+        host::carried_as(dtype).is_none() || dtype.is_float() && host::averaged_as(dtype).is_none()
     };
     if let Some(Variable { name, var }) = variables.iter().find(unfit) {
         return Some(format!(

@@ -5,6 +5,7 @@
 mod adamw;
 mod equivalence;
 mod faults;
+mod killed;
 mod random_order;
 mod resume;
 mod steps;

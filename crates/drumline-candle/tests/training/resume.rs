@@ -12,7 +12,12 @@ use drumline_candle::{AdamW, DataParallel, Error, checkpoint, resume, variables_
 use crate::{numbers, on_ranks, variable};
 
 /// Trains on 60 samples in two epochs of batches of three, up to `stop` steps, and saves every step.
-fn train(group: &ProcessGroup, out: &CheckpointDirectory, dtype: DType, stop: u64) -> u64 {
+pub(crate) fn train(
+    group: &ProcessGroup,
+    out: &CheckpointDirectory,
+    dtype: DType,
+    stop: u64,
+) -> u64 {
     let varmap = VarMap::new();
     let vb = VarBuilder::from_varmap(&varmap, dtype, &Device::Cpu);
     let layers = [linear(4, 8, vb.pp("first")).unwrap(), linear(8, 1, vb.pp("second")).unwrap()];

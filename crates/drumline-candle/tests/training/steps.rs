@@ -79,8 +79,54 @@ fn with_ignore_parameters_are_those_that_had_a_gradient() {
     });
 }
 
+/// A gradient of a rank, as an optimizer with variables of f32 would see it.
+fn own_gradient(rank: usize, dtype: DType) -> Vec<f32> {
+    let gradient = numbers(&[64], 3 + rank, DType::F64).affine(100.0, 0.0).unwrap();
+    gradient.to_dtype(dtype).unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap()
+}
+
 #[test]
-fn short_floats_are_summed_in_f32_and_rounded_once() {
+fn short_floats_travel_as_they_are_and_are_summed_in_f32_and_rounded_once() {
+    for (dtype, epsilon) in
+        [(DType::F16, f16::EPSILON.to_f32()), (DType::BF16, bf16::EPSILON.to_f32())]
+    {
+        for world_size in [1, 2, 3, 4] {
+            let mut sum = vec![0.0_f32; 64];
+            for rank in 0..world_size {
+                sum.iter_mut().zip(own_gradient(rank, dtype)).for_each(|(sum, own)| *sum += own);
+            }
+            let bytes = on_ranks(world_size, |group| {
+                let varmap = VarMap::new();
+                let weight = variable(&varmap, "weight", &[64], dtype);
+                let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+                let mut gradients = GradStore::default();
+                let own = Tensor::new(own_gradient(group.rank(), dtype), &Device::Cpu).unwrap();
+                gradients.insert(&weight, own.to_dtype(dtype).unwrap());
+                ddp.average(&mut gradients).unwrap();
+                let average = gradients.get(&weight).unwrap();
+                assert_eq!(average.dtype(), dtype);
+                for (average, sum) in elements(average).iter().zip(&sum) {
+                    let exact = f64::from(*sum) / world_size as f64;
+                    // One rounding is half a step of the type at most, and that of f32 is far smaller.
+                    let off = (average - exact).abs();
+                    let half_a_step = exact.abs() * f64::from(epsilon) / 2.0;
+                    assert!(
+                        off <= half_a_step * 1.001,
+                        "{dtype:?}, {world_size}: {average}, {exact}"
+                    );
+                }
+                ddp.stats().bytes
+            });
+            if world_size > 1 {
+                // Two bytes for each of 64 elements, and a few marks.
+                assert!((128..160).contains(&bytes[0]), "{bytes:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ones_are_not_lost_beside_a_large_number_of_bf16() {
     on_ranks(4, |group| {
         let varmap = VarMap::new();
         let half = variable(&varmap, "half", &[1], DType::F16);
