@@ -56,6 +56,13 @@ pub enum Error {
         second: String,
     },
 
+    /// The model of other ranks cannot be wrapped. They get the reason as an error of its own.
+    #[error("{problem}")]
+    OnOtherRanks {
+        /// The ranks, and what is wrong there.
+        problem: String,
+    },
+
     /// The loss does not depend on anything that requires a gradient.
     #[error(
         "the loss has no gradient: it was computed without autodiff (`model.valid()`?) or detached \

@@ -12,7 +12,7 @@ use drumline::{
 };
 
 use crate::{
-    Error, Result, pack,
+    Error, Result, agreement, pack,
     tap::TapParameter,
     tensors::{self, Path},
 };
@@ -30,8 +30,8 @@ pub(crate) struct Inspected {
     pub(crate) untappable: Vec<(String, String)>,
     /// Whether some tensor has a reparameterization of the user.
     pub(crate) is_reparameterized: bool,
-    /// Why the model cannot be wrapped. It is not returned at once, because the ranks compare their models
-    /// first: otherwise ranks with a good model would wait for a rank that has already returned.
+    /// Why the model cannot be wrapped. It is not returned at once: ranks with a good model would wait for a rank that
+    /// has already returned.
     pub(crate) problem: Option<Error>,
 }
 
@@ -75,12 +75,15 @@ pub(crate) fn inspect<M: Module>(model: &M, options: &DdpOptions) -> Inspected {
 }
 
 impl Inspected {
-    /// Checks that all ranks have the same model and options, then that this rank's can be wrapped.
+    /// Checks that all ranks have a model that can be wrapped, then that they have the same model and options.
     pub(crate) fn verify(&mut self, group: &ProcessGroup, options: &DdpOptions) -> Result<()> {
+        let own = self.problem.as_ref().map_or(Ok(()), |problem| Err(problem.to_string()));
+        if let Err(problem) = agreement::agree(group, own)? {
+            return Err(self.problem.take().unwrap_or(Error::OnOtherRanks { problem }));
+        }
         let ignored = self.ignored.iter().map(|name| ParameterSpec::new(name, [], DType::U8));
         let others: Vec<ParameterSpec> = self.buffers.iter().cloned().chain(ignored).collect();
-        verify_model(group, &self.parameters, &others, options)?;
-        self.problem.take().map_or(Ok(()), Err)
+        Ok(verify_model(group, &self.parameters, &others, options)?)
     }
 
     /// Logs a warning with the parameters whose communication cannot overlap backward.

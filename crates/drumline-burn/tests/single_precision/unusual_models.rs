@@ -10,11 +10,14 @@ use burn::{
     module::{Lora, Module, Param, Reparameterization, Reparameterizer},
     nn::{Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
-    tensor::{Device, Tensor},
+    tensor::{
+        Device, Tensor,
+        quantization::{QuantScheme, QuantValue},
+    },
 };
 use drumline::{Config, DebugLevel, ProcessGroup};
 use drumline_burn::{
-    DdpOptions, DistributedDataParallel, NamedTensor, UnusedParameters, named_tensors,
+    DdpOptions, DistributedDataParallel, Error, NamedTensor, UnusedParameters, named_tensors,
     parameters_digest,
 };
 
@@ -306,6 +309,45 @@ fn the_factors_of_lora_adapters_are_tapped_like_any_parameter() {
         assert_eq!(gradients.len(), 6, "two factors for each of three layers, and no base");
         assert_eq!(ddp.stats().buckets_launched_early, 6, "during backward");
     });
+}
+
+/// A weight of 8-bit floats.
+fn quantized() -> Linear {
+    let mut layer: Linear = LinearConfig::new(4, 4).with_bias(false).init(&Device::flex());
+    let scheme = QuantScheme::default().with_value(QuantValue::E4M3);
+    layer.weight = Param::from_tensor(layer.weight.val().quantize_dynamic(&scheme));
+    layer
+}
+
+#[test]
+fn a_weight_of_8_bit_floats_is_named_on_every_rank() {
+    #[derive(Module, Debug)]
+    struct Model {
+        trained: Linear,
+        frozen: Linear,
+    }
+    let wrap = |group: ProcessGroup, is_quantized: bool| {
+        let layer = || LinearConfig::new(4, 4).with_bias(false).init(&device());
+        let frozen = if is_quantized { quantized() } else { layer().no_grad() };
+        let model = Model { trained: layer(), frozen };
+        DistributedDataParallel::wrap(model, &group).map(drop).unwrap_err()
+    };
+    for error in on_ranks(2, |group| wrap(group, true)) {
+        assert!(matches!(error, Error::UnsupportedDType { .. }), "{error}");
+        assert!(error.to_string().contains("tensor `frozen.weight` is QFloat"), "{error}");
+    }
+    let errors = on_ranks(3, |group| {
+        let is_quantized = group.rank() == 1;
+        wrap(group, is_quantized)
+    });
+    assert!(matches!(errors[1], Error::UnsupportedDType { .. }), "{}", errors[1]);
+    for other in [&errors[0], &errors[2]] {
+        assert!(matches!(other, Error::OnOtherRanks { .. }), "{other}");
+        assert!(
+            other.to_string().contains("on rank 1: tensor `frozen.weight` is QFloat"),
+            "{other}"
+        );
+    }
 }
 
 /// `cargo test -p drumline-burn --features ndarray`
