@@ -120,7 +120,7 @@ pub use drumline::ddp::{
 };
 pub use error::{Error, Result};
 #[cfg(feature = "train")]
-pub use learner::{DistributedTraining, distribute};
+pub use learner::{DistributedTraining, distribute, newest_epoch};
 pub use logging::LoggingData;
 pub use scaler::GradScaler;
 pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};

@@ -9,7 +9,7 @@ use drumline::{
     sampler::{DistributedSampler, evaluation_shard},
 };
 
-use super::{loader::DistributedDataLoader, order::Order, source::Source};
+use super::{dealer::Share, loader::DistributedDataLoader, order::Order, source::Source};
 use crate::{
     Error, Result,
     agreement::{agree, same_settings},
@@ -175,7 +175,7 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
             dataset: Arc::new(dataset),
             batcher: self.batcher,
             device: self.device.unwrap_or_default(),
-            rank: group.rank(),
+            share: Share { rank: group.rank(), world_size: group.world_size() },
         };
         let batch_size = NonZeroUsize::new(self.batch_size).unwrap_or(NonZeroUsize::MIN);
         Arc::new(DistributedDataLoader::new(order, source, batch_size, self.num_workers))

@@ -14,13 +14,19 @@ use burn::{
 };
 use drumline::sampler::SamplerState;
 
-use super::{batches::Batches, order::Order, source::Source, workers::Workers};
+use super::{
+    batches::Batches,
+    dealer::{self, Dealer},
+    order::Order,
+    source::Source,
+    workers::Workers,
+};
 use crate::checkpoint::DataPosition;
 
 /// A `DataLoader` of burn with one rank's share of the samples. [`DataLoaderBuilder`](super::DataLoaderBuilder) makes
 /// it.
 ///
-/// A `Learner` takes it as any loader of burn. In a checkpoint it stands in place of the sampler:
+/// A `Learner` takes it as any loader of burn, and `drumline_burn::distribute` knows it. In a checkpoint it stands in place of the sampler:
 ///
 /// ```
 /// # use burn::{
@@ -82,11 +88,7 @@ impl<I: 'static, O: Send + 'static> DistributedDataLoader<I, O> {
     ///
     /// It has no effect on a shard, nor on iterators that exist already.
     pub fn set_epoch(&self, epoch: u64) {
-        let change = self.order.change(|sampler| {
-            sampler.set_epoch(epoch);
-            Ok(())
-        });
-        debug_assert!(change.is_ok(), "setting an epoch does not fail");
+        self.order.set_epoch(epoch);
     }
 
     fn workers(&self) -> io::Result<Option<Arc<Workers<O>>>> {
@@ -114,31 +116,20 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedDataLoader<I, O
 
     /// The number of samples that this rank gets in an epoch.
     fn num_items(&self) -> usize {
+        dealer::answer(|| Dealer { share: self.source.share, order: self.order.clone() });
         self.order.len()
     }
 
     /// The same loader for another device. The two share the place in the data.
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<O>> {
-        let Source { dataset, batcher, rank, .. } = &*self.source;
-        let source = Source {
-            dataset: dataset.clone(),
-            batcher: batcher.clone(),
-            device: device.clone(),
-            rank: *rank,
-        };
+        let source = Source { device: device.clone(), ..Source::clone(&self.source) };
         Arc::new(Self::new(self.order.clone(), source, self.batch_size, self.num_workers))
     }
 
     /// A loader of some of this rank's samples: in each epoch, those that this loader delivers as its items `start` to
     /// `end`. It has a place of its own.
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<O>> {
-        let Source { dataset, batcher, rank, device } = &*self.source;
-        let source = Source {
-            dataset: dataset.clone(),
-            batcher: batcher.clone(),
-            device: device.clone(),
-            rank: *rank,
-        };
+        let source = Source::clone(&self.source);
         Arc::new(Self::new(self.order.part(start, end), source, self.batch_size, self.num_workers))
     }
 }

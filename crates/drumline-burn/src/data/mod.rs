@@ -75,6 +75,8 @@
 
 mod batches;
 mod builder;
+#[cfg_attr(not(feature = "train"), expect(dead_code, reason = "a `Learner` asks"))]
+mod dealer;
 mod loader;
 mod order;
 mod source;
@@ -83,4 +85,9 @@ mod workers;
 
 pub use self::{
     builder::DataLoaderBuilder, loader::DistributedDataLoader, source::LoadError, totals::Totals,
+};
+#[cfg(feature = "train")]
+pub(crate) use self::{
+    dealer::{Dealer, dealer_of},
+    source::text_of,
 };

@@ -111,6 +111,15 @@ impl Order {
         }
     }
 
+    /// Goes to the beginning of an epoch. It has no effect on a shard.
+    pub(super) fn set_epoch(&self, epoch: u64) {
+        let change = self.change(|sampler| {
+            sampler.set_epoch(epoch);
+            Ok(())
+        });
+        debug_assert!(change.is_ok(), "setting an epoch does not fail");
+    }
+
     /// Iterators that exist already do not move the new place.
     pub(super) fn change(
         &self,

@@ -16,12 +16,25 @@ use burn::{
     tensor::Device,
 };
 
+use super::dealer::Share;
+
 /// Where batches come from.
 pub(super) struct Source<I, O> {
     pub(super) dataset: Arc<dyn Dataset<I>>,
     pub(super) batcher: Arc<dyn Batcher<I, O>>,
     pub(super) device: Device,
-    pub(super) rank: usize,
+    pub(super) share: Share,
+}
+
+impl<I, O> Clone for Source<I, O> {
+    fn clone(&self) -> Self {
+        Self {
+            dataset: self.dataset.clone(),
+            batcher: self.batcher.clone(),
+            device: self.device.clone(),
+            share: self.share,
+        }
+    }
 }
 
 /// Why a batch could not be loaded. It is the error within the [`DatasetError`] that the iterator delivers.
@@ -99,12 +112,13 @@ impl<I, O> Source<I, O> {
         problem: String,
         cause: Option<DatasetError>,
     ) -> DatasetError {
-        let (rank, samples) = (self.rank, samples.to_vec());
+        let (rank, samples) = (self.share.rank, samples.to_vec());
         DatasetError::new(LoadError { rank, samples, problem, cause })
     }
 }
 
-fn text_of(panic: &(dyn Any + Send)) -> &str {
+/// The message of a panic.
+pub(crate) fn text_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("without a message")
 }

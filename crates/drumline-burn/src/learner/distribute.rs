@@ -1,4 +1,11 @@
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use burn::{
     tensor::Device,
@@ -8,10 +15,12 @@ use drumline::ProcessGroup;
 
 use super::{
     averaging::Wrapped,
+    epoch::failure,
     silent::Silent,
+    state,
     strategy::{OnOtherRanks, OnRoot, Strategy},
 };
-use crate::DistributedDataParallel;
+use crate::{DistributedDataParallel, Error, agreement, data::text_of};
 
 /// Makes a training of burn's `Learner` data-parallel over the ranks of `group`.
 ///
@@ -108,21 +117,25 @@ use crate::DistributedDataParallel;
 ///
 /// - Rank 0's parameters and buffers are copied to all ranks.
 /// - Each rank trains on its share of the data. Rank `r` of `p` takes the `r`-th of `p` equal parts of the loader
-///   (what is left over is not used), unless the loader deals shares itself
-///   ([`deals_shares`](DistributedTraining::deals_shares)).
+///   (what is left over is not used). A [`DistributedDataLoader`](crate::data::DistributedDataLoader) yields the share of
+///   its rank by itself. For a loader of your own that does so, see
+///   [`deals_shares`](DistributedTraining::deals_shares).
 /// - Gradients are averaged when `TrainStep::step` has returned. If the model was
 ///   [wrapped](DistributedTraining::wrapped), they travel during backward. With `grads_accumulation(k)` they travel
 ///   once in `k` calls of `step`.
 /// - Rank 0 alone validates (on all data), computes metrics, shows progress, writes logs, metrics and checkpoints, and
 ///   decides about early stopping. Its progress counts the items of all ranks. Training metrics are those of rank 0's
 ///   share.
+/// - A training that resumes from a checkpoint takes rank 0's model, optimizer and scheduler on all ranks. The other ranks
+///   read no file. [`newest_epoch`](crate::newest_epoch) says where to go on.
 /// - If one rank asks to stop (its `Interrupter`, a key in the dashboard), all ranks stop after the same step.
 ///
 /// # Errors
 ///
 /// A failure ends `launch` on every rank. [`LearningResult::error`] says why, and names the rank. That includes
-/// ranks whose settings or models differ, data that cannot be read, a rank that died, and parameters that differ
-/// between ranks after the first step or at the end of an epoch.
+/// ranks whose settings or models differ, a loader that was built for another rank or group, a checkpoint that is not
+/// there or of another model, data that cannot be read, a rank that died, and parameters that differ between ranks after
+/// the first step or at the end of an epoch.
 ///
 /// In a world of one rank `launch` is burn's own.
 pub fn distribute<M: LearnerModel>(
@@ -180,6 +193,9 @@ impl<M: LearnerModel> DistributedTraining<M> {
 
     /// The loader of the training data yields this rank's share alone, so it is not to be divided.
     ///
+    /// Say so for a loader of your own that deals shares. One of [`data`](crate::data) is known, also within a loader
+    /// that passes `num_items` on to it.
+    ///
     /// All ranks must have the same number of batches.
     pub fn deals_shares(mut self) -> Self {
         self.deals_shares = true;
@@ -206,17 +222,47 @@ impl<M: LearnerModel> DistributedTraining<M> {
                 None => training.launch(learner),
             };
         }
-        let is_root = group.rank() == 0;
-        let strategy = Strategy { group, device, wrapped, deals_shares };
-        if is_root {
-            let strategy = TrainingStrategy::Custom(Arc::new(OnRoot(strategy)));
-            return training.with_training_strategy(strategy).launch(learner);
+        let has_begun = Arc::<AtomicBool>::default();
+        let strategy = Strategy {
+            group: group.clone(),
+            device,
+            wrapped,
+            deals_shares,
+            has_begun: has_begun.clone(),
+        };
+        let model = learner.model();
+        let launch = || {
+            if group.rank() == 0 {
+                let strategy = TrainingStrategy::Custom(Arc::new(OnRoot(strategy)));
+                return training.with_training_strategy(strategy).launch(learner);
+            }
+            state::without_files(training)
+                .renderer(Box::new(Silent))
+                .with_application_logger(None)
+                .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnOtherRanks(strategy))))
+                .launch(learner)
+        };
+        match catch_unwind(AssertUnwindSafe(launch)) {
+            Ok(result) => result,
+            Err(panic) if has_begun.load(Ordering::Relaxed) => resume_unwind(panic),
+            Err(panic) => refuse(model, text_of(panic.as_ref()), &group),
         }
-        training
-            .renderer(Box::new(Silent))
-            .with_application_logger(None)
-            .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnOtherRanks(strategy))))
-            .launch(learner)
+    }
+}
+
+/// What this rank returns if burn has panicked before it came to the strategy. burn does so if it cannot load a
+/// checkpoint. The other ranks are about to compare settings.
+fn refuse<M: LearnerModel>(model: M, panic: &str, group: &ProcessGroup) -> LearningResult<M> {
+    let problem = format!("burn cannot begin this training: {panic}");
+    let error = match agreement::agree::<()>(group, Err(problem.clone())) {
+        Ok(told) => Error::Learner { problem: told.err().unwrap_or(problem) },
+        Err(error) => error,
+    };
+    LearningResult {
+        model: model.valid(),
+        renderer: Box::new(Silent),
+        interrupted: None,
+        error: Some(Arc::new(failure(group.rank(), error.to_string()))),
     }
 }
 

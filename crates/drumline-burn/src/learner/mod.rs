@@ -1,14 +1,18 @@
 //! burn's `Learner` on many processes.
 //!
-//! The loop of a training is [`strategy`] and [`epoch`]; with [`silent`] they are all that depends on burn's crate for
-//! training. The other files know models, gradients and groups alone.
+//! The loop of a training is [`strategy`] and [`epoch`]; with [`silent`] and [`state`] they are all that depends on
+//! burn's crate for training. The other files know models, data, files, gradients and groups alone.
 
 mod averaging;
 mod batches;
 mod distribute;
 mod epoch;
+mod newest;
+mod shares;
 mod silent;
+mod state;
 mod stopping;
 mod strategy;
 
 pub use distribute::{DistributedTraining, distribute};
+pub use newest::newest_epoch;

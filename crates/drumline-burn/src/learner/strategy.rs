@@ -1,14 +1,16 @@
 //! The strategy that burn's training runs on each rank.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use burn::{
-    data::dataloader::DataLoader,
     module::Module,
     tensor::Device,
     train::{
         EventProcessorTraining, Learner, LearnerEvent, LearnerModel, LearningResult,
-        SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
+        SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
         TrainingComponents, ValidLoader,
     },
 };
@@ -17,6 +19,8 @@ use drumline::ProcessGroup;
 use super::{
     averaging::{Averager, Wrapped},
     epoch::{Flow, Listener, Run, failure, load},
+    shares::{Shares, problem_of_validation},
+    state,
 };
 use crate::{Error, Result, agreement};
 
@@ -24,7 +28,10 @@ pub(super) struct Strategy {
     pub(super) group: ProcessGroup,
     pub(super) device: Option<Device>,
     pub(super) wrapped: Option<Wrapped>,
+    /// Whether the program says that its loader deals shares.
     pub(super) deals_shares: bool,
+    /// Whether burn has come as far as calling this.
+    pub(super) has_begun: Arc<AtomicBool>,
 }
 
 /// Rank 0: burn tells loggers and renderers of its progress.
@@ -90,6 +97,7 @@ impl Strategy {
         valid: &ValidLoader<M>,
         starting_epoch: usize,
     ) -> Trained<M> {
+        self.has_begun.store(true, Ordering::Relaxed);
         if let Err(error) = self.run(&mut components, &mut learner, train, valid, starting_epoch) {
             if !is_agreed(&error) {
                 self.group.abort(); // the other ranks wait for this one
@@ -111,12 +119,18 @@ impl Strategy {
         let group = &self.group;
         let device = self.device_of(&learner.model());
         learner.fork(&device);
-        self.agree_on_settings(components, learner, train.num_items(), starting_epoch)?;
-        let (averager, model) = Averager::new(self.wrapped.as_ref(), learner.model(), group)?;
+        let shares = Shares::new(train, self.deals_shares);
+        let problem = shares.problem(group).or_else(|| problem_of_validation(&**valid));
+        self.agree_on_settings(components, learner, &shares, problem, starting_epoch)?;
+        let (averager, mut model) = Averager::new(self.wrapped.as_ref(), learner.model(), group)?;
+        if starting_epoch > 1 {
+            let is_from_files = components.checkpointer.is_some();
+            model = state::share(learner, model, is_from_files, &components.event_store, group)?;
+        }
         load(learner, model, group);
 
         let is_root = group.rank() == 0;
-        let train = self.share(train).to_device(&device);
+        let train = shares.of_rank(group, starting_epoch).to_device(&device);
         let valid = is_root.then(|| valid.to_device(&device.inner()));
         let mut run = Run {
             group,
@@ -190,35 +204,21 @@ impl Strategy {
         &self,
         components: &TrainingComponents<M>,
         learner: &Learner<M>,
-        items: usize,
+        shares: &Shares<'_, <M as TrainStep>::Input>,
+        problem: Option<String>,
         starting_epoch: usize,
     ) -> Result<()> {
-        let ranks = self.group.world_size();
         let settings = [
             ("num_epochs", components.num_epochs.to_string()),
             ("checkpoint", (starting_epoch - 1).to_string()),
             ("grads_accumulation", components.grad_accumulation.unwrap_or(1).to_string()),
             ("wrapped", self.wrapped.is_some().to_string()),
-            ("deals_shares", self.deals_shares.to_string()),
-            ("items of the training data", items.to_string()),
+            ("deals_shares", shares.are_dealt.to_string()),
+            ("items of the training data", shares.items().to_string()),
         ];
-        let too_few = (!self.deals_shares && items < ranks).then(|| {
-            format!("the training data has {items} items for {ranks} ranks; start fewer ranks")
-        });
         let misfit = || self.wrapped.as_ref()?.misfit(&learner.model(), &self.group);
-        agreement::begin_alike(&self.group, too_few.or_else(misfit), &settings)?
+        agreement::begin_alike(&self.group, problem.or_else(misfit), &settings)?
             .map_err(|problem| Error::Learner { problem })
-    }
-
-    /// This rank's part of the training data.
-    fn share<I>(&self, loader: &Arc<dyn DataLoader<I>>) -> Arc<dyn DataLoader<I>> {
-        if self.deals_shares {
-            return loader.clone();
-        }
-        let (rank, items) = (self.group.rank(), loader.num_items() / self.group.world_size());
-        let (start, end) = (rank * items, (rank + 1) * items);
-        tracing::info!(rank, "trains on items {start} to {end} of {}", loader.num_items());
-        loader.slice(start, end)
     }
 }
 
@@ -227,10 +227,12 @@ fn is_agreed(error: &Error) -> bool {
     use drumline::train::Error::{Gradients, ModelMismatch};
     match error {
         Error::Drumline(error) => matches!(error, ModelMismatch { .. } | Gradients { .. }),
-        // The ranks have compared their models before they return the last two.
-        Error::Learner { .. } | Error::AlreadyWrapped { .. } | Error::SharedParameter { .. } => {
-            true
-        }
+        // The ranks have told each other the last four.
+        Error::Learner { .. }
+        | Error::AlreadyWrapped { .. }
+        | Error::SharedParameter { .. }
+        | Error::UnsupportedDType { .. }
+        | Error::OnOtherRanks { .. } => true,
         _ => false,
     }
 }

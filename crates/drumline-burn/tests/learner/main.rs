@@ -5,8 +5,10 @@
 mod dealt;
 mod equality;
 mod files;
+mod killed;
 mod network;
 mod processes;
 mod refusals;
+mod resumed;
 mod stopping;
 mod training;

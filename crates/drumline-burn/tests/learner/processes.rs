@@ -64,7 +64,7 @@ fn rank() {
     fs::write(&outcome, error(&result)).unwrap();
 }
 
-struct Rank(Child);
+pub(crate) struct Rank(pub(crate) Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
@@ -87,7 +87,7 @@ fn start_one(directory: &Path, rank: usize, variables: &[(&str, &str)]) -> Rank 
 }
 
 /// Waits until `is_met`. The limit only ends a test that would hang.
-fn until(what: &str, mut is_met: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_met: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_met() {
         assert!(began.elapsed() < Duration::from_secs(120), "waited for {what}");

@@ -119,6 +119,34 @@ fn a_learner_on_another_model_than_the_wrapped_one_is_refused() {
 }
 
 #[test]
+fn a_model_that_was_wrapped_over_another_group_is_refused() {
+    for error in on_ranks(2, |group| {
+        let directory = TempDir::new().unwrap();
+        let model = Network::new(1, 8, Notes::default(), &device());
+        let (ddp, model) = DistributedDataParallel::wrap(model, &ProcessGroup::alone()).unwrap();
+        let training = Setup::new(0..32, 4).training(directory.path());
+        error(&distribute(training, &group).wrapped(&ddp).launch(learner(model)))
+    }) {
+        assert!(error.contains("the model was wrapped over group"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_do_not_agree_on_who_deals_shares_are_named() {
+    for error in on_ranks(2, |group| {
+        let (directory, notes) = (TempDir::new().unwrap(), Notes::default());
+        let model = Network::new(1, 8, notes.clone(), &device());
+        let training = distribute(Setup::new(0..32, 4).training(directory.path()), &group);
+        let training = if group.rank() == 1 { training.deals_shares() } else { training };
+        let error = error(&training.launch(learner(model)));
+        assert!(notes.losses().is_empty(), "a step was run");
+        error
+    }) {
+        assert!(error.contains("on rank 1: deals_shares is true, but rank 0 has false"), "{error}");
+    }
+}
+
+#[test]
 fn ranks_with_another_optimizer_are_told_after_the_first_step() {
     for (error, updates) in on_ranks(2, |group| {
         let notes = Notes::default();

@@ -143,6 +143,27 @@ fn a_rank_that_stops_stops_all_after_the_same_step() {
     }
 }
 
+/// The others do not see the metrics, so they cannot judge.
+#[test]
+fn early_stopping_is_rank_0s() {
+    // The epochs after which the ranks would stop, and the one after which all do.
+    for (of_ranks, expected) in [([2, 1, 99], 2), ([99, 1, 1], 4), ([1, 99, 99], 1)] {
+        for epochs in on_ranks(3, |group| {
+            let setup = Setup { epochs: 4, ..Setup::new(0..3 * 8, 2) };
+            let notes = Notes::default();
+            let directory = TempDir::new().unwrap();
+            let stops = StopAt(of_ranks[group.rank()]);
+            let training = setup.training(directory.path()).early_stopping(stops);
+            let model = Network::new(1, 8, notes.clone(), &device());
+            let result = distribute(training, &group).launch(learner(model));
+            assert_eq!((error(&result), result.interrupted), (String::new(), None));
+            notes.rates().len() / 4
+        }) {
+            assert_eq!(epochs, expected, "{of_ranks:?}");
+        }
+    }
+}
+
 #[test]
 fn the_others_wait_for_validation_beyond_the_time_limit_of_a_call() {
     for error in on_ranks_within(Duration::from_secs(3), 2, |group| {
