@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
+        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly devices vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -31,6 +31,7 @@ help:
 	@echo 'make faults     every system call of a small job fails once; ONLY=shm for one transport'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make vulkan     gradients of burn on a GPU, here a Vulkan that is software: ten minutes to build'
+	@echo 'make devices    a Learner on ndarray, burn'\''s other backend for CPUs'
 	@echo 'make systems    what other systems say at the first build, and a build with musl'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
@@ -145,6 +146,8 @@ soak:
 	$(MAKE) soak-python
 	LEARNER_TEST_ROUNDS=200 LEARNER_TEST_KILLS=50 \
 	    cargo test --locked -p drumline-burn --features train --test learner
+	cargo test --locked -p drumline-burn --features train --test learner a_hundred_kills -- --ignored --nocapture
+	cargo test --locked -p drumline-candle --test training a_hundred_kills -- --ignored --nocapture
 
 # 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
 soak-python: python-package
@@ -165,11 +168,15 @@ fuzz:
 PART ?= 1/1
 
 nightly: export DRUMLINE_PART := $(PART)
-nightly: $(if $(filter 1/%,$(PART)),vulkan)
+nightly: $(if $(filter 1/%,$(PART)),devices vulkan)
 	cargo test --locked --release -p drumline-conformance -p drumline-sim \
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
 	    --test conformance --test simulator -- everything programs_of
 	$(if $(filter 1/%,$(PART)),cargo test --locked --release -p drumline-inspect --features nightly --test inspect)
+
+# burn's Learner and models on ndarray, burn's other backend for CPUs, which `make test` leaves out.
+devices:
+	cargo test --locked -p drumline-burn --features train,ndarray --test learner --test single_precision other_device
 
 # Taps of burn on Mesa's software Vulkan, with and without the fusion of kernels. Builds wgpu, which `make test` leaves out.
 VULKAN_SOFTWARE ?= $(firstword $(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json))
@@ -179,7 +186,9 @@ vulkan:
 	else \
 	    for features in wgpu wgpu,burn/fusion; do \
 	        VK_DRIVER_FILES='$(VULKAN_SOFTWARE)' VK_ICD_FILENAMES='$(VULKAN_SOFTWARE)' \
-	            cargo test --locked -p drumline-burn --features $$features --lib --test gpu || exit 1; \
+	            cargo test --locked -p drumline-burn --features train,$$features --lib --test gpu || exit 1; \
+	        VK_DRIVER_FILES='$(VULKAN_SOFTWARE)' VK_ICD_FILENAMES='$(VULKAN_SOFTWARE)' \
+	            cargo test --locked -p drumline-burn --features train,$$features --test learner devices || exit 1; \
 	    done; \
 	fi
 

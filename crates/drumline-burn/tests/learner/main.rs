@@ -3,6 +3,7 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 mod dealt;
+mod devices;
 mod equality;
 mod files;
 mod killed;
