@@ -120,8 +120,8 @@ fn every_rank_resumes_with_the_state_of_rank_0_and_needs_no_files() {
             copy(&directory.path().join("first-0"), &directory.path().join(name));
         }
         let whole = run("whole", EPOCHS);
-        let parts = (2..=EPOCHS).map(|epochs| run("parts", epochs)).last();
-        assert_eq!(parts, Some(whole), "{ranks} ranks, wrapped {wraps}");
+        let parts: Vec<u64> = (2..=EPOCHS).map(|epochs| run("parts", epochs)).collect();
+        assert_eq!(parts.last(), Some(&whole), "{ranks} ranks, wrapped {wraps}");
         let [whole, parts] =
             ["whole-0", "parts-0"].map(|name| saved(&directory.path().join(name), EPOCHS));
         assert!(whole == parts, "{ranks} ranks, wrapped {wraps}: another state of the optimizer");
