@@ -9,7 +9,7 @@ use std::{
 use burn::{
     module::{Module, Param},
     optim::GradientsParams,
-    tensor::{AllocationProperty, Bytes, DType, Gradients, Tensor, TensorData},
+    tensor::{DType, Gradients, Tensor, TensorData},
 };
 use drumline::ddp::{
     Averaged, FaultKind, GradientFault, GradientReducer, Place, UnusedParameters, Values,
@@ -17,6 +17,7 @@ use drumline::ddp::{
 
 use crate::{
     Error, Result,
+    burn_version::shared,
     host::{Batch, Unreadable},
     tensors::{VisitFloat, visit_floats},
 };
@@ -225,9 +226,7 @@ impl VisitFloat for Collect<'_> {
             Values::Bf16(_) => DType::BF16,
             _ => return,
         };
-        // burn copies the elements if it writes to them, because they are shared.
-        let bytes =
-            Bytes::from_shared(bytes::Bytes::from_owner(gradient), AllocationProperty::Other);
+        let bytes = shared(bytes::Bytes::from_owner(gradient));
         let data = TensorData::from_bytes(bytes, parameter.shape(), dtype);
         let options = (&parameter.device().without_autodiff(), dtype);
         self.gradients.register(param.id, Tensor::<D>::from_data(data, options));

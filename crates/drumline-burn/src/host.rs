@@ -1,12 +1,10 @@
 //! Tensors of any device in the memory of the host.
 
-use burn::{
-    backend::{Dispatch, flex::FlexTensor},
-    tensor::{DType, Device, Tensor, TensorData, Transaction},
-};
+use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
 use drumline::ddp::{Place, Values};
 
 use crate::{
+    burn_version::backend::{Dispatch, FlexTensor},
     pack::{device_name, is_flex, pack_flex},
     tap::{GradientTap, Stored},
 };

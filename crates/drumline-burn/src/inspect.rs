@@ -12,7 +12,9 @@ use drumline::{
 };
 
 use crate::{
-    Error, Result, agreement, pack,
+    Error, Result, agreement,
+    burn_version::REPARAMETERIZATION,
+    pack,
     tap::TapParameter,
     tensors::{self, Path},
 };
@@ -129,7 +131,7 @@ impl ModuleVisitor for Visitor {
 
     fn enter_module(&mut self, name: &str, container_type: &str) {
         // burn visits the reparameterization of a parameter right after the parameter itself.
-        if container_type == "Reparameterization" {
+        if container_type == REPARAMETERIZATION {
             let parameter = self.path.name();
             if name == TapParameter::NAME {
                 self.problem.get_or_insert(Error::AlreadyWrapped { name: parameter.clone() });

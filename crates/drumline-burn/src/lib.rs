@@ -90,6 +90,7 @@ mod agreement;
 mod any_model;
 #[cfg(doctest)]
 mod book;
+mod burn_version;
 pub mod checkpoint;
 mod clip;
 #[cfg(feature = "data")]

@@ -2,15 +2,11 @@
 
 use std::ops::AddAssign;
 
-use burn::{
-    backend::{
-        DispatchDevice,
-        flex::{FlexTensor, Layout},
-    },
-    tensor::{DType, Device, Element},
-};
+use burn::tensor::{DType, Device, Element};
 use bytemuck::Pod;
 use drumline::ddp::{Place, ValuesMut};
+
+use crate::burn_version::backend::{DispatchDevice, FlexTensor, Layout};
 
 /// Whether `device` is burn's flex backend.
 pub(crate) fn is_flex(device: &Device) -> bool {

@@ -14,45 +14,14 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use burn::{
-    backend::{Backend, read_sync},
-    tensor::{Bytes, DType},
-};
-use burn_cubecl::{
-    CubeBackend,
-    cubecl::server::{CopyDescriptor, ServerError},
-    kernel::into_contiguous_aligned,
-    tensor::CubeTensor,
-};
-use burn_fusion::{FusionBackend, FusionTensor};
-use burn_std::id::StreamId;
+use burn::tensor::{Bytes, DType};
 use bytemuck::AnyBitPattern;
 use drumline::ddp::{GradientReducer, Place, Values};
 
-/// A tensor of `Cube`: of `CubeBackend` itself, or of `Fusion<CubeBackend>` where burn's feature `fusion` is on. A
-/// crate cannot ask which features another crate has, so both are served. `B` is there because `CubeBackend` can be
-/// fused only with that feature.
-pub(crate) trait OnDevice<B> {
-    /// The tensor in the device's memory. This starts the operations that it waits for, but does not wait for their
-    /// end.
-    fn resolve(self) -> CubeTensor;
-}
-
-impl OnDevice<CubeBackend> for CubeTensor {
-    fn resolve(self) -> CubeTensor {
-        self
-    }
-}
-
-impl<B> OnDevice<B> for FusionTensor<B::FusionRuntime>
-where
-    B: FusionBackend + Backend<FloatTensorPrimitive = CubeTensor>,
-{
-    fn resolve(self) -> CubeTensor {
-        let client = self.client.clone();
-        client.resolve_tensor_float::<B>(self)
-    }
-}
+use crate::burn_version::{
+    backend::read_sync,
+    gpu::{CopyDescriptor, CubeTensor, ServerError, StreamId, into_contiguous_aligned},
+};
 
 /// Reads gradients for a reducer.
 pub(crate) struct Reader {

@@ -31,29 +31,24 @@ use std::{
 };
 
 use burn::{
-    backend::{
-        Autodiff, Backend, Dispatch, DispatchDevice, Flex, GradientCheckpointingStrategy,
-        autodiff::{
-            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-            grads::Gradients,
-            ops::{Backward, Ops, OpsKind, unary},
-        },
-        backend_extension,
-        flex::FlexTensor,
-        tensor::FloatTensor,
-    },
     module::{Module, Param, Reparameterization, Reparameterizer},
     tensor::Tensor,
 };
 use drumline::ddp::GradientReducer;
 
-use crate::pack::pack_flex;
+use crate::{
+    burn_version::backend::{
+        Autodiff, Backend, Backward, CheckpointStrategy, Checkpointer, Dispatch, DispatchDevice,
+        Flex, FlexTensor, FloatTensor, GradientCheckpointingStrategy, Gradients, Ops, OpsKind,
+        backend_extension, unary,
+    },
+    pack::pack_flex,
+};
 
 #[cfg(feature = "gpu")]
-use {
-    crate::read_back::{OnDevice, Reader},
-    burn::backend::Cube,
-    burn_cubecl::{CubeBackend, tensor::CubeTensor},
+use crate::{
+    burn_version::gpu::{Cube, CubeBackend, CubeTensor, OnDevice},
+    read_back::Reader,
 };
 
 /// Attaches a tap to each parameter that `slot_of` knows by its path.

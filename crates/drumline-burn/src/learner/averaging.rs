@@ -20,6 +20,7 @@ use drumline::{
 
 use crate::{
     DistributedDataParallel, Error, Result,
+    burn_version::REPARAMETERIZATION,
     gradients::{self, Slots},
     inspect::inspect,
     step::Reduction,
@@ -181,7 +182,7 @@ impl ModuleVisitor for FindParameters {
     }
 
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == "Reparameterization" && name == TapParameter::NAME {
+        if container_type == REPARAMETERIZATION && name == TapParameter::NAME {
             self.tapped += 1;
         }
         self.path.enter(name);

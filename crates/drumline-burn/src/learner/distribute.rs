@@ -16,11 +16,12 @@ use drumline::ProcessGroup;
 use super::{
     averaging::Wrapped,
     epoch::failure,
-    silent::Silent,
     state,
     strategy::{OnOtherRanks, OnRoot, Strategy},
 };
-use crate::{DistributedDataParallel, Error, agreement, data::text_of};
+use crate::{
+    DistributedDataParallel, Error, agreement, burn_version::silent::Silent, data::text_of,
+};
 
 /// Makes a training of burn's `Learner` data-parallel over the ranks of `group`.
 ///

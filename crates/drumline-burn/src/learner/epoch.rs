@@ -15,7 +15,7 @@ use super::{
     batches::{Batch, Batches, Next},
     stopping::{self, Mark, Marks, Wish},
 };
-use crate::{Error, Result, agreement, tensors};
+use crate::{Error, Result, agreement, burn_version::events, tensors};
 
 /// A training between the start of its first epoch and the end of its last.
 pub(super) struct Run<'a, M: LearnerModel> {
@@ -213,11 +213,7 @@ impl<M: LearnerModel> Run<'_, M> {
     /// Tells of a batch. Counts the items of all ranks.
     fn tell(&mut self, output: <M as TrainStep>::Output, progress: Progress, iteration: usize) {
         let ranks = self.group.world_size();
-        let progress = Progress {
-            items_processed: progress.items_processed * ranks,
-            items_total: progress.items_total * ranks,
-            ..progress
-        };
+        let progress = events::progress_of_all(progress, ranks);
         let lr = Some(self.learner.lr_current());
         let item = TrainingItem::new(output, progress, Some(iteration), lr);
         self.listener.train(LearnerEvent::ProcessedItem(item));

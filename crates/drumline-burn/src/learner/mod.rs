@@ -1,7 +1,7 @@
 //! burn's `Learner` on many processes.
 //!
-//! The loop of a training is [`strategy`] and [`epoch`]; with [`silent`] and [`state`] they are all that depends on
-//! burn's crate for training. The other files know models, data, files, gradients and groups alone.
+//! The loop of a training is [`strategy`] and [`epoch`]; with [`state`] they are all that depends on burn's crate for
+//! training. The other files know models, data, files, gradients and groups alone.
 
 mod averaging;
 mod batches;
@@ -9,7 +9,6 @@ mod distribute;
 mod epoch;
 mod newest;
 mod shares;
-mod silent;
 mod state;
 mod stopping;
 mod strategy;

@@ -22,7 +22,7 @@ use super::{
     shares::{Shares, problem_of_validation},
     state,
 };
-use crate::{Error, Result, agreement};
+use crate::{Error, Result, agreement, burn_version::events};
 
 pub(super) struct Strategy {
     pub(super) group: ProcessGroup,
@@ -147,9 +147,9 @@ impl Strategy {
         let mut flow = Flow::GoOn;
         for epoch in starting_epoch..=components.num_epochs {
             let total_items = train.num_items() * group.world_size();
-            run.listener.train(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+            run.listener.train(events::split_begins(epoch, total_items));
             flow = run.train(&*train)?;
-            run.listener.train(LearnerEvent::EndSplit(epoch));
+            run.listener.train(events::split_ends(epoch));
             if flow != Flow::GoOn {
                 break;
             }
@@ -159,9 +159,9 @@ impl Strategy {
             let mut stops_early = false;
             if let Some(valid) = &valid {
                 let total_items = valid.num_items();
-                run.listener.valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+                run.listener.valid(events::split_begins(epoch, total_items));
                 run.validate(&**valid);
-                run.listener.valid(LearnerEvent::EndSplit(epoch));
+                run.listener.valid(events::split_ends(epoch));
                 run.listener.train(LearnerEvent::EndEpoch(epoch));
                 if components.checkpointer.is_some() || components.early_stopping.is_some() {
                     run.listener.flush();

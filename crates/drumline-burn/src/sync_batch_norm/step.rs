@@ -7,26 +7,19 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-#[cfg(feature = "gpu")]
-use burn::backend::Cube;
-use burn::{
-    backend::{
-        Autodiff, Backend, Dispatch, Flex, TensorMetadata,
-        autodiff::{
-            NodeId,
-            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-            grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
-        },
-        backend_extension, read_sync,
-        tensor::FloatTensor,
-    },
-    tensor::{Shape, Tensor, TensorData},
-};
+use burn::tensor::{Shape, Tensor, TensorData};
 use drumline::{ProcessGroup, ReduceOp};
 
 use super::statistics::unread;
-use crate::{Error, Result};
+#[cfg(feature = "gpu")]
+use crate::burn_version::gpu::Cube;
+use crate::{
+    Error, Result,
+    burn_version::backend::{
+        Autodiff, Backend, Backward, CheckpointStrategy, Checkpointer, Dispatch, Flex, FloatTensor,
+        Gradients, NodeId, Ops, OpsKind, TensorMetadata, backend_extension, read_sync,
+    },
+};
 
 /// The samples behind the statistics.
 #[derive(Clone, Debug)]

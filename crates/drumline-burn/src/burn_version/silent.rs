@@ -1,4 +1,6 @@
 //! What ranks other than 0 show: nothing.
+//!
+//! 0.23 gives these methods another type for counts: `&Progress` in place of `usize`, also where there was no argument.
 
 use burn::train::{
     LearnerSummary,
@@ -11,7 +13,7 @@ use burn::train::{
 };
 
 /// Shows nothing.
-pub(super) struct Silent;
+pub(crate) struct Silent;
 
 type Shown = Result<(), Box<dyn std::error::Error>>;
 

@@ -1,0 +1,28 @@
+//! How burn's training is told of its progress.
+
+use burn::{data::dataloader::Progress, train::LearnerEvent};
+
+/// Training or validation begins to go through its data in an epoch. It has so many items.
+///
+/// 0.23: `StartSplit { epoch_number, progress }`, with a progress of no items yet.
+pub(crate) fn split_begins<T>(epoch: usize, items: usize) -> LearnerEvent<T> {
+    LearnerEvent::StartSplit { epoch_number: epoch, total_items: items }
+}
+
+/// It has ended, or was stopped.
+///
+/// 0.23: `EndSplit { epoch, progress }`, with how far it came. `Listener` in `learner/epoch.rs` hears that item by item.
+pub(crate) fn split_ends<T>(epoch: usize) -> LearnerEvent<T> {
+    LearnerEvent::EndSplit(epoch)
+}
+
+/// The progress of all ranks, if each of them is as far as this one.
+///
+/// 0.23: `total` in place of `items_total`, an `Option`, which is `None` as long as a loader does not know it.
+pub(crate) fn progress_of_all(progress: Progress, ranks: usize) -> Progress {
+    Progress {
+        items_processed: progress.items_processed * ranks,
+        items_total: progress.items_total * ranks,
+        ..progress
+    }
+}
