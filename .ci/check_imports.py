@@ -1,4 +1,5 @@
-"""Checks that arrows between crates point down, and that no files of a crate import each other in a circle.
+"""Checks that arrows between crates point down, that no files of a crate import each other in a circle, and that what is
+uploaded has its licences.
 
 An import counts as an arrow to the file that defines the name: re-exports are followed. Tests are left out.
 """
@@ -30,6 +31,8 @@ FLOORS = [
     ["drumline-mpi", "drumline-schedule", "drumline-shm", "drumline-standin"],
     ["drumline-kernels", "drumline-loader"],
 ]
+# Beside the manifest of a crate that is published.
+UPLOADED = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"]
 # drumline-group has the most. Its settings are the next part to get a crate of their own.
 LINES_MAX = 15_750
 
@@ -175,6 +178,8 @@ def main() -> int:
             problems.append(f"{name} stands on no floor of {pathlib.Path(__file__).name}")
             continue
         problems += [f"{name} uses {it}, which is not below it" for it in used if floor[it] <= floor[name]]
+        if manifest["package"].get("publish", True):
+            problems += [f"{name} has no {it}, which belongs to what is uploaded" for it in UPLOADED if not (folder / it).is_file()]
         crate = Crate(folder / "src")
         lines = sum(len(path.read_text().splitlines()) for path in crate.files.values())
         if lines > LINES_MAX:
