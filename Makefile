@@ -85,6 +85,7 @@ format:
 links:
 	$(PYTHON) docs/check_links.py
 	$(PYTHON) docs/check_book.py
+	$(PYTHON) docs/check_diffs.py
 	$(PYTHON) docs/settings.py --check
 	$(PYTHON) .ci/check_imports.py
 

@@ -104,3 +104,40 @@ def test_dead_links_and_missing_sections_are_found(tmp_path: Path, monkeypatch):
         "a.html: b.html has no #there",
         "a.html: there is no c.html",
     ]
+
+
+def test_diffs_that_have_rotted_are_found(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import check_diffs
+
+    assert check_diffs.main() == 0
+    monkeypatch.setattr(check_diffs, "ROOT", tmp_path)
+    one = "use a::{\n    b,\n};\n\n// It trains.\nfn train() {\n    let x = 1;\n    step(x);\n    save(x);\n}\n"
+    many = one.replace("use a", "use c").replace("    step(x);\n", "    join();\n    step(2 * x);\n")
+    many = many.replace("    save(x);\n", "    if is_first() {\n        save(x);\n    }\n")
+    (tmp_path / "one.rs").write_text(one)
+    (tmp_path / "many.rs").write_text(many)
+    (tmp_path / "page.md").write_text(f"```rust,ignore\nsketch();\n```\n```rust\n{many}```\n")
+    good = "+use c;\n let x = 1;\n-step(x);\n-save(x);\n+join();\n+step(2 * x);\n+if is_first() {\n+    save(x);\n+}\n"
+
+    def found(comment: str, block: str) -> list[str]:
+        page = tmp_path / "shows.md"
+        page.write_text(f"A page.\n\n{comment}```diff\n{block}```\n")
+        return [line.partition(": ")[2] for line in check_diffs.of_page(page)]
+
+    of = "<!-- diff of one.rs and many.rs: at most {} lines -->\n".format
+    for comment, block, problems in [
+        (of(5), good, []),
+        (of(4), good, ["changes 5 lines, more than 4"]),
+        ("", good, ["no comment says of which program this diff is"]),
+        (of(5).replace("many", "more"), good, ["there is no more.rs"]),
+        (of(5), good.replace("+join();\n", ""), ["does not show the change `+join();`"]),
+        (of(5), good.replace("step(2", "step(3"),
+         ["the program has no `step(3 * x);` here", "does not show the change `+step(2 * x);`"]),
+        (of(5), good.replace(" let x = 1;", " let y = 1;"), ["the program has no `let y = 1;` here"] * 2),
+        ("<!-- diff to many.rs: at most 1 line -->\n", "-go();\n+join();\n step(2 * x);\n", []),
+        ("<!-- diff to many.rs: at most 1 line -->\n", " step(2 * x);\n+join();\n", ["the program has no `join();` here"]),
+        ("<!-- diff to page.md: at most 1 line -->\n", "+join();\n", []),
+        ("<!-- diff to page.md: at most 1 line -->\n", "+sketch();\n", ["the program has no `sketch();` here"]),
+    ]:
+        assert found(comment, block) == problems, (comment, block)

@@ -57,6 +57,20 @@ def test_the_tutorial_runs():
     assert [line.split(":")[0] for line in out.splitlines()] == ["basic", "checkpoint", "model parallel"]
 
 
+def test_one_process_and_many_learn_the_same(tmp_path: Path):
+    import torch
+
+    for program, start in [("one_process.py", [sys.executable]), ("many_processes.py", TWO_RANKS)]:
+        done = subprocess.run(
+            [*start, EXAMPLES / program], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        model = torch.load(tmp_path / "model.pt")
+        found = [model["weight"].item(), model["bias"].item()]
+        assert found == pytest.approx([2, 1], abs=0.2), program
+        (tmp_path / "model.pt").unlink()
+
+
 def test_mistakes_are_explained():
     parts = out_of(EXAMPLES / "debugging.py").split("--- ")[1:]
     late, shapes, other, dead, unused = parts

@@ -13,19 +13,15 @@ use fashion_mnist::data::{PIXELS, Split};
 
 /// Images and their labels.
 #[derive(Clone, Debug)]
-pub(crate) struct Batch {
+pub struct Batch {
     /// `[batch, PIXELS]`.
-    pub(crate) images: Tensor<2>,
+    pub images: Tensor<2>,
     /// `[batch]`.
-    pub(crate) labels: Tensor<1, Int>,
+    pub labels: Tensor<1, Int>,
 }
 
 /// A loader of `split`, shuffled in each epoch if there is a seed.
-pub(crate) fn loader(
-    split: Split,
-    batch_size: usize,
-    seed: Option<u64>,
-) -> Arc<dyn DataLoader<Batch>> {
+pub fn loader(split: Split, batch_size: usize, seed: Option<u64>) -> Arc<dyn DataLoader<Batch>> {
     let split = Arc::new(split);
     let builder = DataLoaderBuilder::new(Stack(split.clone())).batch_size(batch_size);
     let builder = match seed {
@@ -35,8 +31,9 @@ pub(crate) fn loader(
     builder.build(Numbers(split.count()))
 }
 
-/// The numbers of the images.
-struct Numbers(usize);
+/// The numbers of the images of a split.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbers(pub usize);
 
 impl Dataset<usize> for Numbers {
     fn get(&self, index: usize) -> Result<usize, DatasetError> {
@@ -49,7 +46,8 @@ impl Dataset<usize> for Numbers {
 }
 
 /// Makes a batch of images from their numbers.
-struct Stack(Arc<Split>);
+#[derive(Clone, Debug)]
+pub struct Stack(pub Arc<Split>);
 
 impl Batcher<usize, Batch> for Stack {
     fn batch(&self, numbers: Vec<usize>, device: &Device) -> Batch {

@@ -7,9 +7,6 @@
 //!
 //! What is there for many processes: the group, `distribute`, and that the last lines are for rank 0.
 
-mod data;
-mod model;
-
 use std::{num::NonZeroUsize, path::PathBuf};
 
 use anyhow::{Result, bail};
@@ -26,8 +23,7 @@ use clap::Parser;
 use drumline::{Config, ProcessGroup, init_process_group, is_launched};
 use drumline_burn::{DistributedDataParallel, distribute, parameters_digest};
 use fashion_mnist::data::DataSet;
-
-use crate::{data::loader, model::Classifier};
+use fashion_mnist_learner::{data::loader, model::Classifier};
 
 /// Trains a network on Fashion-MNIST, or on handwritten digits where that is not to be had, alone or as one rank of a
 /// job that `drumline run` started.
@@ -80,8 +76,9 @@ fn main() -> Result<()> {
         training = training.checkpoint(epoch);
     }
 
+    let model = Classifier::new(&device);
     // Wrapping is for speed alone: gradients travel while backward still computes others.
-    let (ddp, model) = DistributedDataParallel::wrap(Classifier::new(&device), &group)?;
+    let (ddp, model) = DistributedDataParallel::wrap(model, &group)?;
     let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.001));
     let result = distribute(training, &group).wrapped(&ddp).launch(learner);
 

@@ -1,0 +1,41 @@
+//! burn's `Learner` in one process.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use burn::{
+    data::dataloader::DataLoaderBuilder,
+    lr_scheduler::constant::ConstantLr,
+    optim::AdamConfig,
+    tensor::Device,
+    train::{
+        Learner, SupervisedTraining,
+        metric::{AccuracyMetric, LossMetric},
+    },
+};
+use fashion_mnist::data::DataSet;
+use fashion_mnist_learner::{
+    data::{Numbers, Stack, loader},
+    model::Classifier,
+};
+
+pub(crate) fn train() -> Result<f64> {
+    let device = Device::flex().autodiff();
+    let data = DataSet::load(None)?;
+    let images = Numbers(data.train.count());
+
+    let model = Classifier::new(&device);
+    let train = DataLoaderBuilder::new(Stack(Arc::new(data.train)))
+        .batch_size(32)
+        .shuffle(42)
+        .num_workers(2)
+        .build(images);
+    let valid = loader(data.test.clone(), 500, None);
+    let training = SupervisedTraining::new("runs/learner", train, valid)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_default_checkpointers()
+        .num_epochs(2);
+    let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.001));
+    let result = training.launch(learner);
+    Ok(result.model.accuracy(data.test)?)
+}
