@@ -56,7 +56,10 @@
 //! | `bucket_cap_mb`, `find_unused_parameters=True` | [`wrap_with`](DataParallel::wrap_with) and [`DdpOptions`] |
 //! | `with model.no_sync()` | candle's `GradStore::extend`, before [`average`] |
 //! | `broadcast_buffers=True` | [`sync_buffers`] before each forward |
-//! | `Join` | [`shadow`](DataParallel::shadow) |
+//! | `Join` | [`shadow`](DataParallel::shadow), [`Divisor`] |
+//! | `_ddp_params_and_buffers_to_ignore` | [`DdpOptions::ignore`] |
+//! | `bf16_compress_hook` | [`DdpOptions::wire`] |
+//! | `torch.save` of model and optimizer | [`checkpoint()`], [`resume()`] |
 //! | `_get_ddp_logging_data()` | [`stats`](DataParallel::stats), [`timeline`](DataParallel::timeline) |
 //!
 //! # Limits
@@ -87,6 +90,8 @@ mod variables;
 pub use adamw::AdamW;
 pub use checkpoint::{Resumable, checkpoint, load_variables, resume, save_variables};
 pub use data_parallel::DataParallel;
-pub use drumline::ddp::{BucketTimes, DdpOptions, ReducerStats, Timeline, UnusedParameters};
+pub use drumline::ddp::{
+    BucketTimes, DdpOptions, Divisor, ReducerStats, Timeline, UnusedParameters, Wire,
+};
 pub use error::{Error, RankProblem, Result};
 pub use variables::variables_digest;

@@ -2,7 +2,9 @@
 
 use candle_core::{DType, Device, Tensor, backprop::GradStore};
 use candle_nn::{ModuleT, Optimizer, SGD, VarBuilder, VarMap, batch_norm};
-use drumline_candle::{DataParallel, DdpOptions, UnusedParameters, variables_digest};
+use drumline_candle::{
+    DataParallel, DdpOptions, Divisor, UnusedParameters, Wire, variables_digest,
+};
 use half::{bf16, f16};
 
 use crate::{elements, gradients_of, named, numbers, on_ranks, variable};
@@ -201,12 +203,16 @@ fn strided_gradients_are_averaged_row_major() {
 #[test]
 fn ranks_without_data_shadow_the_others() {
     const BATCHES: [usize; 4] = [5, 3, 1, 0];
-    for first in 0..4 {
+    // Each batch gives 8. The sum of a step is divided by four, or by the number of those that have a batch.
+    let of_all = -8.0 * BATCHES.iter().sum::<usize>() as f64 / 4.0;
+    let ends = [(Divisor::InitialWorld, of_all), (Divisor::ActiveRanks, -8.0 * 5.0)];
+    for (first, (divisor, wanted)) in (0..4).flat_map(|first| ends.map(|end| (first, end))) {
         // Also with a rank 0 that has no data at all, and no first step.
         let ends = on_ranks(4, |group| {
             let varmap = VarMap::new();
             let weight = variable(&varmap, "weight", &[2], DType::F64);
-            let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
+            let options = DdpOptions::default().divisor(divisor);
+            let mut ddp = DataParallel::wrap_with(&varmap, &group, &options).unwrap();
             let mut optimizer = SGD::new(varmap.all_vars(), 1.0).unwrap();
             let batches = BATCHES[(group.rank() + first) % 4];
             for _ in 0..batches {
@@ -223,12 +229,24 @@ fn ranks_without_data_shadow_the_others() {
             assert_eq!(ddp.stats().steps, 5);
             elements(&named(&varmap, "weight"))
         });
-        // Each batch gives 8; sums over all ranks are divided by four.
-        let wanted = -8.0 * BATCHES.iter().sum::<usize>() as f64 / 4.0;
         for end in ends {
-            assert_eq!(end, [wanted; 2]);
+            assert_eq!(end, [wanted; 2], "{divisor:?}");
         }
     }
+}
+
+#[test]
+fn gradients_travel_as_bf16_where_the_options_say_so() {
+    on_ranks(2, |group| {
+        let varmap = VarMap::new();
+        let weight = variable(&varmap, "weight", &[1], DType::F32);
+        let options = DdpOptions::default().wire(Wire::Bf16);
+        let mut ddp = DataParallel::wrap_with(&varmap, &group, &options).unwrap();
+        let loss = (weight.as_tensor() * 1.001).unwrap().sum_all().unwrap();
+        let averages = ddp.backward(&loss).unwrap();
+        let rounded = f64::from(bf16::from_f32(1.001).to_f32());
+        assert_eq!(elements(averages.get(&weight).unwrap()), [rounded]);
+    });
 }
 
 #[test]
