@@ -15,3 +15,6 @@ struct Data;
 
 #[doc = include_str!("../../../docs/guides/mixed-precision.md")]
 struct MixedPrecision;
+
+#[doc = include_str!("../../../docs/guides/sharded-optimizer.md")]
+struct ShardedOptimizer;

@@ -9,6 +9,7 @@ use drumline::ddp::{DdpOptions, GradientNorm, Values};
 
 use crate::{
     Error, Result,
+    averaged::AveragedGradients,
     host::{Batch, Unreadable},
     tensors::{VisitFloat, visit_floats},
 };
@@ -18,7 +19,9 @@ use crate::{
 /// This is torch's `clip_grad_norm_`: the norm is that of all gradients together, and each is multiplied with
 /// `max_norm / (norm + 1e-6)` if that is below 1. (burn's own `GradientClippingConfig::Norm` takes the norm of each
 /// parameter by itself.) The norm is computed in double precision, in the order in which the model defines its
-/// parameters. So averaged gradients are clipped alike on all ranks, without a message.
+/// parameters. So averaged gradients are clipped alike on all ranks, without a message. (Those of a
+/// [`ShardedOptimizer`](crate::ShardedOptimizer) are shared out, so all ranks must call this. They exchange one number for
+/// each parameter, and the bits are the same.)
 ///
 /// ```
 /// use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -42,7 +45,7 @@ use crate::{
 /// As for [`ClipGradNorm::clip`].
 #[doc(alias = "clip_grad_norm_")]
 pub fn clip_grad_norm<M: Module>(
-    gradients: &mut GradientsParams,
+    gradients: &mut impl AveragedGradients,
     model: &M,
     max_norm: f64,
 ) -> Result<f64> {
@@ -113,7 +116,11 @@ impl ClipGradNorm {
     ///
     /// [`Error::NonFiniteNorm`], if that was asked for. [`Error::CannotScale`] if the order of the norm is not above
     /// zero, or a gradient has a type without a norm. [`Error::Device`] if a device cannot be read.
-    pub fn clip<M: Module>(&self, gradients: &mut GradientsParams, model: &M) -> Result<f64> {
+    pub fn clip<M: Module>(
+        &self,
+        gradients: &mut impl AveragedGradients,
+        model: &M,
+    ) -> Result<f64> {
         let is_ignored = |name: &str| self.options.ignores(name);
         let norm = self.norm(gradients, model)?;
         let value = norm.value();
@@ -122,29 +129,38 @@ impl ClipGradNorm {
         }
         let coefficient = norm.clip_coefficient(self.max_norm);
         if coefficient != 1.0 {
-            scale(gradients, model, &is_ignored, coefficient);
+            scale(gradients.here_mut(), model, &is_ignored, coefficient);
         }
         Ok(value)
     }
 
     /// The norm of all gradients together.
-    fn norm<M: Module>(&self, gradients: &GradientsParams, model: &M) -> Result<GradientNorm> {
+    fn norm<M: Module>(
+        &self,
+        gradients: &impl AveragedGradients,
+        model: &M,
+    ) -> Result<GradientNorm> {
         let order = self.norm_type;
         let mut norm = GradientNorm::of_order(order).ok_or_else(|| Error::CannotScale {
             problem: format!("a norm has an order above zero, not {order}"),
         })?;
         let is_ignored = |name: &str| self.options.ignores(name);
-        each(gradients, model, &is_ignored, |values| norm.add(values))?;
+        let mut parts = Vec::new();
+        let of_each = each(gradients.here(), model, &is_ignored, |name, values| {
+            parts.push((name.to_owned(), norm.part(values)));
+        });
+        let parts = of_each.map(|()| parts);
+        gradients.complete(parts)?.into_iter().for_each(|part| norm.add_part(part));
         Ok(norm)
     }
 }
 
-/// Calls `look` with the gradients of `model` in the order of definition, but for those that `skip` names.
+/// Calls `look` with names and gradients of `model` in the order of definition, but for those that `skip` names.
 pub(crate) fn each<M: Module>(
     gradients: &GradientsParams,
     model: &M,
     skip: &dyn Fn(&str) -> bool,
-    mut look: impl FnMut(Values<'_>),
+    mut look: impl FnMut(&str, Values<'_>),
 ) -> Result<()> {
     let mut seen = Seen { gradients, skip, names: Vec::new(), batch: Batch::default() };
     visit_floats(model, &mut seen);
@@ -155,7 +171,7 @@ pub(crate) fn each<M: Module>(
         problem,
     })?;
     for (tensor, name) in tensors.into_iter().zip(names) {
-        tensor.with_values(&mut look).ok_or_else(|| Error::CannotScale {
+        tensor.with_values(|values| look(&name, values)).ok_or_else(|| Error::CannotScale {
             problem: format!("the gradient of `{name}` has a type without a norm"),
         })?;
     }

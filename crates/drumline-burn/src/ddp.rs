@@ -14,9 +14,9 @@ use crate::{
     Error, Result,
     debug::Debug,
     gradients::Kept,
-    inspect::inspect,
+    inspect::{Inspected, inspect},
     step::{Handle, Reduction, Reductions, Together},
-    tap::{self, Taps},
+    tap::{self, Taps, Wrapper},
     tensors::{self, Which},
 };
 
@@ -97,6 +97,31 @@ impl DistributedDataParallel {
         options: &DdpOptions,
     ) -> Result<(Self, M)> {
         let mut inspected = inspect(&model, options);
+        if options.sharded {
+            let problem = "`DdpOptions::sharded` gives each rank the averages of its own parameters alone: use \
+                           `ShardedOptimizer::wrap_with`, whose steps bring their values to all ranks";
+            inspected.problem.get_or_insert(Error::Sharded { problem: problem.to_owned() });
+        }
+        Self::wrap_inspected(model, inspected, group, options)
+    }
+
+    /// [`wrap_with`](Self::wrap_with) for a [`ShardedOptimizer`](crate::ShardedOptimizer).
+    pub(crate) fn wrap_sharded<M: Module>(
+        model: M,
+        group: &ProcessGroup,
+        options: &DdpOptions,
+    ) -> Result<(Self, M)> {
+        let options = options.clone().sharded(true);
+        let inspected = inspect(&model, &options);
+        Self::wrap_inspected(model, inspected, group, &options)
+    }
+
+    fn wrap_inspected<M: Module>(
+        model: M,
+        mut inspected: Inspected,
+        group: &ProcessGroup,
+        options: &DdpOptions,
+    ) -> Result<(Self, M)> {
         inspected.verify(group, options)?;
         let is_ignored = |name: &str| options.ignores(name);
         let model = tensors::broadcast(model, Which::All, &is_ignored, 0, group)?;
@@ -108,7 +133,8 @@ impl DistributedDataParallel {
         if group.world_size() > 1 {
             inspected.warn(group.rank());
             let these = Arc::new(Taps::new(inspected.parameters.len()));
-            model = tap::attach(model, &these, |path| {
+            let wrapper = if options.sharded { Wrapper::ShardedOptimizer } else { Wrapper::Ddp };
+            model = tap::attach(model, &these, wrapper, |path| {
                 own.slots().get(path).copied().filter(|_| !untappable.contains(path))
             });
             taps = Some(these);

@@ -44,6 +44,25 @@ pub enum Error {
         name: String,
     },
 
+    /// The model was wrapped by a [`ShardedOptimizer`](crate::ShardedOptimizer), which alone can take its steps. burn's
+    /// `Learner` owns its optimizer, so it cannot train such a model.
+    #[error(
+        "parameter `{name}` was wrapped by a `ShardedOptimizer`, which must take the steps, but a `Learner` owns its \
+         optimizer, as does every other wrapping: train in a loop of your own with that `ShardedOptimizer`, or \
+         `unwrap` the model with it first [errors.md#models-of-burn]"
+    )]
+    OptimizerIsSharded {
+        /// The parameter's path.
+        name: String,
+    },
+
+    /// A [`ShardedOptimizer`](crate::ShardedOptimizer) cannot be made, or cannot take a step.
+    #[error("the sharded optimizer: {problem} [errors.md#models-of-burn]")]
+    Sharded {
+        /// The reason: rank, parameter, and what to do.
+        problem: String,
+    },
+
     /// Two parameters of the model share an id, so their gradients cannot be told apart.
     #[error(
         "parameters `{first}` and `{second}` have the same id; to tie weights, use one parameter \

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, collections::HashMap};
 
 use burn::{
-    module::{Module, ModuleVisitor, Param, ParamId, Reparameterization},
+    module::{Module, ModuleVisitor, Param, ParamId},
     tensor::Tensor,
 };
 use drumline::{
@@ -15,7 +15,7 @@ use crate::{
     Error, Result, agreement,
     burn_version::REPARAMETERIZATION,
     pack,
-    tap::TapParameter,
+    tap::Wrapper,
     tensors::{self, Path},
 };
 
@@ -133,9 +133,12 @@ impl ModuleVisitor for Visitor {
         // burn visits the reparameterization of a parameter right after the parameter itself.
         if container_type == REPARAMETERIZATION {
             let parameter = self.path.name();
-            if name == TapParameter::NAME {
-                self.problem.get_or_insert(Error::AlreadyWrapped { name: parameter.clone() });
-            }
+            let name_of = || parameter.clone();
+            let problem = Wrapper::of_tap(container_type, name).map(|wrapper| match wrapper {
+                Wrapper::Ddp => Error::AlreadyWrapped { name: name_of() },
+                Wrapper::ShardedOptimizer => Error::OptimizerIsSharded { name: name_of() },
+            });
+            self.problem = self.problem.take().or(problem);
             self.carried.insert(parameter, name.to_owned());
         }
         self.path.enter(name);

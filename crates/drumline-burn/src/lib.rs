@@ -67,6 +67,7 @@
 //! | `DataLoader` with a `DistributedSampler` | the module `data` |
 //! | `torch.nn.utils.clip_grad_norm_` | [`clip_grad_norm`] |
 //! | `torch.amp.GradScaler` | [`GradScaler`] |
+//! | `ZeroRedundancyOptimizer(...)` | [`ShardedOptimizer`] |
 //! | `_ddp_params_and_buffers_to_ignore` | [`DdpOptions::ignore`] |
 //! | `fp16_compress_hook`, `bf16_compress_hook` | [`DdpOptions::wire`] |
 //! | one backward through several wrapped models | [`backward_all`] |
@@ -88,6 +89,7 @@
 
 mod agreement;
 mod any_model;
+mod averaged;
 #[cfg(doctest)]
 mod book;
 mod burn_version;
@@ -108,22 +110,26 @@ mod pack;
 #[cfg(feature = "gpu")]
 mod read_back;
 mod scaler;
+mod sharded;
 mod step;
 mod sync_batch_norm;
 mod tap;
 mod tensors;
 mod together;
 
+pub use averaged::AveragedGradients;
 pub use clip::{ClipGradNorm, clip_grad_norm};
 pub use ddp::DistributedDataParallel;
 pub use drumline::ddp::{
-    BucketTimes, DdpOptions, Divisor, LossScale, ReducerStats, Timeline, UnusedParameters, Wire,
+    BucketTimes, DdpOptions, Divisor, LossScale, Owners, ReducerStats, Timeline, UnusedParameters,
+    Wire,
 };
 pub use error::{Error, Result};
 #[cfg(feature = "train")]
 pub use learner::{DistributedTraining, distribute, newest_epoch};
 pub use logging::LoggingData;
 pub use scaler::GradScaler;
+pub use sharded::{ShardedGradients, ShardedOptimizer};
 pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use tensors::{
     NamedTensor, TensorValues, load_named_tensors, named_tensors, parameters_digest,

@@ -1,9 +1,9 @@
 //! A loss scale that adapts.
 
-use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use burn::{module::Module, tensor::Tensor};
 use drumline::ddp::{DdpOptions, LossScale, Values};
 
-use crate::{Error, Result, clip};
+use crate::{Error, Result, averaged::AveragedGradients, clip};
 
 /// Scales losses up and gradients down again, for training in f16: torch's `GradScaler`.
 ///
@@ -67,6 +67,9 @@ impl GradScaler {
 
     /// Divides the gradients of `model` by the scale. Returns whether all of them are finite. If not, skip the optimizer.
     ///
+    /// Gradients of a [`ShardedOptimizer`](crate::ShardedOptimizer) are shared out, so all ranks must call this; it takes
+    /// one small collective.
+    ///
     /// A step may do this for several models: [`update`](Self::update) knows of all of them.
     ///
     /// # Errors
@@ -75,22 +78,23 @@ impl GradScaler {
     /// [`Error::Device`] if a device cannot be read.
     pub fn unscale<M: Module>(
         &mut self,
-        gradients: &mut GradientsParams,
+        gradients: &mut impl AveragedGradients,
         model: &M,
     ) -> Result<bool> {
-        let (mut are_finite, mut is_half) = (true, false);
+        let (mut has_inf, mut is_half) = (false, false);
         let is_ignored = |name: &str| self.options.ignores(name);
-        clip::each(gradients, model, &is_ignored, |values| {
-            are_finite &= values.are_finite();
+        let looked = clip::each(gradients.here(), model, &is_ignored, |_, values| {
+            has_inf |= !values.are_finite();
             is_half |= matches!(values, Values::F16(_));
-        })?;
+        });
+        let [has_inf, is_half] = gradients.any(looked.map(|()| [has_inf, is_half]))?;
         if is_half {
             let problem = "gradients of f16 become zero when they are divided by the loss scale";
             return Err(Error::CannotScale { problem: problem.to_owned() });
         }
-        clip::scale(gradients, model, &|_| false, self.loss_scale.value().recip());
-        self.found_inf |= !are_finite;
-        Ok(are_finite)
+        clip::scale(gradients.here_mut(), model, &|_| false, self.loss_scale.value().recip());
+        self.found_inf |= has_inf;
+        Ok(!has_inf)
     }
 
     /// Ends the step: the scale grows or shrinks.

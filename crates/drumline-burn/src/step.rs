@@ -114,6 +114,7 @@ impl Reductions {
             stats.buckets_launched_early += more.buckets_launched_early;
             stats.bytes += more.bytes;
             stats.bytes_copied += more.bytes_copied;
+            stats.bytes_gathered += more.bytes_gathered;
             stats.communication += more.communication;
             stats.exposed += more.exposed;
         }

@@ -37,10 +37,13 @@ use burn::{
 use drumline::ddp::GradientReducer;
 
 use crate::{
-    burn_version::backend::{
-        Autodiff, Backend, Backward, CheckpointStrategy, Checkpointer, Dispatch, DispatchDevice,
-        Flex, FlexTensor, FloatTensor, GradientCheckpointingStrategy, Gradients, Ops, OpsKind,
-        backend_extension, unary,
+    burn_version::{
+        REPARAMETERIZATION,
+        backend::{
+            Autodiff, Backend, Backward, CheckpointStrategy, Checkpointer, Dispatch,
+            DispatchDevice, Flex, FlexTensor, FloatTensor, GradientCheckpointingStrategy,
+            Gradients, Ops, OpsKind, backend_extension, unary,
+        },
     },
     pack::pack_flex,
 };
@@ -51,13 +54,38 @@ use crate::{
     read_back::Reader,
 };
 
-/// Attaches a tap to each parameter that `slot_of` knows by its path.
+/// Attaches a tap to each parameter that `slot_of` knows by its path. `owner` is what takes the model's steps.
 pub(crate) fn attach<M: Module>(
     model: M,
     taps: &Arc<Taps>,
+    owner: Wrapper,
     slot_of: impl Fn(&str) -> Option<usize>,
 ) -> M {
-    model.apply_reparameterization(Attach { taps, slot_of })
+    match owner {
+        Wrapper::Ddp => model.apply_reparameterization(Attach::<_, false> { taps, slot_of }),
+        Wrapper::ShardedOptimizer => {
+            model.apply_reparameterization(Attach::<_, true> { taps, slot_of })
+        }
+    }
+}
+
+/// What has wrapped a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrapper {
+    Ddp,
+    ShardedOptimizer,
+}
+
+impl Wrapper {
+    /// By the container and the name of a module in the place of a reparameterization; `None` if it is no tap.
+    pub(crate) fn of_tap(container_type: &str, name: &str) -> Option<Self> {
+        match name {
+            _ if container_type != REPARAMETERIZATION => None,
+            TapParameter::<false>::NAME => Some(Wrapper::Ddp),
+            TapParameter::<true>::NAME => Some(Wrapper::ShardedOptimizer),
+            _ => None,
+        }
+    }
 }
 
 /// State that all taps of a model share.
@@ -315,15 +343,16 @@ impl Anchors {
     }
 }
 
-/// The reparameterization of a tapped parameter: the identity, with a tap.
+/// The reparameterization of a tapped parameter: the identity, with a tap. Its name tells whether a sharded optimizer
+/// must take the steps.
 #[derive(Module, Debug)]
-pub(crate) struct TapParameter {
+pub(crate) struct TapParameter<const SHARDED: bool> {
     #[module(skip)]
     tap: Tap,
 }
 
-impl Reparameterization for TapParameter {
-    const NAME: &'static str = "ddp";
+impl<const SHARDED: bool> Reparameterization for TapParameter<SHARDED> {
+    const NAME: &'static str = if SHARDED { "sharded ddp" } else { "ddp" };
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         if !base.is_autodiff() {
@@ -335,19 +364,19 @@ impl Reparameterization for TapParameter {
     }
 }
 
-struct Attach<'a, F> {
+struct Attach<'a, F, const SHARDED: bool> {
     taps: &'a Arc<Taps>,
     slot_of: F,
 }
 
-impl<F: Fn(&str) -> Option<usize>> Reparameterizer for Attach<'_, F> {
-    type Reparam = TapParameter;
+impl<F: Fn(&str) -> Option<usize>, const SHARDED: bool> Reparameterizer for Attach<'_, F, SHARDED> {
+    type Reparam = TapParameter<SHARDED>;
 
     fn reparameterize<const D: usize>(
         &mut self,
         path: &str,
         param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<TapParameter>) {
+    ) -> (Param<Tensor<D>>, Option<TapParameter<SHARDED>>) {
         let tap = |slot| TapParameter { tap: Tap { taps: self.taps.clone(), slot } };
         (param, (self.slot_of)(path).map(tap))
     }

@@ -161,7 +161,7 @@ impl TensorValues {
         values.map_err(|error| Error::TensorsDoNotFit { problem: format!("{spec}: {error:?}") })
     }
 
-    fn into_data(self, shape: tensor::Shape) -> TensorData {
+    pub(crate) fn into_data(self, shape: tensor::Shape) -> TensorData {
         match self {
             TensorValues::F32(values) => TensorData::new(values, shape),
             TensorValues::F64(values) => TensorData::new(values, shape),

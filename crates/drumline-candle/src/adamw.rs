@@ -176,15 +176,7 @@ impl Resumable for AdamW {
 
     fn load(&mut self, prefix: &str, varmap: &VarMap, checkpoint: &Checkpoint) -> Result<()> {
         let named = self.named(varmap)?;
-        let mut wanted = vec![
-            ParameterSpec::new(STEPS, [], drumline::DType::I64),
-            ParameterSpec::new(PARAMS, [5], drumline::DType::F64),
-        ];
-        for (variable, _) in &named {
-            wanted.push(moment_spec(variable, FIRST_MOMENT)?);
-            wanted.push(moment_spec(variable, SECOND_MOMENT)?);
-        }
-        checkpoint.check(prefix, wanted)?;
+        checkpoint.check(prefix, state_specs(named.iter().map(|(variable, _)| variable))?)?;
 
         let tensor = |name: &str| {
             let name = format!("{prefix}{name}");
@@ -215,6 +207,27 @@ impl Resumable for AdamW {
         self.params = ParamsAdamW { lr, beta1, beta2, eps, weight_decay };
         Ok(())
     }
+}
+
+/// The tensors of a state for these variables.
+pub(crate) fn state_specs<'a>(
+    variables: impl Iterator<Item = &'a Variable>,
+) -> Result<Vec<ParameterSpec>> {
+    let mut specs = vec![
+        ParameterSpec::new(STEPS, [], drumline::DType::I64),
+        ParameterSpec::new(PARAMS, [5], drumline::DType::F64),
+    ];
+    for variable in variables {
+        specs.push(moment_spec(variable, FIRST_MOMENT)?);
+        specs.push(moment_spec(variable, SECOND_MOMENT)?);
+    }
+    Ok(specs)
+}
+
+/// The variable to which a tensor of a state belongs, by their names. `None` for what all variables share.
+pub(crate) fn variable_of(tensor: &str) -> Option<&str> {
+    let (name, moment) = tensor.rsplit_once('.')?;
+    [FIRST_MOMENT, SECOND_MOMENT].contains(&moment).then_some(name)
 }
 
 fn moment_spec(variable: &Variable, moment: &str) -> Result<ParameterSpec> {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 const MODEL: &str = "model.";
-const OPTIMIZER: &str = "optimizer.";
+pub(crate) const OPTIMIZER: &str = "optimizer.";
 const SAMPLER: &str = "sampler";
 
 /// An optimizer whose state a checkpoint can hold: [`AdamW`](crate::AdamW), and candle's `SGD`, which has none.
@@ -112,10 +112,20 @@ pub fn checkpoint(
     sampler: &DistributedSampler,
 ) -> Result<Checkpoint> {
     let mut checkpoint = Checkpoint::default();
-    save_variables(varmap, &mut checkpoint)?;
     optimizer.save(OPTIMIZER, varmap, &mut checkpoint)?;
-    checkpoint.metadata.insert(SAMPLER.into(), sampler.state().to_string());
+    add_the_rest(varmap, sampler, &mut checkpoint)?;
     Ok(checkpoint)
+}
+
+/// Adds all but the optimizer.
+pub(crate) fn add_the_rest(
+    varmap: &VarMap,
+    sampler: &DistributedSampler,
+    checkpoint: &mut Checkpoint,
+) -> Result<()> {
+    save_variables(varmap, checkpoint)?;
+    checkpoint.metadata.insert(SAMPLER.into(), sampler.state().to_string());
+    Ok(())
 }
 
 /// Goes on from a checkpoint that [`checkpoint`] has made: the training ends with the same bits as one that was

@@ -5,8 +5,8 @@ use candle_nn::{Optimizer, VarMap};
 use drumline::{
     DType, ProcessGroup,
     ddp::{
-        DdpOptions, FaultKind, GradientFault, GradientReducer, ParameterSpec, ReducerStats,
-        Timeline, UnusedParameters, verify_model,
+        DdpOptions, FaultKind, GradientFault, GradientReducer, Owners, ParameterSpec, ReducerStats,
+        Timeline, UnusedParameters, ValuesMut, verify_model,
     },
     train,
 };
@@ -65,6 +65,8 @@ pub struct DataParallel {
     /// All variables, in order of name.
     variables: Vec<Variable>,
     options: DdpOptions,
+    /// The variables of floating-point types, and their owners if they have some.
+    owners: Option<(Vec<ParameterSpec>, Owners)>,
     /// `None` until the ranks know what is trained.
     trained: Option<Trained>,
     steps: u64,
@@ -125,12 +127,28 @@ impl DataParallel {
     ///
     /// As for [`wrap`](Self::wrap).
     pub fn wrap_with(varmap: &VarMap, group: &ProcessGroup, options: &DdpOptions) -> Result<Self> {
+        let ddp = Self::wrap_for(varmap, group, options)?;
+        if options.sharded {
+            let problem = "`DdpOptions::sharded` gives each rank the averages of its own variables alone: use \
+                           `ShardedOptimizer::wrap_with`, whose steps bring their values to all ranks";
+            fail_with(vec![Some(problem.to_owned()); group.world_size()])?;
+        }
+        Ok(ddp)
+    }
+
+    /// [`wrap_with`](Self::wrap_with), for a [`ShardedOptimizer`](crate::ShardedOptimizer) if the options say so.
+    pub(crate) fn wrap_for(
+        varmap: &VarMap,
+        group: &ProcessGroup,
+        options: &DdpOptions,
+    ) -> Result<Self> {
         let (ignored, variables): (Vec<_>, Vec<_>) =
             variables::sorted(varmap).into_iter().partition(|it| options.ignores(&it.name));
         exchange(group, variables::find_problem(&variables))?;
         let is_float = |it: &&Variable| it.var.dtype().is_float();
         let floats: Vec<ParameterSpec> =
             variables.iter().filter(is_float).filter_map(Variable::spec).collect();
+        let owners = options.sharded.then(|| Owners::plan(&floats, group.world_size()));
         let others = variables.iter().filter(|it| !is_float(it)).filter_map(Variable::spec);
         // Of what is ignored only the names are compared.
         let ignored = ignored.into_iter().map(|it| ParameterSpec::new(it.name, [], DType::U8));
@@ -141,6 +159,7 @@ impl DataParallel {
             varmap: varmap.clone(),
             variables,
             options: options.clone(),
+            owners: owners.map(|owners| (floats, owners)),
             trained: None,
             steps: 0,
         };
@@ -339,6 +358,45 @@ impl DataParallel {
         variables::broadcast(buffers.map(|(variable, _)| variable), &self.group)
     }
 
+    /// The owner of a variable; `None` if it has none.
+    pub(crate) fn owner(&self, name: &str) -> Option<usize> {
+        let (floats, owners) = self.owners.as_ref()?;
+        owners.of(floats.binary_search_by(|spec| spec.name[..].cmp(name)).ok()?)
+    }
+
+    pub(crate) fn owners(&self) -> Option<&Owners> {
+        self.owners.as_ref().map(|(_, owners)| owners)
+    }
+
+    pub(crate) fn varmap(&self) -> &VarMap {
+        &self.varmap
+    }
+
+    /// Gives all trained variables the values that their owners have.
+    pub(crate) fn gather(&self) -> Result<()> {
+        let Some(Trained { reducer, places, .. }) = &self.trained else { return Ok(()) };
+        let variable = |slot: usize| &self.variables[places[slot]];
+        let mut own = Ok(());
+        let read =
+            |slot: usize, place: ValuesMut<'_>| match variable(slot).var.to_device(&Device::Cpu) {
+                Ok(on_host) => host::write_gradient(&on_host, place),
+                Err(error) => {
+                    own = Err(Error::from(error));
+                    false
+                }
+            };
+        let mut received = Vec::new();
+        let gathered = reducer.gather(read, |slot, values| {
+            received.push((slot, host::read_average(values, &variable(slot).var)));
+        });
+        own?; // the other ranks have an error, too
+        gathered?;
+        for (slot, value) in received {
+            variable(slot).var.set(&value?)?;
+        }
+        Ok(())
+    }
+
     /// How much was communicated so far, and how long it took. Nothing is hidden behind backward.
     pub fn stats(&self) -> ReducerStats {
         let mut stats = self.trained.as_ref().map(|it| it.reducer.stats()).unwrap_or_default();
@@ -364,7 +422,12 @@ impl DataParallel {
             Some(ParameterSpec::new(name.clone(), var.dims(), host::averaged_as(var.dtype())?))
         };
         let specs: Vec<ParameterSpec> = places.iter().filter_map(spec).collect();
-        let reducer = GradientReducer::new(specs, &self.options, &self.group)?;
+        let owners = self.owners.as_ref().map(|(floats, owners)| {
+            let at = |spec: &ParameterSpec| floats.iter().position(|it| it.name == spec.name);
+            let chosen: Vec<usize> = specs.iter().filter_map(at).collect();
+            owners.only(floats, &chosen)
+        });
+        let reducer = GradientReducer::with_owners(specs, &self.options, &self.group, owners)?;
         let was_used = vec![false; places.len()];
         self.trained = Some(Trained { reducer, places, was_used });
         Ok(())

@@ -60,6 +60,7 @@
 //! | `_ddp_params_and_buffers_to_ignore` | [`DdpOptions::ignore`] |
 //! | `bf16_compress_hook` | [`DdpOptions::wire`] |
 //! | `torch.save` of model and optimizer | [`checkpoint()`], [`resume()`] |
+//! | `ZeroRedundancyOptimizer(...)` | [`ShardedOptimizer`] |
 //! | `_get_ddp_logging_data()` | [`stats`](DataParallel::stats), [`timeline`](DataParallel::timeline) |
 //!
 //! # Limits
@@ -85,6 +86,7 @@ mod checkpoint;
 mod data_parallel;
 mod error;
 mod host;
+mod sharded;
 mod variables;
 
 pub use adamw::AdamW;
@@ -94,4 +96,5 @@ pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, ReducerStats, Timeline, UnusedParameters, Wire,
 };
 pub use error::{Error, RankProblem, Result};
+pub use sharded::{ShardedGradients, ShardedOptimizer};
 pub use variables::variables_digest;

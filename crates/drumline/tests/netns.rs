@@ -89,6 +89,10 @@ fn rank() {
             send_in_few_messages(&group);
             group.destroy().unwrap();
         }
+        "train, sharded and not" => {
+            train_sharded_and_not(&group);
+            group.destroy().unwrap();
+        }
         other => panic!("{other}"),
     }
 }
@@ -215,6 +219,43 @@ fn send_in_few_messages(group: &ProcessGroup) {
     });
     let below = if rank == 0 { [0, 1] } else { [(0..rank as u32).sum(), rank as u32] };
     assert_eq!(sum, below);
+}
+
+/// Steps of a model whose parameters differ in size. Says how many bytes have left this host in steps that give all ranks
+/// all averages, and in steps that give owners theirs and bring their values to all ranks.
+fn train_sharded_and_not(group: &ProcessGroup) {
+    let elements = [200_000, 3_000, 180_000, 700, 64, 150_000, 90_000, 250];
+    let specs: Vec<ParameterSpec> = elements
+        .iter()
+        .enumerate()
+        .map(|(at, &elements)| ParameterSpec::new(format!("p{at}"), [elements], DType::F32))
+        .collect();
+    for (name, is_sharded) in [("plain", false), ("sharded", true)] {
+        let options = DdpOptions::default().bucket_bytes(1 << 20).sharded(is_sharded);
+        let reducer = GradientReducer::new(specs.clone(), &options, group).unwrap();
+        let step = || {
+            for (parameter, &elements) in elements.iter().enumerate().rev() {
+                reducer.submit(parameter, vec![1.0_f32; elements].as_slice().into());
+            }
+            drop(reducer.finish().unwrap());
+            if is_sharded {
+                let read = |_, place: drumline::ddp::ValuesMut<'_>| {
+                    let drumline::ddp::ValuesMut::F32(place) = place else { return false };
+                    place.fill(1.0);
+                    true
+                };
+                reducer.gather(read, |_, _| {}).unwrap();
+            }
+        };
+        step(); // ranks connect, and the buckets are planned anew
+        step();
+        group.barrier().unwrap();
+        let before = sent_in_packets();
+        group.barrier().unwrap();
+        (0..STEPS).for_each(|_| step());
+        group.barrier().unwrap();
+        println!("{name} steps: {}", sent_in_packets() - before);
+    }
 }
 
 /// The bytes that have left this host over `eth0`.
@@ -535,6 +576,25 @@ fn hosts_that_share_memory_add_in_the_same_order() {
             assert_eq!(told, format!("shares memory: {}", ranks_per_host > 1));
             assert!(rank.child.wait().unwrap().success());
         }
+    }
+}
+
+/// Counted by the interface of each host.
+#[test]
+fn a_sharded_step_sends_no_more_than_a_plain_one() {
+    for hosts in [2, 4] {
+        let Some(network) = Hosts::new(hosts) else { return };
+        let ranks = network.start_all(hosts, "train, sharded and not");
+        let sent = ranks.into_iter().map(|mut rank| {
+            ["plain", "sharded"]
+                .map(|name| -> u64 { rank.line(&format!("{name} steps: ")).parse().unwrap() })
+        });
+        let sent: Vec<[u64; 2]> = sent.collect();
+        let [plain, sharded] = [0, 1].map(|kind| sent.iter().map(|it| it[kind]).sum::<u64>());
+        println!("{hosts} hosts: {plain} bytes, sharded {sharded}");
+        assert!(sharded <= plain, "{sharded} bytes, of {plain}");
+        let must = 2 * (hosts as u64 - 1) * 4 * 624_014 * STEPS as u64;
+        assert!(sharded >= must, "{sharded} bytes, at least {must}");
     }
 }
 

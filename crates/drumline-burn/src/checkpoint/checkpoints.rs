@@ -113,6 +113,9 @@ impl Checkpoints {
     /// 0's running statistics (batch normalisation), which are the ones that
     /// [`sync_buffers`](crate::DistributedDataParallel::sync_buffers) copies.
     ///
+    /// State of a [`ShardedOptimizer`](crate::ShardedOptimizer) comes from all ranks, so rank 0 needs memory for all of
+    /// it.
+    ///
     /// The checkpoint becomes the newest one: files of later steps belong to a run that was given up, and are
     /// deleted.
     ///
@@ -124,8 +127,13 @@ impl Checkpoints {
         state: &TrainingState<M, O, S, P>,
     ) -> Result<()> {
         let path = self.directory.path_of(state.steps);
+        let failure = |problem| failure(&path, problem);
+        let gather = |part: Result<Checkpoint, String>| {
+            Checkpoint::gather_on_root(&self.group, &path, part.map_err(failure))
+        };
+        let optimizer = state.optimizer_part().map(gather).transpose()?;
         self.directory.save_on_root(&self.group, state.steps, || {
-            state.to_checkpoint().map_err(|problem| failure(&path, problem))
+            state.to_checkpoint(optimizer).map_err(failure)
         })
     }
 

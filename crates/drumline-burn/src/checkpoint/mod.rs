@@ -66,7 +66,8 @@
 //! # Which optimizers
 //!
 //! All of burn's: SGD, Adam, AdamW, AdaGrad, Adafactor, Adan, LAMB, Lion, Muon, RMSProp, each with its momenta, and
-//! [`LBFGS`](burn::optim::LBFGS). Groups of parameters with optimizers of their own, too. Those of other crates if
+//! [`LBFGS`](burn::optim::LBFGS). A [`ShardedOptimizer`](crate::ShardedOptimizer) over one of them (but `LBFGS`), whose
+//! files are those of that optimizer. Groups of parameters with optimizers of their own, too. Those of other crates if
 //! their state derives burn's `RecordState`.
 //!
 //! burn loads the state of an optimizer in the type of floats of [`Device::default`](burn::tensor::Device), which is
@@ -81,8 +82,10 @@ mod optimizer;
 mod position;
 mod record;
 mod scheduler;
+mod sharded;
 mod state;
 
+pub(crate) use self::optimizer::names_with_state;
 pub use self::{
     checkpoints::Checkpoints,
     optimizer::{IntoOptimizer, OptimizerState},

@@ -24,6 +24,8 @@ use crate::tensors::{VisitFloat, visit_floats};
 
 /// What the names of an optimizer's tensors in a checkpoint begin with.
 pub(super) const PREFIX: &str = "optimizer.";
+/// The name under which burn keeps the number of dimensions of a state.
+const RANK: &str = "__rank";
 
 /// What [`TrainingState::new`](super::TrainingState::new) makes an optimizer of: an optimizer, or the
 /// configuration of one.
@@ -53,7 +55,7 @@ pub trait IntoOptimizer {
 }
 
 /// An optimizer whose state a checkpoint can hold: burn's [`ModuleOptimizer`], which is the type of all of
-/// burn's optimizers but one, and [`LBFGS`].
+/// burn's optimizers but one, [`LBFGS`], and [`ShardedOptimizer`](crate::ShardedOptimizer).
 ///
 /// ```
 /// use burn::optim::{LBFGSConfig, SgdConfig};
@@ -118,13 +120,28 @@ fn describe(type_name: &str, config: &str) -> String {
     words.join(" ")
 }
 
-mod sealed {
+pub(super) mod sealed {
     use super::*;
 
     /// How a state is named in a checkpoint, which only this crate decides.
     pub trait Saved: Sized {
         fn to_tensors<M: Module>(&self, model: &M) -> Result<Vec<checkpoint::Tensor>, String>;
         fn with_tensors<M: Module>(self, model: &M, from: &Checkpoint) -> Result<Self, String>;
+
+        /// Whether each rank has a part of the state.
+        fn is_shared_out(&self) -> bool {
+            false
+        }
+
+        /// Whether this rank has the state of a parameter.
+        fn keeps(&self, _parameter: &str) -> bool {
+            true
+        }
+
+        /// Whether this rank brings the state of a parameter, which it has, to a checkpoint.
+        fn saves(&self, _parameter: &str) -> bool {
+            true
+        }
     }
 }
 
@@ -140,12 +157,46 @@ pub(super) fn save<M: Module>(
     Ok(())
 }
 
+/// This rank's part of the state, for a checkpoint. `None` if the state is not shared out.
+pub(super) fn part<M: Module>(
+    optimizer: &impl OptimizerState,
+    model: &M,
+) -> Option<Result<Checkpoint, String>> {
+    optimizer.is_shared_out().then(|| {
+        let mut part = Checkpoint::default();
+        save(optimizer, model, &mut part)?;
+        Ok(state_of(&part, model, |parameter| optimizer.saves(parameter)))
+    })
+}
+
+/// The state of some parameters in a checkpoint, and what belongs to no parameter of `model`.
+fn state_of<M: Module>(
+    checkpoint: &Checkpoint,
+    model: &M,
+    is_chosen: impl Fn(&str) -> bool,
+) -> Checkpoint {
+    let chosen: BTreeMap<String, bool> =
+        parameters(model).into_iter().map(|it| (it.name.clone(), is_chosen(&it.name))).collect();
+    let mut state = Checkpoint::default();
+    for (key, tensor) in checkpoint.section(PREFIX) {
+        let parameter = split_key(key, |name| chosen.get(name).copied());
+        if parameter.is_none_or(|(_, is_chosen, _)| is_chosen) {
+            state.insert(tensor.clone());
+        }
+    }
+    state
+}
+
 /// Gives `optimizer`, which trains `model`, the state in a checkpoint.
 pub(super) fn load<M: Module, O: OptimizerState>(
     optimizer: O,
     model: &M,
     checkpoint: &Checkpoint,
 ) -> Result<O, String> {
+    let checkpoint = match optimizer.is_shared_out() {
+        true => &state_of(checkpoint, model, |parameter| optimizer.keeps(parameter)),
+        false => checkpoint,
+    };
     // burn panics when a tensor has another number of dimensions than the optimizer expects.
     let loaded = catch_unwind(AssertUnwindSafe(|| optimizer.with_tensors(model, checkpoint)));
     let optimizer = loaded.unwrap_or_else(|_| {
@@ -198,11 +249,7 @@ impl sealed::Saved for ModuleOptimizer {
             parameters.iter().map(|parameter| (&parameter.name[..], parameter.id)).collect();
         let mut record = Record::default();
         for (key, tensor) in from.section(PREFIX) {
-            // The names of parameters and of fields may contain dots, so look for the dot that ends a known
-            // parameter.
-            let (name, id, field) = key
-                .match_indices('.')
-                .find_map(|(dot, _)| Some((&key[..dot], *ids.get(&key[..dot])?, &key[dot + 1..])))
+            let (name, id, field) = split_key(key, |name| ids.get(name).copied())
                 .ok_or_else(|| format!("{PREFIX}{key} belongs to no parameter of the model"))?;
             record.entries.insert(format!("{id}.{field}"), Entry::from_tensor(tensor, Some(id))?);
             // burn finds the group of a parameter by its path.
@@ -237,6 +284,32 @@ impl sealed::Saved for LBFGS {
         let record = OptimizerRecord::from_bytes(record.into_bytes()?);
         Ok(self.load_record(record.map_err(|error| error.to_string())?))
     }
+}
+
+/// The names of the parameters for which `optimizer` has state.
+pub(crate) fn names_with_state<M: Module>(
+    optimizer: &ModuleOptimizer,
+    model: &M,
+) -> Result<Vec<String>, String> {
+    use sealed::Saved;
+
+    let tensors = optimizer.to_tensors(model)?;
+    let has_state = |name: &str| {
+        let rank = format!("{PREFIX}{name}.{RANK}"); // every state has one
+        tensors.iter().any(|tensor| tensor.name() == rank)
+    };
+    let names = parameters(model).into_iter().map(|parameter| parameter.name);
+    Ok(names.filter(|name| has_state(name)).collect())
+}
+
+/// The name of the parameter to which `key` belongs, a tensor's name without [`PREFIX`]. Names of parameters and of
+/// fields may contain dots, so it looks for the dot that ends a known parameter.
+pub(super) fn split_key<'a, T>(
+    key: &'a str,
+    known: impl Fn(&str) -> Option<T>,
+) -> Option<(&'a str, T, &'a str)> {
+    key.match_indices('.')
+        .find_map(|(dot, _)| Some((&key[..dot], known(&key[..dot])?, &key[dot + 1..])))
 }
 
 /// A floating-point parameter.

@@ -223,13 +223,23 @@ impl<M, O, S, P> TrainingState<M, O, S, P> {
 }
 
 impl<M: Module, O: OptimizerState, S: SchedulerState, P: DataPosition> TrainingState<M, O, S, P> {
-    /// As a checkpoint: what [`Checkpoints::save`](super::Checkpoints::save) writes.
+    /// If the optimizer's state is shared out between the ranks: this rank's part.
+    pub(super) fn optimizer_part(&self) -> Option<Result<Checkpoint, String>> {
+        optimizer::part(&self.optimizer, &self.model)
+    }
+
+    /// As a checkpoint: what [`Checkpoints::save`](super::Checkpoints::save) writes. It begins with `optimizer`, the state
+    /// of an optimizer that is shared out.
     ///
     /// # Errors
     ///
     /// A tensor has a dtype that a checkpoint cannot hold. Or a name of [`values`](Self::values) is taken.
-    pub(super) fn to_checkpoint(&self) -> Result<Checkpoint, String> {
-        let mut checkpoint = Checkpoint::default();
+    pub(super) fn to_checkpoint(
+        &self,
+        optimizer: Option<Checkpoint>,
+    ) -> Result<Checkpoint, String> {
+        let is_missing = optimizer.is_none();
+        let mut checkpoint = optimizer.unwrap_or_default();
         for NamedTensor { name, shape, values } in
             named_tensors(&self.model).map_err(|error| error.to_string())?
         {
@@ -237,7 +247,9 @@ impl<M: Module, O: OptimizerState, S: SchedulerState, P: DataPosition> TrainingS
             let tensor = checkpoint::Tensor::new(name, values.dtype(), shape, bytes);
             checkpoint.insert(tensor.map_err(|error| error.to_string())?);
         }
-        optimizer::save(&self.optimizer, &self.model, &mut checkpoint)?;
+        if is_missing {
+            optimizer::save(&self.optimizer, &self.model, &mut checkpoint)?;
+        }
         scheduler::save(&self.scheduler, &mut checkpoint)?;
         checkpoint.metadata = self.settings.clone();
         checkpoint.metadata.insert(STEPS.into(), self.steps.to_string());

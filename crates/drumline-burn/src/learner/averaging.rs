@@ -9,7 +9,7 @@ use std::{
 };
 
 use burn::{
-    module::{Module, ModuleVisitor, Param, Reparameterization},
+    module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
     tensor::Tensor,
 };
@@ -20,12 +20,11 @@ use drumline::{
 
 use crate::{
     DistributedDataParallel, Error, Result,
-    burn_version::REPARAMETERIZATION,
     gradients::{self, Slots},
     inspect::inspect,
     step::Reduction,
     sync_batch_norm,
-    tap::{TapParameter, Taps, Target},
+    tap::{Taps, Target, Wrapper},
     tensors::{self, Path, Which},
 };
 
@@ -76,6 +75,9 @@ impl Wrapped {
         }
         let mut find = FindParameters::default();
         model.visit(&mut find);
+        if let Some(name) = find.sharded {
+            return Some(Error::OptimizerIsSharded { name }.to_string());
+        }
         let other = |name: &&String| !self.averager.slots.contains_key(*name);
         let named = |what: &str, name: &String| {
             format!(
@@ -172,6 +174,8 @@ struct FindParameters {
     path: Path,
     trained: HashSet<String>,
     tapped: usize,
+    /// The first parameter that was wrapped by a sharded optimizer.
+    sharded: Option<String>,
 }
 
 impl ModuleVisitor for FindParameters {
@@ -182,8 +186,12 @@ impl ModuleVisitor for FindParameters {
     }
 
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == REPARAMETERIZATION && name == TapParameter::NAME {
-            self.tapped += 1;
+        match Wrapper::of_tap(container_type, name) {
+            Some(Wrapper::Ddp) => self.tapped += 1,
+            Some(Wrapper::ShardedOptimizer) => {
+                self.sharded.get_or_insert_with(|| self.path.name());
+            }
+            None => {}
         }
         self.path.enter(name);
     }

@@ -8,6 +8,7 @@
 mod common;
 mod equivalence;
 mod random_models;
+mod sharded;
 mod sync_batch_norm;
 
 use std::sync::OnceLock;

@@ -2,7 +2,7 @@
 
 use burn::{lr_scheduler::constant::ConstantLr, optim::SgdConfig, tensor::Device, train::Learner};
 use drumline::ProcessGroup;
-use drumline_burn::{DistributedDataParallel, distribute};
+use drumline_burn::{DistributedDataParallel, ShardedOptimizer, distribute};
 use tempfile::TempDir;
 
 use crate::{
@@ -186,5 +186,25 @@ fn a_rank_with_fewer_batches_is_named() {
     }) {
         assert!(error.contains("rank 1 has no batch after batch 3 of the epoch"), "{error}");
         assert_eq!(updates, 3);
+    }
+}
+
+#[test]
+fn a_model_of_a_sharded_optimizer_is_refused_with_what_to_do() {
+    for is_wrapped in [false, true] {
+        for error in on_ranks(2, |group| {
+            let directory = TempDir::new().unwrap();
+            let new = || Network::new(1, 8, Notes::default(), &device());
+            let (_optimizer, model) =
+                ShardedOptimizer::wrap(new(), SgdConfig::new(), &group).unwrap();
+            let (ddp, _) = DistributedDataParallel::wrap(new(), &group).unwrap();
+            let training = Setup::new(0..32, 4).training(directory.path());
+            let training = distribute(training, &group);
+            let training = if is_wrapped { training.wrapped(&ddp) } else { training };
+            error(&training.launch(learner(model)))
+        }) {
+            assert!(error.contains("a `Learner` owns its optimizer"), "{error}");
+            assert!(error.contains("train in a loop of your own"), "{error}");
+        }
     }
 }

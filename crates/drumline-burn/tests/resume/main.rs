@@ -9,3 +9,4 @@ mod mistakes;
 mod optimizers;
 mod program;
 mod ranks;
+mod sharded;

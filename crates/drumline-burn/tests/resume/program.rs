@@ -8,7 +8,8 @@ use std::{
 
 use burn::{
     lr_scheduler::{
-        cosine::CosineAnnealingLrSchedulerConfig, module_lr_scheduler::ModuleLrScheduler,
+        cosine::CosineAnnealingLrSchedulerConfig,
+        module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
     },
     module::Module,
     nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig},
@@ -18,7 +19,7 @@ use burn::{
 use drumline::{ProcessGroup, checkpoint as raw, sampler::DistributedSampler};
 use drumline_burn::{
     DistributedDataParallel, Result,
-    checkpoint::{Checkpoints, IntoOptimizer, TrainingState},
+    checkpoint::{Checkpoints, IntoOptimizer, OptimizerState, TrainingState},
     named_tensors,
 };
 
@@ -61,19 +62,34 @@ pub(crate) fn generator() -> MutexGuard<'static, ()> {
     GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// A training with everything.
+pub(crate) type Training<O> = TrainingState<Net, O, ModuleLrScheduler, DistributedSampler>;
+
 /// The state of a new training.
 pub(crate) fn new_state<C: IntoOptimizer<Optimizer = ModuleOptimizer>>(
     group: &ProcessGroup,
     optimizer: C,
-) -> Result<TrainingState<Net, ModuleOptimizer, ModuleLrScheduler, DistributedSampler>> {
-    let model = Net::new(4, &Device::flex().autodiff());
+) -> Result<Training<ModuleOptimizer>> {
+    with_the_rest(group, TrainingState::new(new_net(), optimizer), BATCH)
+}
+
+pub(crate) fn new_net() -> Net {
+    Net::new(4, &Device::flex().autodiff())
+}
+
+/// Adds all but the model and the optimizer, for batches of `batch` samples on each rank.
+pub(crate) fn with_the_rest<O>(
+    group: &ProcessGroup,
+    state: TrainingState<Net, O>,
+    batch: usize,
+) -> Result<Training<O>> {
     let sampler = DistributedSampler::builder(SAMPLES, group.world_size(), group.rank());
     let schedule = CosineAnnealingLrSchedulerConfig::new(0.05, 20).init().unwrap();
-    Ok(TrainingState::new(model, optimizer)
+    Ok(state
         .scheduler(schedule)
         .sampler(sampler.seed(5).build()?)
         .seed(11)
-        .setting("samples per step", BATCH * group.world_size()))
+        .setting("samples per step", batch * group.world_size()))
 }
 
 /// A batch of numbers that follow from the indices.
@@ -107,7 +123,6 @@ pub(crate) fn train_resumed<C: IntoOptimizer<Optimizer = ModuleOptimizer>>(
     steps: u64,
     resume: Resume,
 ) -> Result<()> {
-    let device = Device::flex().autodiff();
     let checkpoints = Checkpoints::open(out, group)?;
     let mut training = new_state(group, optimizer)?;
     if resume == Resume::BeforeWrapping {
@@ -118,21 +133,37 @@ pub(crate) fn train_resumed<C: IntoOptimizer<Optimizer = ModuleOptimizer>>(
     if resume == Resume::AfterWrapping {
         training = checkpoints.resume(training)?;
     }
+    run(group, &checkpoints, training, steps, BATCH, |optimizer, rate, model, loss| {
+        let gradients = ddp.backward(loss, &model)?;
+        Ok(optimizer.step(rate, model, gradients))
+    })
+}
+
+/// Trains up to `steps` steps with batches of `batch` samples on each rank, and saves after each step. `update` takes
+/// the step that a loss asks for.
+pub(crate) fn run<O: OptimizerState>(
+    group: &ProcessGroup,
+    checkpoints: &Checkpoints,
+    mut training: Training<O>,
+    steps: u64,
+    batch_size: usize,
+    mut update: impl FnMut(&mut O, ModuleLearningRate, Net, Tensor<1>) -> Result<Net>,
+) -> Result<()> {
+    let device = Device::flex().autodiff();
     while training.steps < steps {
         let left: Vec<usize> = training.sampler.iter().collect();
-        let indices = &left[..left.len().min(BATCH)];
+        let indices = &left[..left.len().min(batch_size)];
         let loss = {
             let _guard = generator();
             training.seed_step(&device, group);
             training.model.loss(batch(indices, &device))
         };
         let value: f32 = loss.clone().into_scalar();
-        let gradients = ddp.backward(loss, &training.model)?;
         let rate = training.scheduler.step();
-        training.model = training.optimizer.step(rate, training.model, gradients);
+        training.model = update(&mut training.optimizer, rate, training.model, loss)?;
         training.sampler.advance(indices.len());
         training.steps += 1;
-        if left.len() <= BATCH {
+        if left.len() <= batch_size {
             let epoch = training.sampler.state().epoch + 1;
             training.sampler.set_epoch(epoch);
         }

@@ -10,6 +10,7 @@ mod ignored;
 mod no_copy;
 mod overlap;
 mod scaler;
+mod sharded;
 mod short_types;
 mod together;
 mod uneven;

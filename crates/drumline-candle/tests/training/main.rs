@@ -8,6 +8,7 @@ mod faults;
 mod killed;
 mod random_order;
 mod resume;
+mod sharded;
 mod steps;
 
 use std::thread;

@@ -7,7 +7,7 @@ use drumline_group::ProcessGroup;
 use super::{
     content::Checkpoint,
     directory::{CheckpointDirectory, Found},
-    share::{exchange, on_root, problem_of, share},
+    share::{exchange, on_root, problem_of, share, without_path},
 };
 use crate::{Error, Result};
 
@@ -22,6 +22,84 @@ impl Checkpoint {
         let read = || Checkpoint::read(path);
         let parse = |bytes: &[u8]| Checkpoint::from_bytes(bytes);
         share(group, path, read, |checkpoint| checkpoint.to_bytes(), parse)
+    }
+
+    /// Brings the tensors and the metadata of every rank's `part` to rank 0: for state that is shared out between the
+    /// ranks. Rank 0 gets all of it, the others nothing. `path`, that of the file to be written, is for errors.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    /// use drumline::checkpoint::{Checkpoint, Tensor};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut part = Checkpoint::default();
+    ///             let name = format!("of rank {}", group.rank());
+    ///             part.insert(Tensor::from_values(name, [1], &[0.5_f32]).unwrap());
+    ///             let part: Result<_, drumline::train::Error> = Ok(part);
+    ///             let all = Checkpoint::gather_on_root(&group, "file".as_ref(), part).unwrap();
+    ///             assert_eq!(all.tensors().len(), [2, 0][group.rank()]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The part of some rank is an error, or two parts have a tensor of the same name: every rank gets an error, which
+    /// names the rank. [`Error::Group`] when a rank fails.
+    pub fn gather_on_root<E: From<Error> + Display>(
+        group: &ProcessGroup,
+        path: &Path,
+        part: Result<Self, E>,
+    ) -> Result<Self, E> {
+        if group.world_size() == 1 {
+            return part;
+        }
+        let is_root = group.rank() == 0;
+        let sent = match &part {
+            Ok(_) if is_root => Ok(Vec::new()), // stays as it is
+            Ok(part) => part.to_bytes(),
+            Err(error) => Err(without_path(path, error)),
+        };
+        let failed = |problem| E::from(Error::Checkpoint { path: path.to_owned(), problem });
+        let problems = of_ranks(exchange(group, sent.as_ref().err())?);
+        let (mut all, sent) = match (part, sent) {
+            (Err(own), _) => return Err(own),
+            (Ok(part), Ok(sent)) if problems.is_empty() => (part, sent),
+            _ => return Err(failed(problems)),
+        };
+        let mut lengths = vec![0; group.world_size()];
+        group.all_gather(&[sent.len() as u64], &mut lengths).map_err(Error::from)?;
+        let mut gathered = Ok(());
+        // One rank after the other, so that rank 0 holds one file beside what it has.
+        for (rank, &length) in lengths.iter().enumerate().skip(1) {
+            let mut counts = vec![0; group.world_size()];
+            counts[rank] = length as usize;
+            let own = if rank == group.rank() { &sent[..] } else { &[] };
+            let mut bytes = vec![0_u8; if is_root { counts[rank] } else { 0 }];
+            group.gather_v(own, &mut bytes, &counts, 0).map_err(Error::from)?;
+            if is_root && gathered.is_ok() {
+                let taken = Checkpoint::from_bytes(&bytes).and_then(|part| all.take_in(part));
+                gathered = taken.map_err(|problem| format!("the part of rank {rank}: {problem}"));
+            }
+        }
+        on_root(group, path, || gathered.map_err(failed))?;
+        Ok(if is_root { all } else { Checkpoint::default() })
+    }
+
+    /// Adds what another rank has.
+    fn take_in(&mut self, part: Checkpoint) -> Result<(), String> {
+        for tensor in part.tensors() {
+            if self.insert(tensor.clone()).is_some() {
+                return Err(format!("{} came from an earlier rank, too", tensor.name()));
+            }
+        }
+        self.metadata.extend(part.metadata);
+        Ok(())
     }
 
     /// [`Checkpoint::write`] on rank 0; only rank 0 calls `make`. All ranks learn whether the file
@@ -115,23 +193,25 @@ impl CheckpointDirectory {
                 Ok(Found { step, path: path.clone(), checkpoint: read, skipped: Vec::new() })
             }),
         };
-        let problems: Vec<String> = exchange(group, mine.as_ref().err())?
-            .into_iter()
-            .enumerate()
-            .filter(|(_, problem)| !problem.is_empty())
-            .map(|(rank, problem)| format!("on rank {rank}: {problem}"))
-            .collect();
+        let problems = of_ranks(exchange(group, mine.as_ref().err())?);
         match mine {
             Ok(found) if problems.is_empty() => Ok(Some(found)),
             _ => Err(Error::Checkpoint {
                 path,
                 problem: format!(
-                    "{}; give all ranks one directory, or let rank 0 read for all",
-                    problems.join("; ")
+                    "{problems}; give all ranks one directory, or let rank 0 read for all"
                 ),
             }),
         }
     }
+}
+
+/// The problems of all ranks in one text, by rank; an empty problem is none.
+fn of_ranks(problems: Vec<String>) -> String {
+    let named = problems.into_iter().enumerate().filter(|(_, problem)| !problem.is_empty());
+    let named: Vec<String> =
+        named.map(|(rank, problem)| format!("on rank {rank}: {problem}")).collect();
+    named.join("; ")
 }
 
 /// The step at the beginning of what rank 0 sent; `None` if rank 0 sent nothing.

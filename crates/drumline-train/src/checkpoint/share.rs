@@ -27,12 +27,7 @@ pub(super) fn on_root<E: From<Error> + Display>(
 ) -> Result<(), E> {
     if group.rank() == 0 {
         let done = work();
-        // Other ranks add the path themselves.
-        let of_path = format!("checkpoint {}: ", path.display());
-        let outcome = done.as_ref().map(|()| Vec::new()).map_err(|error| {
-            let text = error.to_string();
-            text.strip_prefix(&of_path).map(str::to_owned).unwrap_or(text)
-        });
+        let outcome = done.as_ref().map(|()| Vec::new()).map_err(|error| without_path(path, error));
         tell(group, &outcome)?;
         return done;
     }
@@ -40,6 +35,13 @@ pub(super) fn on_root<E: From<Error> + Display>(
         Ok(_) => Ok(()),
         Err(problem) => Err(Error::Checkpoint { path: path.to_owned(), problem }.into()),
     }
+}
+
+/// The text of an error for other ranks, which add the path themselves.
+pub(super) fn without_path(path: &Path, error: &impl Display) -> String {
+    let text = error.to_string();
+    let of_path = format!("checkpoint {}: ", path.display());
+    text.strip_prefix(&of_path).map(str::to_owned).unwrap_or(text)
 }
 
 /// Does `work` on rank 0 and returns its result on all ranks. `give` turns the result into bytes, and `take`

@@ -51,6 +51,9 @@ pub enum FaultKind {
     WrongType = 3,
     /// The gradient could not be read from its device.
     Unread = 4,
+    /// The new value, which only the parameter's owner has, could not be read from its device, or has another dtype or
+    /// number of elements.
+    Value = 5,
 }
 
 impl FaultKind {
@@ -61,6 +64,7 @@ impl FaultKind {
             1 => Some(FaultKind::Unused),
             2 => Some(FaultKind::Twice),
             3 => Some(FaultKind::WrongType),
+            5 => Some(FaultKind::Value),
             _ => Some(FaultKind::Unread),
         }
     }
@@ -82,7 +86,9 @@ impl GradientFault {
 
     /// What to do about `faults`. A device that has failed comes first, because it may be the cause of the others.
     pub(crate) fn advice(faults: &[GradientFault]) -> &'static str {
-        if faults.iter().any(|fault| fault.kind == FaultKind::Unread) {
+        let of_device =
+            |fault: &GradientFault| matches!(fault.kind, FaultKind::Unread | FaultKind::Value);
+        if faults.iter().any(of_device) {
             return "the device failed there: that rank's own error says how";
         }
         "every parameter that is trained must take part in the loss, once per step and on every rank: \
@@ -108,6 +114,7 @@ fn sentence(faults: &[GradientFault]) -> String {
             1 => "has a gradient that could not be read from its device",
             _ => "have gradients that could not be read from their device",
         },
+        FaultKind::Value => "got a new value that could not be sent",
     };
     let ranks = &faults[0].ranks;
     format!(

@@ -46,6 +46,7 @@ mod gradient_reducer;
 mod loss_scale;
 mod norm;
 mod options;
+mod owners;
 mod reducer;
 mod spec;
 mod verify;
@@ -60,6 +61,7 @@ pub use gradient_reducer::{
 pub use loss_scale::LossScale;
 pub use norm::GradientNorm;
 pub use options::{DdpOptions, Divisor, UnusedParameters, Wire};
+pub use owners::Owners;
 pub use spec::ParameterSpec;
 pub use verify::verify_model;
 

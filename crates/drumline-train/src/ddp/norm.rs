@@ -48,12 +48,35 @@ impl GradientNorm {
 
     /// Adds the gradient of a parameter.
     pub fn add(&mut self, gradient: Values<'_>) {
-        let part = match gradient {
+        self.add_part(self.part(gradient));
+    }
+
+    /// What the gradient of a parameter adds. If parameters have [owners](super::Owners), they tell each other their
+    /// parts. If each then adds all of them in the order in which the model defines them, the norm has the same bits
+    /// as if it had all gradients.
+    ///
+    /// ```
+    /// use drumline::ddp::GradientNorm;
+    ///
+    /// let gradients = [[3.0_f32, 1.0], [4.0, 0.5]];
+    /// let (mut of_all, mut of_parts) = (GradientNorm::euclidean(), GradientNorm::euclidean());
+    /// for gradient in &gradients {
+    ///     of_all.add(gradient[..].into());
+    ///     of_parts.add_part(of_parts.part(gradient[..].into()));
+    /// }
+    /// assert_eq!(of_all, of_parts);
+    /// ```
+    pub fn part(&self, gradient: Values<'_>) -> f64 {
+        match gradient {
             Values::F32(values) => self.of_values(values),
             Values::F64(values) => self.of_values(values),
             Values::F16(values) => self.of_values(values),
             Values::Bf16(values) => self.of_values(values),
-        };
+        }
+    }
+
+    /// Adds the [part](Self::part) of a parameter, or 0 for one without a gradient.
+    pub fn add_part(&mut self, part: f64) {
         self.total = match self.order {
             f64::INFINITY => larger(self.total, part),
             _ => self.total + part,

@@ -29,6 +29,8 @@ pub struct DdpOptions {
     pub divisor: Divisor,
     /// Tensors that every rank keeps for itself. Each is named by its path, or by that of a module around it.
     pub ignored: Vec<String>,
+    /// Whether each rank keeps the optimizer's state of its own parameters only.
+    pub sharded: bool,
 }
 
 /// The type in which gradients of f32 travel.
@@ -183,6 +185,16 @@ impl DdpOptions {
         self
     }
 
+    /// Gives each rank the averages of its own parameters alone, so that it keeps the optimizer's state of those alone
+    /// ([`GradientReducer`](super::GradientReducer#sharded) says how). Whoever takes a step must then bring the new
+    /// values to all ranks; in the adapters `ShardedOptimizer` does both, and sets this.
+    #[must_use]
+    #[doc(alias = "ZeroRedundancyOptimizer")]
+    pub fn sharded(mut self, sharded: bool) -> Self {
+        self.sharded = sharded;
+        self
+    }
+
     /// Whether the tensor `name` is ignored, by its own name or by that of a module around it.
     pub fn ignores(&self, name: &str) -> bool {
         self.ignored.iter().any(|ignored| covers(ignored, name))
@@ -211,6 +223,7 @@ impl Default for DdpOptions {
             wire: Wire::default(),
             divisor: Divisor::default(),
             ignored: Vec::new(),
+            sharded: false,
         }
     }
 }

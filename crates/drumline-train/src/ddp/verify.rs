@@ -151,7 +151,7 @@ impl Entry {
 }
 
 /// The number of entries for the options.
-const OPTION_ENTRIES: usize = 5;
+const OPTION_ENTRIES: usize = 6;
 
 fn entries(
     parameters: &[ParameterSpec],
@@ -172,6 +172,7 @@ fn entries(
         option("unused parameters", format!("{:?}", options.unused_parameters)),
         option("wire", format!("{:?}", options.wire)),
         option("divisor", format!("{:?}", options.divisor)),
+        option("sharded optimizer", format!("{:?}", options.sharded)),
         option("ignored names", format!("{:?}{unknown}", options.ignored)),
     ];
     let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));

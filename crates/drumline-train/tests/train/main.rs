@@ -11,4 +11,5 @@ mod ddp;
 mod errors;
 mod record;
 mod sampler;
+mod sharded;
 mod spawn;

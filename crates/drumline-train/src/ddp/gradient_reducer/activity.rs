@@ -50,7 +50,10 @@ mod tests {
     use drumline_group::{DType, bf16, f16};
     use proptest::prelude::*;
 
-    use super::{super::super::Bucket, *};
+    use super::{
+        super::super::{Bucket, Wire},
+        *,
+    };
 
     /// The average of all ranks' marks, as an all-reduce rounds it.
     fn averaged(dtype: DType, is_active: &[bool]) -> Memory {
@@ -58,11 +61,11 @@ mod tests {
         let bucket = Bucket { dtype, parameters: vec![] };
         let mut sums = vec![0.0_f64; count];
         for (rank, &is_active) in is_active.iter().enumerate() {
-            let mut memory = Memory::stopgap(&bucket, count);
+            let mut memory = Memory::private(&bucket, count, Wire::AsIs);
             write(&mut memory, 0..count, rank, is_active);
             sums.iter_mut().enumerate().for_each(|(at, sum)| *sum += memory.mark(at));
         }
-        let mut memory = Memory::stopgap(&bucket, count);
+        let mut memory = Memory::private(&bucket, count, Wire::AsIs);
         for (at, sum) in sums.into_iter().enumerate() {
             let average = sum / is_active.len() as f64;
             match &mut memory {

@@ -8,12 +8,12 @@ use std::{
 use drumline_engine::recorder::{Category, Open, What};
 use drumline_group::{ProcessGroup, driving};
 
-use super::memory::{Memory, Travelling};
+use super::memory::{Arrived, Travelling};
 use crate::Result;
 
-/// The buckets that the group is reducing, in the order in which they were launched.
+/// The buckets with which the group works, in the order in which they were launched.
 ///
-/// The group reduces them one after another, on the progress thread or on a thread that waits. It owns their
+/// The group does so one after another, on the progress thread or on a thread that waits. It owns their
 /// memory meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
@@ -25,30 +25,29 @@ pub(super) struct InFlight {
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) bucket: usize,
-    pub(super) memory: Memory,
+    pub(super) arrived: Arrived,
     /// How long the group worked on it: since it was launched, or since the previous bucket came back, if
     /// that was later.
     pub(super) took: Duration,
-    pub(super) at: Instant,
 }
 
 impl InFlight {
-    /// Launches a bucket with `bytes` bytes of gradients.
+    /// Launches a bucket with `bytes` bytes of gradients or parameters, as `name` says.
     pub(super) fn launch(
         &mut self,
         group: &ProcessGroup,
-        bucket: usize,
-        bytes: usize,
-        memory: Memory,
+        name: &'static str,
+        (bucket, bytes): (usize, usize),
+        begin: impl FnOnce(&ProcessGroup) -> Travelling,
     ) {
         let open = driving::recorder(group).begin(|| What {
             category: Category::Bucket,
-            name: "bucket",
+            name,
             bucket: Some(bucket),
             bytes: Some(bytes as u64),
             ..What::default()
         });
-        self.buckets.push_back((bucket, Instant::now(), open, memory.all_reduce(group)));
+        self.buckets.push_back((bucket, Instant::now(), open, begin(group)));
     }
 
     /// Waits for the bucket that was launched first. `None` when all are back.
@@ -56,10 +55,11 @@ impl InFlight {
         let Some((bucket, launched, open, work)) = self.buckets.pop_front() else {
             return Ok(None);
         };
-        let (memory, at) = work.wait()?;
+        let arrived = work.wait()?;
+        let at = arrived.at;
         open.end_at(at);
         let began = self.last.map_or(launched, |last| last.max(launched));
         self.last = Some(at);
-        Ok(Some(Done { bucket, memory, took: at.saturating_duration_since(began), at }))
+        Ok(Some(Done { bucket, arrived, took: at.saturating_duration_since(began) }))
     }
 }

@@ -1,9 +1,9 @@
 //! The memory of a bucket.
 
-use std::{fmt, ops::Range, time::Instant};
+use std::{fmt, ops::Range, sync::Arc, time::Instant};
 
 use drumline_group::{
-    DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, Work, bf16, driving, f16,
+    DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, bf16, driving, f16,
 };
 use drumline_kernels::{narrow, widen};
 
@@ -18,7 +18,7 @@ type Buffer<T> = RegisteredBuffer<T>;
 
 /// The elements of a bucket: the gradients of its members, then one mark for each member, then marks of the rank. A
 /// rank sets a mark to 1. After the all-reduce a mark is above zero if *some* rank had set it, because it is an
-/// average of zeros and ones. The first bucket also has the marks of [`activity`](super::activity).
+/// average of zeros and ones. [`Block`](super::plan::Block) says which of them there are.
 pub(super) enum Memory {
     F32(Buffer<f32>),
     F64(Buffer<f64>),
@@ -64,13 +64,17 @@ impl Memory {
         })
     }
 
-    /// Memory of the same size that no neighbour reaches. The step goes on with it until it returns an error.
-    pub(super) fn stopgap(bucket: &Bucket, elements: usize) -> Self {
-        match bucket.dtype {
-            DType::F64 => Memory::F64(RegisteredBuffer::private(elements)),
-            DType::F16 => Memory::F16(RegisteredBuffer::private(elements)),
-            DType::Bf16 => Memory::Bf16(RegisteredBuffer::private(elements)),
-            _ => Memory::F32(RegisteredBuffer::private(elements)),
+    /// Memory for `elements` elements that no neighbour reaches.
+    pub(super) fn private(bucket: &Bucket, elements: usize, wire: Wire) -> Self {
+        match (bucket.dtype, wire) {
+            (DType::F64, _) => Memory::F64(RegisteredBuffer::private(elements)),
+            (DType::F16, _) => Memory::F16(RegisteredBuffer::private(elements)),
+            (DType::Bf16, _) => Memory::Bf16(RegisteredBuffer::private(elements)),
+            (_, Wire::Bf16) => Memory::Narrowed {
+                values: vec![0.0; elements],
+                wire: RegisteredBuffer::private(elements),
+            },
+            (_, Wire::AsIs) => Memory::F32(RegisteredBuffer::private(elements)),
         }
     }
 
@@ -123,16 +127,134 @@ impl Memory {
         }
     }
 
+    /// Begins to average the elements over all ranks.
     pub(super) fn all_reduce(self, group: &ProcessGroup) -> Travelling {
+        fn whole<T: Element>(
+            buffer: Buffer<T>,
+            group: &ProcessGroup,
+            memory: impl FnOnce(Buffer<T>) -> Memory + Send + 'static,
+        ) -> Travelling {
+            let work = group.all_reduce_async(buffer, ReduceOp::Avg);
+            Travelling::new(move || {
+                let (buffer, at) = driving::wait_and_tell(work)?;
+                Ok(Arrived { whole: Some(memory(buffer)), part: None, at })
+            })
+        }
         match self {
-            Memory::F32(buffer) => Travelling::F32(average(buffer, group)),
-            Memory::F64(buffer) => Travelling::F64(average(buffer, group)),
-            Memory::F16(buffer) => Travelling::F16(average(buffer, group)),
-            Memory::Bf16(buffer) => Travelling::Bf16(average(buffer, group)),
-            Memory::Narrowed { values, mut wire } => {
+            Memory::F32(buffer) => whole(buffer, group, Memory::F32),
+            Memory::F64(buffer) => whole(buffer, group, Memory::F64),
+            Memory::F16(buffer) => whole(buffer, group, Memory::F16),
+            Memory::Bf16(buffer) => whole(buffer, group, Memory::Bf16),
+            Memory::Narrowed { mut values, mut wire } => {
                 narrow((&mut wire[..]).into(), &values[..]);
-                Travelling::Narrowed { values, wire: average(wire, group) }
+                whole(wire, group, |wire| {
+                    widen(&mut values[..], (&wire[..]).into());
+                    Memory::Narrowed { values, wire }
+                })
             }
+        }
+    }
+
+    /// Begins to average the elements over all ranks, and to bring this rank its block. `counts` are the lengths of the
+    /// blocks, and `part` has room for this rank's.
+    pub(super) fn reduce_scatter(
+        self,
+        part: Memory,
+        counts: &[usize],
+        group: &ProcessGroup,
+    ) -> Travelling {
+        fn to_part<T: Element>(
+            [whole, part]: [Buffer<T>; 2],
+            (counts, group): (&[usize], &ProcessGroup),
+            [whole_memory, part_memory]: [impl FnOnce(Buffer<T>) -> Memory + Send + 'static; 2],
+        ) -> Travelling {
+            let whole = Arc::new(whole);
+            let input = Held(whole.clone());
+            let work = group.reduce_scatter_v_async(input, counts, part, ReduceOp::Avg);
+            Travelling::new(move || {
+                let (part, at) = driving::wait_and_tell(work?)?;
+                let whole = Arc::into_inner(whole).map(whole_memory);
+                Ok(Arrived { whole, part: Some(part_memory(part)), at })
+            })
+        }
+        let call = (counts, group);
+        match (self, part) {
+            (Memory::F32(whole), Memory::F32(part)) => {
+                to_part([whole, part], call, [Memory::F32; 2])
+            }
+            (Memory::F64(whole), Memory::F64(part)) => {
+                to_part([whole, part], call, [Memory::F64; 2])
+            }
+            (Memory::F16(whole), Memory::F16(part)) => {
+                to_part([whole, part], call, [Memory::F16; 2])
+            }
+            (Memory::Bf16(whole), Memory::Bf16(part)) => {
+                to_part([whole, part], call, [Memory::Bf16; 2])
+            }
+            (
+                Memory::Narrowed { values, wire: mut whole },
+                Memory::Narrowed { values: mut of_part, wire: part },
+            ) => {
+                narrow((&mut whole[..]).into(), &values[..]);
+                let memories: [Box<dyn FnOnce(Buffer<bf16>) -> Memory + Send>; 2] = [
+                    Box::new(|wire| Memory::Narrowed { values, wire }),
+                    Box::new(|wire| {
+                        widen(&mut of_part[..], (&wire[..]).into());
+                        Memory::Narrowed { values: of_part, wire }
+                    }),
+                ];
+                to_part([whole, part], call, memories)
+            }
+            _ => unreachable!("both are memory of one bucket"),
+        }
+    }
+
+    /// Begins to collect the first elements of every rank's `part`, as many as `counts` says, here. Nothing is rounded.
+    pub(super) fn all_gather(
+        self,
+        part: Memory,
+        counts: &[usize],
+        group: &ProcessGroup,
+    ) -> Travelling {
+        fn from_parts<T: Element, B>(
+            [whole, part]: [B; 2],
+            (counts, group): (&[usize], &ProcessGroup),
+            [whole_memory, part_memory]: [impl FnOnce(B) -> Memory + Send + 'static; 2],
+        ) -> Travelling
+        where
+            B: AsRef<[T]> + AsMut<[T]> + Send + Sync + 'static,
+        {
+            let part = Arc::new(Front { buffer: part, length: counts[group.rank()] });
+            let whole = Front { buffer: whole, length: counts.iter().sum() };
+            let work = group.all_gather_v_async(Held(part.clone()), whole, counts);
+            Travelling::new(move || {
+                let (whole, at) = driving::wait_and_tell(work?)?;
+                let part = Arc::into_inner(part).map(|front| part_memory(front.buffer));
+                Ok(Arrived { whole: Some(whole_memory(whole.buffer)), part, at })
+            })
+        }
+        let call = (counts, group);
+        match (self, part) {
+            (Memory::F32(whole), Memory::F32(part)) => {
+                from_parts([whole, part], call, [Memory::F32; 2])
+            }
+            (Memory::F64(whole), Memory::F64(part)) => {
+                from_parts([whole, part], call, [Memory::F64; 2])
+            }
+            (Memory::F16(whole), Memory::F16(part)) => {
+                from_parts([whole, part], call, [Memory::F16; 2])
+            }
+            (Memory::Bf16(whole), Memory::Bf16(part)) => {
+                from_parts([whole, part], call, [Memory::Bf16; 2])
+            }
+            (
+                Memory::Narrowed { values: whole, wire },
+                Memory::Narrowed { values: part, wire: wire_of_part },
+            ) => {
+                let memory = |wire: Buffer<bf16>| |values| Memory::Narrowed { values, wire };
+                from_parts::<f32, _>([whole, part], call, [memory(wire), memory(wire_of_part)])
+            }
+            _ => unreachable!("both are memory of one bucket"),
         }
     }
 }
@@ -141,40 +263,60 @@ fn widened(mark: impl Into<f64>) -> f64 {
     mark.into()
 }
 
-fn average<T: Element>(buffer: Buffer<T>, group: &ProcessGroup) -> Work<Buffer<T>> {
-    group.all_reduce_async(buffer, ReduceOp::Avg)
-}
+/// Memory with which the group works.
+pub(super) struct Travelling(Box<dyn FnOnce() -> Result<Arrived> + Send>);
 
-/// Memory that is being averaged.
+/// Memory that has come back.
 #[derive(Debug)]
-pub(super) enum Travelling {
-    F32(Work<Buffer<f32>>),
-    F64(Work<Buffer<f64>>),
-    F16(Work<Buffer<f16>>),
-    Bf16(Work<Buffer<bf16>>),
-    Narrowed { values: Vec<f32>, wire: Work<Buffer<bf16>> },
+pub(super) struct Arrived {
+    /// That of a whole bucket. `None` if the group still holds it.
+    pub(super) whole: Option<Memory>,
+    /// That of this rank's block, if it is memory of its own. `None` as above.
+    pub(super) part: Option<Memory>,
+    /// When the call was complete.
+    pub(super) at: Instant,
 }
 
 impl Travelling {
-    /// The averages, and when they were complete.
-    pub(super) fn wait(self) -> Result<(Memory, Instant)> {
-        fn end<T: Element>(
-            work: Work<Buffer<T>>,
-            memory: impl FnOnce(Buffer<T>) -> Memory,
-        ) -> Result<(Memory, Instant)> {
-            let (buffer, at) = driving::wait_and_tell(work)?;
-            Ok((memory(buffer), at))
-        }
-        match self {
-            Travelling::F32(work) => end(work, Memory::F32),
-            Travelling::F64(work) => end(work, Memory::F64),
-            Travelling::F16(work) => end(work, Memory::F16),
-            Travelling::Bf16(work) => end(work, Memory::Bf16),
-            Travelling::Narrowed { mut values, wire } => end(wire, |wire| {
-                widen(&mut values[..], (&wire[..]).into());
-                Memory::Narrowed { values, wire }
-            }),
-        }
+    fn new(wait: impl FnOnce() -> Result<Arrived> + Send + 'static) -> Self {
+        Self(Box::new(wait))
+    }
+
+    pub(super) fn wait(self) -> Result<Arrived> {
+        self.0()
+    }
+}
+
+impl fmt::Debug for Travelling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Travelling")
+    }
+}
+
+/// A buffer that a call reads, and that comes back.
+struct Held<B>(Arc<B>);
+
+impl<T, B: AsRef<[T]>> AsRef<[T]> for Held<B> {
+    fn as_ref(&self) -> &[T] {
+        (*self.0).as_ref()
+    }
+}
+
+/// The first elements of a buffer.
+struct Front<B> {
+    buffer: B,
+    length: usize,
+}
+
+impl<T, B: AsRef<[T]>> AsRef<[T]> for Front<B> {
+    fn as_ref(&self) -> &[T] {
+        &self.buffer.as_ref()[..self.length]
+    }
+}
+
+impl<T, B: AsMut<[T]>> AsMut<[T]> for Front<B> {
+    fn as_mut(&mut self) -> &mut [T] {
+        &mut self.buffer.as_mut()[..self.length]
     }
 }
 

@@ -21,7 +21,7 @@ use self::{
     plan::{Plan, check_trainable},
     step::Step,
 };
-use super::{DdpOptions, FaultKind, GradientFault, ParameterSpec};
+use super::{DdpOptions, FaultKind, GradientFault, Owners, ParameterSpec};
 use crate::{Error, Result};
 use drumline_group::{Element, ProcessGroup};
 
@@ -51,6 +51,13 @@ pub use self::{
 ///
 /// [`GradientReducer::accumulate`] adds a gradient to this rank's share of the step and sends nothing. A
 /// gradient that is submitted later is added to it, and the sum is averaged.
+///
+/// # Sharded
+///
+/// With [`DdpOptions::sharded`] each parameter has an [owner](Owners), and each rank gets the averages of its own
+/// parameters alone, with the same bits. It takes the optimizer's step for these, so it needs the optimizer's state of
+/// these. Then [`GradientReducer::gather`] brings the new values to all ranks. Both halves together send as many bytes
+/// as averages for everyone do. (This is stage 1 of ZeRO: Rajbhandari et al., 2020.)
 ///
 /// # When a rank has a fault
 ///
@@ -86,6 +93,7 @@ pub struct GradientReducer {
     parameters: Vec<ParameterSpec>,
     options: DdpOptions,
     group: ProcessGroup,
+    owners: Option<Arc<Owners>>,
     step: Mutex<Step>,
 }
 
@@ -102,16 +110,39 @@ impl GradientReducer {
         options: &DdpOptions,
         group: &ProcessGroup,
     ) -> Result<Self> {
+        let owners = || Owners::plan(&parameters, group.world_size());
+        let owners = options.sharded.then(owners);
+        Self::with_owners(parameters, options, group, owners)
+    }
+
+    /// [`GradientReducer::new`] with these owners of the parameters, or none, whatever the options say.
+    ///
+    /// # Errors
+    ///
+    /// As there. Also if there are not as many owned parameters as parameters.
+    pub fn with_owners(
+        parameters: Vec<ParameterSpec>,
+        options: &DdpOptions,
+        group: &ProcessGroup,
+        owners: Option<Owners>,
+    ) -> Result<Self> {
         check_trainable(&parameters)?;
+        if let Some(owners) = owners.as_ref().filter(|it| it.len() != parameters.len()) {
+            let problem =
+                format!("{} of {} parameters have owners", owners.len(), parameters.len());
+            return Err(Error::InvalidArgument { operation: "data-parallel training", problem });
+        }
         if let Some(ignored) = parameters.iter().find(|spec| options.ignores(&spec.name)) {
             let problem =
                 format!("parameter {ignored} is to be ignored, so the reducer must not get it");
             return Err(Error::InvalidArgument { operation: "data-parallel training", problem });
         }
         let order = (0..parameters.len()).rev();
-        let plan = Arc::new(Plan::new(&parameters, order, sizes::LEAST_BYTES, options, group)?);
-        let step = Mutex::new(Step::new(plan, parameters.len(), group)?);
-        Ok(Self { parameters, options: options.clone(), group: group.clone(), step })
+        let owners = owners.map(Arc::new);
+        let least_bytes = sizes::LEAST_BYTES;
+        let plan = Plan::new(&parameters, order, least_bytes, options, owners.as_ref(), group)?;
+        let step = Mutex::new(Step::new(Arc::new(plan), parameters.len(), group)?);
+        Ok(Self { parameters, options: options.clone(), group: group.clone(), owners, step })
     }
 
     /// Sets the start of the step's [`Timeline`]: backward begins. Without this call the step starts with the
@@ -317,6 +348,79 @@ impl GradientReducer {
         }
     }
 
+    /// Which rank owns which parameter; `None` unless the options say [`sharded`](DdpOptions::sharded).
+    pub fn owners(&self) -> Option<&Owners> {
+        self.owners.as_deref()
+    }
+
+    /// Brings the new values of all parameters from their owners to all ranks, after a step of
+    /// [sharded](GradientReducer#sharded) training.
+    ///
+    /// `read` writes the value of a parameter that this rank owns to its place, or returns false if it cannot. Then
+    /// `take` gets the values of the other parameters. All buckets travel at once, in the memory of their gradients. Use
+    /// what `take` got only if this returns no error. In a world of one rank nothing is called.
+    ///
+    /// ```
+    /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let specs = ["a", "b"].map(|name| ParameterSpec::new(name, [1], DType::F32));
+    ///             let options = DdpOptions::default().sharded(true);
+    ///             let reducer = GradientReducer::new(specs.into(), &options, &group).unwrap();
+    ///             let mut parameters = [1.0_f32, 2.0];
+    ///             for parameter in [1, 0] {
+    ///                 reducer.submit(parameter, [group.rank() as f32][..].into()); // 0.5 on average
+    ///             }
+    ///             let averaged = reducer.finish().unwrap();
+    ///             for parameter in reducer.owners().unwrap().parameters(group.rank()) {
+    ///                 parameters[parameter] -= averaged.get::<f32>(parameter).unwrap()[0];
+    ///             }
+    ///             let before = parameters;
+    ///             let read = |parameter: usize, place: drumline::ddp::ValuesMut<'_>| {
+    ///                 place.copy_from(before[parameter..=parameter].into())
+    ///             };
+    ///             reducer
+    ///                 .gather(read, |parameter, value| parameters[parameter] = value.as_slice().unwrap()[0])
+    ///                 .unwrap();
+    ///             assert_eq!(parameters, [0.5, 1.5]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Gradients`] on every rank when `read` returned false on some rank: it names parameter and rank.
+    /// [`Error::InvalidArgument`] if parameters have no owners. Otherwise as for [`GradientReducer::finish`].
+    pub fn gather(
+        &self,
+        read: impl FnMut(usize, ValuesMut<'_>) -> bool,
+        take: impl FnMut(usize, Values<'_>),
+    ) -> Result<()> {
+        if self.owners.is_none() {
+            let problem = "parameters have owners only with `DdpOptions::sharded`".to_owned();
+            return Err(Error::InvalidArgument { operation: "GradientReducer::gather", problem });
+        }
+        let mut step = self.lock();
+        if let Some(error) = &step.failed {
+            return Err(error.clone());
+        }
+        let mut faults = Vec::new();
+        let faults = match step.gather(read, take, &mut faults) {
+            Ok(false) => return step.failed.clone().map_or(Ok(()), Err),
+            Ok(true) => self.exchange_faults(&faults),
+            Err(error) => Err(error),
+        };
+        match faults {
+            Ok(faults) => Err(Error::Gradients { step: step.stats.steps, faults }),
+            Err(error) => Err(step.failed.insert(error).clone()),
+        }
+    }
+
     /// The lowest rank that had data of its own in the last step: the same one on all ranks. If no rank has data any
     /// more, it is that of the last step in which some rank had; before the first step, rank 0.
     ///
@@ -363,8 +467,9 @@ impl GradientReducer {
         let better = match step.is_planned {
             true => None,
             false => {
-                let Self { parameters, options, group, .. } = self;
-                Some(Plan::agree(parameters, &step.order, step.lowest_active, options, group)?)
+                let Self { parameters, options, group, owners, .. } = self;
+                let (order, source) = (&step.order, step.lowest_active);
+                Some(Plan::agree(parameters, order, source, options, owners.as_ref(), group)?)
             }
         };
         step.is_planned = true;
@@ -467,11 +572,12 @@ pub struct Averaged<'a> {
 
 impl Averaged<'_> {
     /// The average of a parameter's gradient. `None` if no rank has used the parameter
-    /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), or if it does not exist.
+    /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), if it belongs to another rank
+    /// ([`DdpOptions::sharded`]), or if it does not exist.
     pub fn values(&self, parameter: usize) -> Option<Values<'_>> {
-        let slot = self.plan.slots.get(parameter)?;
+        let slot = self.plan.own_slot(parameter)?;
         let memory = self.buckets[slot.bucket].as_ref()?.memory()?;
-        memory.is_marked(slot.mark).then(|| memory.slice(slot.range.clone()))
+        memory.is_marked(slot.mark).then(|| memory.slice(slot.range))
     }
 
     /// The average of a parameter's gradient, if its elements are `T`.
@@ -482,8 +588,8 @@ impl Averaged<'_> {
     /// The average of a parameter's gradient as an owner of its memory. `None` as for [`Averaged::values`].
     pub fn share(&self, parameter: usize) -> Option<SharedGradient> {
         self.values(parameter)?;
-        let slot = &self.plan.slots[parameter];
+        let slot = self.plan.own_slot(parameter)?;
         let bucket = self.buckets[slot.bucket].clone()?;
-        Some(SharedGradient::new(bucket, slot.range.clone()))
+        Some(SharedGradient::new(bucket, slot.range))
     }
 }

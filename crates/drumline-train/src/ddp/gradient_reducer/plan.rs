@@ -1,11 +1,11 @@
 //! The place of each gradient in the buckets.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use drumline_group::{DType, ProcessGroup};
 
 use super::{
-    super::{Bucket, DdpOptions, ParameterSpec, Wire, plan_buckets},
+    super::{Bucket, DdpOptions, Owners, ParameterSpec, Wire, plan_buckets},
     activity, sizes,
 };
 use crate::{Error, Result};
@@ -15,14 +15,14 @@ use crate::{Error, Result};
 pub(super) struct Plan {
     /// The buckets, in launch order.
     pub(super) buckets: Vec<Bucket>,
-    /// The number of elements of gradients in each bucket. After them a bucket has one mark for each of its
-    /// parameters, and one for a fault of the rank. In the first bucket, marks that say which ranks have data
-    /// follow.
-    elements: Vec<usize>,
+    /// The blocks of each bucket: one or, if the optimizer is sharded, one for each rank.
+    blocks: Vec<Vec<Block>>,
     /// The places, by parameter.
     pub(super) slots: Vec<Slot>,
     pub(super) wire: Wire,
-    world_size: usize,
+    /// The owners of parameters, if each rank gets the averages of its own parameters alone.
+    pub(super) owners: Option<Arc<Owners>>,
+    rank: usize,
 }
 
 /// The place of a parameter.
@@ -35,6 +35,38 @@ pub(super) struct Slot {
     pub(super) mark: usize,
 }
 
+/// A part of a bucket that a rank gets back.
+///
+/// It has gradients, one mark for each of them, and marks of ranks. A rank must get back each kind of mark at least
+/// once. If all get the whole bucket, each bucket says whether a rank has seen a fault, and the first one says which
+/// ranks have data. If a rank gets its own blocks alone, the blocks of the last bucket say both: they are launched
+/// when all is known, and marks of every block cost bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// Its elements in the bucket.
+    pub(super) all: Range<usize>,
+    /// Those that are gradients.
+    pub(super) gradients: Range<usize>,
+    /// The element that says whether a rank has seen a fault.
+    pub(super) fault_mark: Option<usize>,
+    /// The elements that say which ranks have data of their own.
+    pub(super) active_marks: Option<Range<usize>>,
+}
+
+impl Block {
+    /// Makes the places in the bucket those in the block.
+    fn by_itself(&self) -> Self {
+        let start = self.all.start;
+        let shift = |range: &Range<usize>| range.start - start..range.end - start;
+        Self {
+            all: shift(&self.all),
+            gradients: shift(&self.gradients),
+            fault_mark: self.fault_mark.map(|mark| mark - start),
+            active_marks: self.active_marks.as_ref().map(shift),
+        }
+    }
+}
+
 impl Plan {
     /// The plan for gradients that are expected in `order`. A bucket that is fitted to the model has at least
     /// `least_bytes`.
@@ -43,25 +75,48 @@ impl Plan {
         order: impl IntoIterator<Item = usize>,
         least_bytes: usize,
         options: &DdpOptions,
+        owners: Option<&Arc<Owners>>,
         group: &ProcessGroup,
     ) -> Result<Self> {
         let limits = sizes::limits(parameters, least_bytes, options);
         let buckets = plan_buckets(parameters, order, &limits)?;
+        let owners = owners.filter(|_| group.world_size() > 1).cloned();
         let mut slots = vec![Slot::default(); parameters.len()];
-        let mut elements = Vec::with_capacity(buckets.len());
+        let mut blocks = Vec::with_capacity(buckets.len());
         for (bucket, Bucket { parameters: members, .. }) in buckets.iter().enumerate() {
+            let is_last = bucket + 1 == buckets.len();
             let mut end = 0;
-            for &member in members {
-                let range = end..end + parameters[member].elements();
-                end = range.end;
-                slots[member] = Slot { bucket, range, mark: 0 };
-            }
-            for (number, &member) in members.iter().enumerate() {
-                slots[member].mark = end + number;
-            }
-            elements.push(end);
+            let mut take = |count: usize| {
+                let start = end;
+                end += count;
+                start..end
+            };
+            let mut block = |members: &mut dyn Iterator<Item = usize>| {
+                let members: Vec<usize> = members.collect();
+                let start = take(0).start;
+                for &member in &members {
+                    let range = take(parameters[member].elements());
+                    slots[member] = Slot { bucket, range, mark: 0 };
+                }
+                let gradients = start..take(0).end;
+                members.iter().for_each(|&member| slots[member].mark = take(1).start);
+                let [has_fault, has_active] = match owners {
+                    Some(_) => [is_last; 2],
+                    None => [true, bucket == 0],
+                };
+                let fault_mark = has_fault.then(|| take(1).start);
+                let active_marks = has_active.then(|| take(activity::marks(group.world_size())));
+                Block { all: start..take(0).end, gradients, fault_mark, active_marks }
+            };
+            let members = || members.iter().copied();
+            blocks.push(match &owners {
+                None => vec![block(&mut members())],
+                Some(owners) => (0..group.world_size())
+                    .map(|rank| block(&mut members().filter(|&it| owners.of(it) == Some(rank))))
+                    .collect(),
+            });
         }
-        Ok(Self { buckets, elements, slots, wire: options.wire, world_size: group.world_size() })
+        Ok(Self { buckets, blocks, slots, wire: options.wire, owners, rank: group.rank() })
     }
 
     /// The plan for the order that the rank `source` has observed, and for the prices that it sees. All ranks must
@@ -71,6 +126,7 @@ impl Plan {
         observed: &[usize],
         source: usize,
         options: &DdpOptions,
+        owners: Option<&Arc<Owners>>,
         group: &ProcessGroup,
     ) -> Result<Self> {
         let least_bytes = sizes::least_bytes_by_price(group)?;
@@ -81,38 +137,46 @@ impl Plan {
         let mut numbers: Vec<usize> =
             numbers.into_iter().map(|it| usize::try_from(it).unwrap_or(usize::MAX)).collect();
         let least_bytes = numbers.pop().unwrap_or(least_bytes);
-        Plan::new(parameters, numbers, least_bytes, options, group)
+        Plan::new(parameters, numbers, least_bytes, options, owners, group)
     }
 
     pub(super) fn slot(&self, parameter: usize) -> &Slot {
         &self.slots[parameter]
     }
 
-    pub(super) fn elements(&self, bucket: usize) -> usize {
-        self.elements[bucket]
+    /// The blocks of a bucket, in order of rank.
+    pub(super) fn blocks(&self, bucket: usize) -> &[Block] {
+        &self.blocks[bucket]
+    }
+
+    /// What this rank gets back of a bucket, with places in that memory.
+    pub(super) fn own_block(&self, bucket: usize) -> Block {
+        let blocks = &self.blocks[bucket];
+        blocks[if self.owners.is_some() { self.rank } else { 0 }].by_itself()
+    }
+
+    /// The place of a parameter in what this rank gets back. `None` if the parameter belongs to another rank.
+    pub(super) fn own_slot(&self, parameter: usize) -> Option<Slot> {
+        let Slot { bucket, range, mark } = self.slots.get(parameter)?;
+        let start = match &self.owners {
+            None => 0,
+            Some(owners) if owners.of(parameter) == Some(self.rank) => {
+                self.blocks[*bucket][self.rank].all.start
+            }
+            Some(_) => return None,
+        };
+        let range = range.start - start..range.end - start;
+        Some(Slot { bucket: *bucket, range, mark: mark - start })
     }
 
     pub(super) fn gradient_bytes(&self, bucket: usize) -> usize {
-        self.elements[bucket] * self.buckets[bucket].dtype.size()
-    }
-
-    /// The element that says whether a rank has seen a fault.
-    pub(super) fn fault_mark(&self, bucket: usize) -> usize {
-        self.elements[bucket] + self.buckets[bucket].parameters.len()
-    }
-
-    /// The elements of the first bucket that say which ranks have data of their own.
-    pub(super) fn active_marks(&self) -> Range<usize> {
-        let first = self.fault_mark(0) + 1;
-        first..first + activity::marks(self.world_size)
+        let elements: usize = self.blocks[bucket].iter().map(|block| block.gradients.len()).sum();
+        elements * self.buckets[bucket].dtype.size()
     }
 
     /// The number of elements of a bucket, marks among them.
     pub(super) fn all_elements(&self, bucket: usize) -> usize {
-        match bucket {
-            0 => self.active_marks().end,
-            _ => self.fault_mark(bucket) + 1,
-        }
+        self.blocks[bucket].last().map_or(0, |block| block.all.end)
     }
 }
 

@@ -5,14 +5,14 @@ use std::{ops::Range, sync::Arc, time::Instant};
 use drumline_group::ProcessGroup;
 
 use super::{
-    super::{Divisor, FaultKind, Reducer, Unfinished, UnusedParameters},
+    super::{Bucket, Divisor, FaultKind, Reducer, Unfinished, UnusedParameters},
     activity::{self, Active},
-    in_flight::InFlight,
+    in_flight::{Done, InFlight},
     lent::{Home, Lent},
-    memory::Memory,
-    plan::Plan,
+    memory::{Arrived, Memory},
+    plan::{Plan, Slot},
     timeline::{Clock, ReducerStats, Timeline},
-    values::Place,
+    values::{Place, Values, ValuesMut},
 };
 use crate::{Error, Result};
 
@@ -25,7 +25,9 @@ pub(super) struct Step {
     reducer: Reducer,
     /// The memory of each bucket. `None` before its first use, and while the bucket is under way or lent out.
     memory: Vec<Option<Memory>>,
-    /// Where memory that was lent out comes back to.
+    /// If parameters have owners: the memory of this rank's block of each bucket. `None` as above.
+    parts: Vec<Option<Memory>>,
+    /// Where memory that was lent out comes back to: that of blocks if parameters have owners, else that of buckets.
     home: Arc<Home>,
     /// By parameter: whether its place holds gradients of this step, final or accumulated.
     is_used: Vec<bool>,
@@ -52,6 +54,7 @@ impl Step {
             is_planned: false,
             reducer: Reducer::new(&plan.buckets),
             memory: plan.buckets.iter().map(|_| None).collect(),
+            parts: plan.buckets.iter().map(|_| None).collect(),
             home: Home::new(plan.buckets.len()),
             is_used: vec![false; parameters],
             is_active: true,
@@ -143,21 +146,22 @@ impl Step {
     /// Waits until all buckets are back.
     pub(super) fn wait(&mut self, divisor: Divisor) -> Result<Marks> {
         let start = Instant::now();
-        while let Some(done) = self.in_flight.wait()? {
-            self.stats.communication += done.took;
-            self.clock.done(done.bucket, done.at);
-            self.memory[done.bucket] = Some(done.memory);
+        while let Some(Done { bucket, arrived, took }) = self.in_flight.wait()? {
+            self.stats.communication += took;
+            self.clock.done(bucket, arrived.at);
+            self.memory[bucket] = arrived.whole;
+            self.parts[bucket] = arrived.part;
         }
         if self.group.world_size() > 1 {
             self.stats.exposed += start.elapsed();
         }
         let mut marks = Marks::default();
-        for (bucket, memory) in self.memory.iter().enumerate() {
+        for (bucket, memory) in self.averages().iter().enumerate() {
             let Some(memory) = memory else { continue };
-            marks.has_fault |= memory.is_marked(self.plan.fault_mark(bucket));
-            if bucket == 0 {
-                let world_size = self.group.world_size();
-                marks.active = activity::read(memory, self.plan.active_marks(), world_size);
+            let block = self.plan.own_block(bucket);
+            marks.has_fault |= block.fault_mark.is_some_and(|mark| memory.is_marked(mark));
+            if let Some(active_marks) = block.active_marks {
+                marks.active = activity::read(memory, active_marks, self.group.world_size());
             }
         }
         self.lowest_active = marks.active.lowest.unwrap_or(self.lowest_active);
@@ -173,20 +177,99 @@ impl Step {
         if active == 0 || active == all {
             return;
         }
-        for (bucket, memory) in self.memory.iter_mut().enumerate() {
+        let plan = self.plan.clone();
+        for (bucket, memory) in self.averages_mut().iter_mut().enumerate() {
             if let Some(memory) = memory {
-                memory.divide_again(0..self.plan.elements(bucket), all, active);
+                memory.divide_again(plan.own_block(bucket).gradients, all, active);
             }
+        }
+    }
+
+    /// What has come back of each bucket.
+    fn averages(&self) -> &[Option<Memory>] {
+        match self.plan.owners {
+            None => &self.memory,
+            Some(_) => &self.parts,
+        }
+    }
+
+    fn averages_mut(&mut self) -> &mut [Option<Memory>] {
+        match self.plan.owners {
+            None => &mut self.memory,
+            Some(_) => &mut self.parts,
         }
     }
 
     /// Lends the averages out.
     pub(super) fn lend(&mut self) -> Vec<Option<Arc<Lent>>> {
-        let home = &self.home;
+        let home = self.home.clone();
         let lend = |(bucket, memory): (usize, &mut Option<Memory>)| {
             memory.take().map(|memory| home.lend(bucket, memory))
         };
-        self.memory.iter_mut().enumerate().map(lend).collect()
+        self.averages_mut().iter_mut().enumerate().map(lend).collect()
+    }
+
+    /// Sends the values of this rank's parameters, which `read` writes to their places, to all ranks, and calls `take`
+    /// with those of the others. Returns whether some rank has a fault: `read` has returned false there. Its own are in
+    /// `faults`.
+    pub(super) fn gather(
+        &mut self,
+        mut read: impl FnMut(usize, ValuesMut<'_>) -> bool,
+        mut take: impl FnMut(usize, Values<'_>),
+        faults: &mut Vec<(usize, FaultKind)>,
+    ) -> Result<bool> {
+        let plan = self.plan.clone();
+        let Some(owners) = &plan.owners else { return Ok(false) };
+        // Behind the values of the last bucket, each rank has a mark for a fault. There is room in place of marks.
+        let counts = |bucket: usize| -> Vec<usize> {
+            let is_last = bucket + 1 == plan.buckets.len();
+            let blocks = plan.blocks(bucket).iter();
+            blocks.map(|block| block.gradients.len() + usize::from(is_last)).collect()
+        };
+        for (bucket, Bucket { parameters: members, .. }) in plan.buckets.iter().enumerate() {
+            let (mut part, block) = (self.part(bucket), plan.own_block(bucket));
+            for &member in members {
+                let Some(Slot { range, .. }) = plan.own_slot(member) else { continue };
+                if !read(member, part.slice_mut(range.clone())) {
+                    part.zero(range);
+                    faults.push((member, FaultKind::Value));
+                }
+            }
+            if block.fault_mark.is_some() {
+                part.set_mark(block.gradients.end, (!faults.is_empty()).into());
+            }
+            let (whole, bytes) = (self.free_memory(bucket), plan.gradient_bytes(bucket));
+            self.stats.bytes_gathered += bytes as u64;
+            self.in_flight.launch(&self.group, "parameters", (bucket, bytes), |group| {
+                whole.all_gather(part, &counts(bucket), group)
+            });
+        }
+        let (start, mut has_fault) = (Instant::now(), false);
+        while let Some(Done { bucket, arrived: Arrived { whole, part, .. }, took }) =
+            self.in_flight.wait()?
+        {
+            self.stats.communication += took;
+            self.parts[bucket] = part;
+            let Some(whole) = whole else { continue };
+            let mut place = 0;
+            for ((rank, block), count) in plan.blocks(bucket).iter().enumerate().zip(counts(bucket))
+            {
+                for &member in &plan.buckets[bucket].parameters {
+                    let Slot { range, .. } = plan.slot(member);
+                    if owners.of(member) == Some(rank) && rank != self.group.rank() {
+                        let first = place + range.start - block.all.start;
+                        take(member, whole.slice(first..first + range.len()));
+                    }
+                }
+                if block.fault_mark.is_some() {
+                    has_fault |= whole.is_marked(place + block.gradients.len());
+                }
+                place += count;
+            }
+            self.memory[bucket].get_or_insert(whole);
+        }
+        self.stats.exposed += start.elapsed();
+        Ok(has_fault)
     }
 
     /// Ends the step and starts the next one, with the plan `better` if there is one.
@@ -194,6 +277,7 @@ impl Step {
         if let Some(better) = better.filter(|better| better.buckets != self.plan.buckets) {
             self.reducer = Reducer::new(&better.buckets);
             self.memory = better.buckets.iter().map(|_| None).collect();
+            self.parts = better.buckets.iter().map(|_| None).collect();
             self.home = Home::new(better.buckets.len());
             self.plan = Arc::new(better);
         }
@@ -208,43 +292,78 @@ impl Step {
     /// The memory of a bucket that is not under way. A bucket gets new memory in the first step, and when the
     /// caller still holds the averages of an earlier step.
     fn memory(&mut self, bucket: usize) -> &mut Memory {
-        let Self { memory, home, plan, group, failed, .. } = self;
-        memory[bucket].get_or_insert_with(|| {
-            if let Some(back) = home.take(bucket) {
-                return back;
-            }
-            let (bucket, elements) = (&plan.buckets[bucket], plan.all_elements(bucket));
-            Memory::new(bucket, elements, plan.wire, group).unwrap_or_else(|error| {
-                failed.get_or_insert(error);
-                Memory::stopgap(bucket, elements)
-            })
+        let is_lent = self.plan.owners.is_none();
+        let back = match &self.memory[bucket] {
+            None if is_lent => self.home.take(bucket),
+            _ => None,
+        };
+        let Self { memory, plan, group, failed, .. } = self;
+        memory[bucket]
+            .get_or_insert_with(|| back.unwrap_or_else(|| new(plan, bucket, group, failed)))
+    }
+
+    /// Memory of a bucket that holds no gradients. The bucket's own is taken, unless micro-batches of the next step are
+    /// there already.
+    fn free_memory(&mut self, bucket: usize) -> Memory {
+        let Self { memory, plan, group, failed, is_used, .. } = self;
+        let is_free = plan.buckets[bucket].parameters.iter().all(|&member| !is_used[member]);
+        let own = if is_free { memory[bucket].take() } else { None };
+        own.unwrap_or_else(|| new(plan, bucket, group, failed))
+    }
+
+    /// Memory for this rank's block of a bucket.
+    fn part(&mut self, bucket: usize) -> Memory {
+        let own = self.parts[bucket].take().or_else(|| self.home.take(bucket));
+        own.unwrap_or_else(|| {
+            let elements = self.plan.own_block(bucket).all.len();
+            Memory::private(&self.plan.buckets[bucket], elements, self.plan.wire)
         })
     }
 
     fn launch(&mut self, buckets: Range<usize>) {
         for bucket in buckets {
+            let bytes = self.plan.gradient_bytes(bucket);
             self.stats.buckets_launched += 1;
-            self.stats.bytes += self.plan.gradient_bytes(bucket) as u64;
+            self.stats.bytes += bytes as u64;
             self.clock.launched(bucket);
             let plan = self.plan.clone();
             let Some(mut memory) = self.memory[bucket].take() else { continue };
             for &member in &plan.buckets[bucket].parameters {
                 memory.set_mark(plan.slot(member).mark, self.is_used[member].into());
             }
-            memory.set_mark(plan.fault_mark(bucket), (!self.faults.is_empty()).into());
-            if bucket == 0 {
-                let at = plan.active_marks();
-                activity::write(&mut memory, at, self.group.rank(), self.is_active);
-            }
-            match self.group.world_size() {
-                1 => self.memory[bucket] = Some(memory),
-                _ => {
-                    let bytes = self.plan.gradient_bytes(bucket);
-                    self.in_flight.launch(&self.group, bucket, bytes, memory);
+            for block in plan.blocks(bucket) {
+                if let Some(mark) = block.fault_mark {
+                    memory.set_mark(mark, (!self.faults.is_empty()).into());
+                }
+                if let Some(marks) = block.active_marks.clone() {
+                    activity::write(&mut memory, marks, self.group.rank(), self.is_active);
                 }
             }
+            if self.group.world_size() == 1 {
+                self.memory[bucket] = Some(memory);
+                continue;
+            }
+            let part = plan.owners.is_some().then(|| self.part(bucket));
+            self.in_flight.launch(&self.group, "bucket", (bucket, bytes), |group| match part {
+                None => memory.all_reduce(group),
+                Some(part) => {
+                    let counts: Vec<usize> =
+                        plan.blocks(bucket).iter().map(|block| block.all.len()).collect();
+                    memory.reduce_scatter(part, &counts, group)
+                }
+            });
         }
     }
+}
+
+/// New memory for a bucket. After an error, the step goes on with memory that no neighbour reaches, until it returns the
+/// error.
+fn new(plan: &Plan, bucket: usize, group: &ProcessGroup, failed: &mut Option<Error>) -> Memory {
+    let (bucket, elements) = (&plan.buckets[bucket], plan.all_elements(bucket));
+    Memory::new(bucket, elements, plan.wire, group).unwrap_or_else(|error| {
+        failed.get_or_insert(error);
+        Memory::private(bucket, elements, plan.wire)
+    })
 }
 
 /// What the marks of a step say about all ranks.

@@ -29,9 +29,12 @@ pub struct ReducerStats {
     pub bytes: u64,
     /// The number of bytes of gradients that were copied into buckets: once for each gradient that was handed in.
     pub bytes_copied: u64,
-    /// How long buckets were being averaged.
+    /// The number of bytes of parameters whose new values all ranks got from their owners, if they have owners.
+    pub bytes_gathered: u64,
+    /// How long buckets were being averaged, and new values gathered.
     pub communication: Duration,
-    /// How long `finish` waited for the averages: the part of the communication that backward did not hide.
+    /// How long `finish` waited for the averages, the part of the communication that backward did not hide, and how long
+    /// new values were gathered.
     pub exposed: Duration,
 }
 
