@@ -165,7 +165,7 @@ fn a_value_that_cannot_be_read_is_named_on_every_rank() {
         let options = DdpOptions::default().sharded(true).bucket_bytes(1);
         for error in on_ranks(world_size, |group| {
             let reducer = GradientReducer::new(specs(&[2, 2, 2, 2]), &options, &group).unwrap();
-            let mut run = |fails: bool| {
+            let run = |fails: bool| {
                 (0..4).for_each(|it| reducer.submit(it, [1.0_f32; 2][..].into()));
                 drop(reducer.finish().unwrap());
                 let read = |parameter: usize, place: ValuesMut<'_>| {
@@ -221,7 +221,7 @@ fn no_step_takes_other_memory_than_the_one_before() {
     on_ranks(2, |group| {
         let options = DdpOptions::default().sharded(true);
         let reducer = GradientReducer::new(specs(&[300, 200, 100]), &options, &group).unwrap();
-        let mut step = || {
+        let step = || {
             for (parameter, elements) in [300, 200, 100].into_iter().enumerate() {
                 reducer.submit(parameter, vec![1.0_f32; elements].as_slice().into());
             }
