@@ -242,7 +242,7 @@ fn gradients_travel_as_bf16_where_the_options_say_so() {
         let weight = variable(&varmap, "weight", &[1], DType::F32);
         let options = DdpOptions::default().wire(Wire::Bf16);
         let mut ddp = DataParallel::wrap_with(&varmap, &group, &options).unwrap();
-        let loss = (weight.as_tensor() * 1.001).unwrap().sum_all().unwrap();
+        let loss = (&weight * 1.001).unwrap().sum_all().unwrap();
         let averages = ddp.backward(&loss).unwrap();
         let rounded = f64::from(bf16::from_f32(1.001).to_f32());
         assert_eq!(elements(averages.get(&weight).unwrap()), [rounded]);
