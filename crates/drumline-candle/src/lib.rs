@@ -93,7 +93,7 @@ pub use adamw::AdamW;
 pub use checkpoint::{Resumable, checkpoint, load_variables, resume, save_variables};
 pub use data_parallel::DataParallel;
 pub use drumline::ddp::{
-    BucketTimes, DdpOptions, Divisor, ReducerStats, Timeline, UnusedParameters, Wire,
+    BucketTimes, DdpOptions, Divisor, Owners, ReducerStats, Timeline, UnusedParameters, Wire,
 };
 pub use error::{Error, RankProblem, Result};
 pub use sharded::{ShardedGradients, ShardedOptimizer};

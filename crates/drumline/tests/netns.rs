@@ -592,11 +592,8 @@ fn a_sharded_step_sends_no_more_than_a_plain_one() {
         let sent: Vec<[u64; 2]> = sent.collect();
         let [plain, sharded] = [0, 1].map(|kind| sent.iter().map(|it| it[kind]).sum::<u64>());
         println!("{hosts} hosts: {plain} bytes, sharded {sharded}");
-        // The data are as many. Its two halves may take other algorithms, with a message more for a pair of hosts.
-        const BUCKETS: u64 = 3;
-        let pairs = (hosts * (hosts - 1)) as u64;
-        let headers = HEADER * pairs * BUCKETS * STEPS as u64;
-        assert!(sharded <= plain + headers, "{sharded} bytes, of {plain}");
+        // The data are as many. The numbers of messages differ a little, and so do TCP's own bytes from run to run.
+        assert!(sharded <= plain + plain / 100, "{sharded} bytes, of {plain}");
         let must = 2 * (hosts as u64 - 1) * 4 * 624_014 * STEPS as u64;
         assert!(sharded >= must, "{sharded} bytes, at least {must}");
     }

@@ -98,7 +98,9 @@ fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -
             match fault.map(|fault| fault.2) {
                 None => reducer.submit(parameter, good[..].into()),
                 Some(FaultKind::Unused) => {}
-                Some(FaultKind::Unread) => reducer.fail(parameter, FaultKind::Unread),
+                Some(kind @ (FaultKind::Unread | FaultKind::Value)) => {
+                    reducer.fail(parameter, kind)
+                }
                 Some(FaultKind::WrongType) => reducer.submit(parameter, [1.0_f64; 2][..].into()),
                 Some(FaultKind::Twice) => {
                     reducer.submit(parameter, good[..].into());
