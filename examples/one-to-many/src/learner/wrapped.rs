@@ -38,7 +38,7 @@ pub(crate) fn train() -> Result<f64> {
         .with_default_checkpointers()
         .num_epochs(2);
     let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.001));
-    let result = distribute(training, &group).wrapped(&ddp).deals_shares().launch(learner);
+    let result = distribute(training, &group).wrapped(&ddp).launch(learner);
     group.destroy()?;
     Ok(result.model.accuracy(data.test)?)
 }
