@@ -69,8 +69,8 @@
 //! operation of one's own around each variable would see its gradient earlier. But it would copy every variable in
 //! each step, and layers would have to be built anew in each step to see it.
 //!
-//! Parameters are f64, f32, f16 and bf16. Gradients of 16 bits are widened to f32, summed, and their average is
-//! rounded once; they travel as f32. Variables on any device of candle work, through the memory of the host. Only the
+//! Parameters are f64, f32, f16 and bf16, and a gradient travels in the type of its parameter. Those of 16 bits are
+//! summed in f32, and their average is rounded once. Variables on any device of candle work, through the memory of the host. Only the
 //! CPU has been tried.
 //!
 //! [`wrap`]: DataParallel::wrap
