@@ -40,6 +40,7 @@ pub(crate) trait AnyModel {
         averaged: &Averaged<'_>,
         slots: &Slots,
         kept: GradientsParams,
+        own: Option<&mut Gradients>,
     ) -> GradientsParams;
 }
 
@@ -82,7 +83,8 @@ impl<M: Module> AnyModel for M {
         averaged: &Averaged<'_>,
         slots: &Slots,
         kept: GradientsParams,
+        own: Option<&mut Gradients>,
     ) -> GradientsParams {
-        gradients::collect(averaged, slots, self, kept)
+        gradients::collect(averaged, slots, self, kept, own)
     }
 }

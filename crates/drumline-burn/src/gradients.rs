@@ -12,13 +12,14 @@ use burn::{
     tensor::{DType, Gradients, Tensor, TensorData},
 };
 use drumline::ddp::{
-    Averaged, FaultKind, GradientFault, GradientReducer, Place, UnusedParameters, Values,
+    Averaged, FaultKind, GradientFault, GradientReducer, Place, UnusedParameters, Values, ValuesMut,
 };
 
 use crate::{
     Error, Result,
     burn_version::shared,
     host::{Batch, Unreadable},
+    pack::is_flex,
     tensors::{VisitFloat, visit_floats},
 };
 
@@ -34,6 +35,19 @@ pub(crate) trait Source {
 impl Source for &Gradients {
     fn take<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) -> Option<Tensor<D>> {
         parameter.base().grad(self)
+    }
+}
+
+/// Those of a rank that may have none.
+impl Source for Option<&mut Gradients> {
+    fn take<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        parameter.base().grad_remove(self.as_mut()?)
+    }
+}
+
+impl Source for &GradientsParams {
+    fn take<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        self.get::<D>(parameter.id)
     }
 }
 
@@ -93,14 +107,19 @@ pub(crate) fn own<M: Module>(
     }
 }
 
-/// Hands the averages to burn without a copy, beside those gradients that the ranks have `kept` for themselves.
+/// Hands the averages to burn, beside those gradients that the ranks have `kept` for themselves.
+///
+/// An average goes into the memory of this rank's `own` gradient, which optimizers write to. Without one, or on another
+/// device, it stays in its bucket. burn then copies it to new memory when it first writes to it, and to get new memory
+/// takes several times as long as the copy.
 pub(crate) fn collect<M: Module>(
     averaged: &Averaged<'_>,
     slots: &Slots,
     model: &M,
     kept: GradientsParams,
+    own: impl Source,
 ) -> GradientsParams {
-    let mut collect = Collect { slots, averaged, gradients: kept };
+    let mut collect = Collect { slots, averaged, own, gradients: kept };
     visit_floats(model, &mut collect);
     collect.gradients
 }
@@ -208,17 +227,24 @@ impl VisitFloat for Replace {
     }
 }
 
-struct Collect<'a> {
+struct Collect<'a, S> {
     slots: &'a Slots,
     averaged: &'a Averaged<'a>,
+    own: S,
     gradients: GradientsParams,
 }
 
-impl VisitFloat for Collect<'_> {
+impl<S: Source> VisitFloat for Collect<'_, S> {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
         let slot = self.slots.get(name);
         let Some(gradient) = slot.and_then(|&slot| self.averaged.share(slot)) else { return };
         let parameter = param.base();
+        if let Some(own) = self.own.take(param)
+            && let Some(overwritten) = overwrite(own, gradient.values())
+        {
+            self.gradients.register(param.id, overwritten);
+            return;
+        }
         let dtype = match gradient.values() {
             Values::F32(_) => DType::F32,
             Values::F64(_) => DType::F64,
@@ -231,6 +257,24 @@ impl VisitFloat for Collect<'_> {
         let options = (&parameter.device().without_autodiff(), dtype);
         self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
     }
+}
+
+/// `tensor` with other values, if its elements lie in memory of the host that burn may write to.
+fn overwrite<const D: usize>(tensor: Tensor<D>, values: Values<'_>) -> Option<Tensor<D>> {
+    let device = tensor.device();
+    if !is_flex(&device) {
+        return None;
+    }
+    let mut data = tensor.into_data();
+    let dtype = data.dtype();
+    let place = match dtype {
+        DType::F32 => data.as_mut_slice().ok().map(ValuesMut::F32),
+        DType::F64 => data.as_mut_slice().ok().map(ValuesMut::F64),
+        DType::F16 => data.as_mut_slice().ok().map(ValuesMut::F16),
+        DType::BF16 => data.as_mut_slice().ok().map(ValuesMut::Bf16),
+        _ => None,
+    };
+    place?.copy_from(values).then(|| Tensor::from_data(data, (&device, dtype)))
 }
 
 /// The parameters whose gradients every rank keeps for itself, and the sums of their micro-batches.

@@ -5,7 +5,7 @@ use drumline::ddp::{Place, Values};
 
 use crate::{
     burn_version::backend::{Dispatch, FlexTensor},
-    pack::{device_name, is_flex, pack_flex},
+    pack::{device_name, is_flex, pack_flex, slice},
     tap::{GradientTap, Stored},
 };
 
@@ -34,17 +34,6 @@ impl Readable {
             Readable::Data(data) => data,
         };
         values(&data).map(with)
-    }
-}
-
-/// The elements of a tensor without gaps.
-fn slice(tensor: &FlexTensor) -> Option<Values<'_>> {
-    match tensor.dtype() {
-        DType::F32 => tensor.as_slice().map(Values::F32),
-        DType::F64 => tensor.as_slice().map(Values::F64),
-        DType::F16 => tensor.as_slice().map(Values::F16),
-        DType::BF16 => tensor.as_slice().map(Values::Bf16),
-        _ => None,
     }
 }
 

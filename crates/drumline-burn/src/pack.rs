@@ -4,7 +4,7 @@ use std::ops::AddAssign;
 
 use burn::tensor::{DType, Device, Element};
 use bytemuck::Pod;
-use drumline::ddp::{Place, ValuesMut};
+use drumline::ddp::{Place, Values, ValuesMut};
 
 use crate::burn_version::backend::{DispatchDevice, FlexTensor, Layout};
 
@@ -29,9 +29,23 @@ pub(crate) fn device_name(device: &Device) -> String {
     format!("{:?}", device.clone().without_autodiff().as_dispatch())
 }
 
+/// The elements of a tensor that has them row-major and without gaps.
+pub(crate) fn slice(tensor: &FlexTensor) -> Option<Values<'_>> {
+    match tensor.dtype() {
+        DType::F32 => tensor.as_slice().map(Values::F32),
+        DType::F64 => tensor.as_slice().map(Values::F64),
+        DType::F16 => tensor.as_slice().map(Values::F16),
+        DType::BF16 => tensor.as_slice().map(Values::Bf16),
+        _ => None,
+    }
+}
+
 /// Writes `tensor` to `place`, or adds it, with one pass over it. Returns whether type and length fit. Gradients of
 /// weights are often transposed views.
 pub(crate) fn pack_flex(tensor: &FlexTensor, place: Place<'_>) -> bool {
+    if let Some(values) = slice(tensor) {
+        return place.put(values);
+    }
     let Place { values, holds_sum } = place;
     match (values, tensor.dtype()) {
         (ValuesMut::F32(place), DType::F32) => put(tensor, place, holds_sum),
@@ -49,11 +63,6 @@ fn put<T: Element + Pod + AddAssign>(
 ) -> bool {
     let (storage, layout) = (tensor.storage(), tensor.layout());
     match holds_sum {
-        false if layout.is_contiguous() && layout.num_elements() == place.len() => {
-            let start = layout.start_offset();
-            place.copy_from_slice(&storage[start..start + place.len()]);
-            true
-        }
         true => walk(storage, layout, place, |place, value| *place += value),
         false => walk(storage, layout, place, |place, value| *place = value),
     }
@@ -63,10 +72,6 @@ fn put<T: Element + Pod + AddAssign>(
 fn walk<T: Copy>(storage: &[T], layout: &Layout, place: &mut [T], put: impl Fn(&mut T, T)) -> bool {
     if layout.num_elements() != place.len() {
         return false;
-    }
-    if let Some((start, end)) = layout.contiguous_offsets() {
-        place.iter_mut().zip(&storage[start..end]).for_each(|(place, &value)| put(place, value));
-        return true;
     }
     let shape: Vec<usize> = layout.shape().to_vec();
     let strides = layout.strides();

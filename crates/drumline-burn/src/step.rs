@@ -213,13 +213,15 @@ impl<'a> Together<'a> {
         let submit =
             |(part, slots): (&Part<'_>, &Slots)| part.model.submit_missing(reducer, slots, &own);
         let submitted = self.each().map(submit).fold(Ok(()), Result::and);
-        drop(own);
         let averaged = reducer.finish(); // even after a failure: the other ranks wait for this one
         submitted?;
         let averaged = averaged?;
         first.debug.end_step(&first.group, || reducer.stats());
         let each = self.each().zip(kept);
-        Ok(each.map(|((part, slots), kept)| part.model.collect(&averaged, slots, kept)).collect())
+        let collect = |((part, slots), kept): ((&Part<'_>, &Slots), _)| {
+            part.model.collect(&averaged, slots, kept, Some(&mut own))
+        };
+        Ok(each.map(collect).collect())
     }
 
     /// Runs backward, and adds the gradients to this rank's share of the step.
@@ -238,7 +240,7 @@ impl<'a> Together<'a> {
         let Some(averaged) = self.reduction.reducer.shadow()? else { return Ok(None) };
         self.count_step();
         let collect = |(part, slots): (&Part<'_>, &Slots)| {
-            part.model.collect(&averaged, slots, GradientsParams::new())
+            part.model.collect(&averaged, slots, GradientsParams::new(), None)
         };
         Ok(Some(self.each().map(collect).collect()))
     }

@@ -160,12 +160,12 @@ impl Averager {
         gradients: GradientsParams,
         model: &M,
     ) -> Result<GradientsParams> {
-        let submitted = gradients::submit_missing(&self.reducer, &self.slots, gradients, model);
+        let submitted = gradients::submit_missing(&self.reducer, &self.slots, &gradients, model);
         let averaged = self.reducer.finish(); // even after a failure: the other ranks wait for this one
         submitted?;
         let averaged = averaged?;
         self.steps.fetch_add(1, Ordering::Relaxed);
-        Ok(gradients::collect(&averaged, &self.slots, model, GradientsParams::new()))
+        Ok(gradients::collect(&averaged, &self.slots, model, GradientsParams::new(), gradients))
     }
 }
 
