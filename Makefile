@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly devices vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
+        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly devices vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -46,6 +46,7 @@ help:
 	@echo 'make test-gpu   try the GPU of this machine: right results, and how fast; OPTIONS go to gpu-check'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make gpt-burn   train the same GPT in burn, and save it for torch; ARGS goes to the program'
+	@echo 'make bench-gpt  train a GPT in burn on two hosts with a line of 1 Gb/s; takes root'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo, and draw one'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
@@ -388,6 +389,14 @@ gpt-burn:
 	text=$$(sh examples/python/gpt/fetch-text.sh) && \
 	target/release/drumline run --nproc-per-node $(NPROC) -- target/release/gpt-burn "$$text" \
 	    --out runs/gpt-burn --export runs/gpt-burn/model.safetensors $(ARGS)
+
+# The same model on two hosts with a line of GIGABITS between them, which takes root.
+GIGABITS ?= 1
+bench-gpt:
+	cargo build --release --locked -p drumline-cli -p gpt-burn
+	text=$$(sh examples/python/gpt/fetch-text.sh) && \
+	$(PYTHON) bench/gpt_hosts.py $(GIGABITS) "$$text" --width 256 --layers 7 --lr 0.0003 --steps 20 --every 5 \
+	    --out runs/gpt-hosts $(ARGS)
 
 bench-torch: torch python-release
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/drumline run --nproc-per-node 2 -- \
