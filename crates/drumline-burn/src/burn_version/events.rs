@@ -11,7 +11,7 @@ pub(crate) fn split_begins<T>(epoch: usize, items: usize) -> LearnerEvent<T> {
 
 /// It has ended, or was stopped.
 ///
-/// 0.23: `EndSplit { epoch, progress }`, with how far it came. `Listener` in `learner/epoch.rs` hears that item by item.
+/// 0.23: `EndSplit { epoch, progress }`, with how far it came. Two calls in `learner/strategy.rs` have to say so.
 pub(crate) fn split_ends<T>(epoch: usize) -> LearnerEvent<T> {
     LearnerEvent::EndSplit(epoch)
 }
