@@ -304,10 +304,10 @@ pub(crate) fn names_with_state<M: Module>(
 
 /// The name of the parameter to which `key` belongs, a tensor's name without [`PREFIX`]. Names of parameters and of
 /// fields may contain dots, so it looks for the dot that ends a known parameter.
-pub(super) fn split_key<'a, T>(
-    key: &'a str,
+pub(super) fn split_key<T>(
+    key: &str,
     known: impl Fn(&str) -> Option<T>,
-) -> Option<(&'a str, T, &'a str)> {
+) -> Option<(&str, T, &str)> {
     key.match_indices('.')
         .find_map(|(dot, _)| Some((&key[..dot], known(&key[..dot])?, &key[dot + 1..])))
 }
