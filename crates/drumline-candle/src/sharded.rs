@@ -20,7 +20,7 @@ use crate::{
     variables,
 };
 
-/// Data-parallel training with [`AdamW`](crate::AdamW) in which each rank keeps the moments of a part of the variables:
+/// Data-parallel training with [`AdamW`] in which each rank keeps the moments of a part of the variables:
 /// stage 1 of ZeRO, torch's `ZeroRedundancyOptimizer` over `DistributedDataParallel`.
 ///
 /// AdamW's moments take twice the memory of the variables, on every rank. Here each variable has an owner. The owner gets
@@ -190,7 +190,7 @@ impl ShardedOptimizer {
         self.ddp.sync_buffers()
     }
 
-    /// The whole training, as [`checkpoint()`](crate::checkpoint()) makes it of one with [`AdamW`](crate::AdamW): the
+    /// The whole training, as [`checkpoint()`](crate::checkpoint()) makes it of one with [`AdamW`]: the
     /// same bits. All ranks must call this. Rank 0 gets the checkpoint, the others get an empty one:
     ///
     /// ```

@@ -103,7 +103,7 @@ mod tests {
         fn each_parameter_has_one_owner_and_no_rank_has_much_more_than_its_share(
             elements in prop::collection::vec(0_usize..5000, 0..60), world_size in 1_usize..=9,
         ) {
-            let dtype = |at: usize| if at % 3 == 0 { DType::F64 } else { DType::F32 };
+            let dtype = |at: usize| if at.is_multiple_of(3) { DType::F64 } else { DType::F32 };
             let specs: Vec<ParameterSpec> = elements
                 .iter()
                 .enumerate()

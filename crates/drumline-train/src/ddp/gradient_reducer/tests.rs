@@ -99,7 +99,7 @@ fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -
                 None => reducer.submit(parameter, good[..].into()),
                 Some(FaultKind::Unused) => {}
                 Some(kind @ (FaultKind::Unread | FaultKind::Value)) => {
-                    reducer.fail(parameter, kind)
+                    reducer.fail(parameter, kind);
                 }
                 Some(FaultKind::WrongType) => reducer.submit(parameter, [1.0_f64; 2][..].into()),
                 Some(FaultKind::Twice) => {
