@@ -68,6 +68,7 @@ pub(crate) fn same_settings(
 }
 
 /// Checks that no rank has a problem, and then that all ranks have rank 0's values of `settings`.
+#[cfg(feature = "train")]
 pub(crate) fn begin_alike(
     group: &ProcessGroup,
     problem: Option<String>,
