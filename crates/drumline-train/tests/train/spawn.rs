@@ -62,6 +62,7 @@ fn ranks_meet_and_have_what_the_program_has_computed() {
     processes.join().unwrap();
 }
 
+#[inline(never)] // the test looks for it in a backtrace
 fn lose_patience() {
     panic!("out of patience");
 }
