@@ -94,7 +94,11 @@ impl Wrapped {
         if let Some(name) = wrapped.into_iter().find(|name| !has(name)) {
             return Some(named("it does not train", name));
         }
-        if self.averager.taps.is_some() && find.tapped == 0 {
+        let may_have_taps = || {
+            let it = inspect(model, &DdpOptions::default());
+            it.untappable.len() < it.parameters.len()
+        };
+        if self.averager.taps.is_some() && find.tapped == 0 && may_have_taps() {
             return Some(
                 "the model of the learner has no gradient taps; pass the model that \
                  `DistributedDataParallel::wrap` returned to `Learner::new`"
