@@ -1,0 +1,283 @@
+//! Jobs over several hosts: network namespaces of one machine, each with an address of its own,
+//! joined by a bridge.
+//!
+//! They take root and iproute2. Without these the tests say so and do nothing; with `DRUMLINE_TEST_HOSTS` set
+//! they fail.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod hosts;
+mod ranks;
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    hosts::{Family, Hosts, Rank, SECRET, skip},
+    ranks::{BLOCK, CALLS, HEADER, STEPS},
+};
+
+#[test]
+fn two_and_three_hosts_work_together() {
+    for (hosts, world_size) in [(2, 2), (3, 3), (2, 5)] {
+        let Some(network) = Hosts::new(hosts) else { return };
+        for mut rank in network.start_all(world_size, "leave") {
+            let sum = world_size * (world_size + 1) / 2;
+            assert_eq!(rank.line("sum: "), sum.to_string());
+            assert!(rank.child.wait().unwrap().success());
+        }
+    }
+}
+
+/// Ranks that fill their hosts one after another: they add on the host first, then between hosts.
+#[test]
+fn hosts_that_share_memory_add_in_the_same_order() {
+    let Some(network) = Hosts::new(2) else { return };
+    for ranks_per_host in [1, 2, 3] {
+        let world_size = 2 * ranks_per_host;
+        let ranks: Vec<Rank> = (0..world_size)
+            .map(|rank| {
+                let secret = Some(("DRUMLINE_SECRET", SECRET));
+                network.start_on(rank / ranks_per_host, rank, world_size, "add in order", secret)
+            })
+            .collect();
+        for mut rank in ranks {
+            let told = rank.line("same bits; ");
+            assert_eq!(told, format!("shares memory: {}", ranks_per_host > 1));
+            assert!(rank.child.wait().unwrap().success());
+        }
+    }
+}
+
+/// Counted by the interface of each host.
+#[test]
+fn a_sharded_step_sends_as_much_as_a_plain_one() {
+    for hosts in [2, 4] {
+        let Some(network) = Hosts::new(hosts) else { return };
+        let ranks = network.start_all(hosts, "train, sharded and not");
+        let sent = ranks.into_iter().map(|mut rank| {
+            ["plain", "sharded"]
+                .map(|name| -> u64 { rank.line(&format!("{name} steps: ")).parse().unwrap() })
+        });
+        let sent: Vec<[u64; 2]> = sent.collect();
+        let [plain, sharded] = [0, 1].map(|kind| sent.iter().map(|it| it[kind]).sum::<u64>());
+        println!("{hosts} hosts: {plain} bytes, sharded {sharded}");
+        // The data are as many. The numbers of messages differ a little, and so do TCP's own bytes from run to run.
+        assert!(sharded <= plain + plain / 100, "{sharded} bytes, of {plain}");
+        let must = 2 * (hosts as u64 - 1) * 4 * 624_014 * STEPS as u64;
+        assert!(sharded >= must, "{sharded} bytes, at least {must}");
+    }
+}
+
+/// Counted by the interface of each host: what must cross the line crosses it once, however many ranks a host has.
+#[test]
+fn hosts_send_what_they_must_once() {
+    let Some(network) = Hosts::new(2) else { return };
+    for (ranks_per_host, rounding) in [(1, "once"), (2, "once"), (2, "host"), (4, "once")] {
+        let ranks: Vec<Rank> = (0..2 * ranks_per_host)
+            .map(|rank| {
+                let variables = [("DRUMLINE_SECRET", SECRET), ("DRUMLINE_ROUNDING", rounding)];
+                let task = "send what must be sent";
+                network.start_on(rank / ranks_per_host, rank, 2 * ranks_per_host, task, variables)
+            })
+            .collect();
+        let of_host = (ranks_per_host * BLOCK * size_of::<f32>()) as u64;
+        for (number, mut rank) in ranks.into_iter().enumerate() {
+            // The root is the last rank. In a reduce the first host sends, in a broadcast the second.
+            let (first, second) = match number < ranks_per_host {
+                true => (2 * of_host, 0),
+                false => (0, 2 * of_host),
+            };
+            // Of as much f32 it would be twice `of_host`. A rank that is alone brings no sum, which would be wide.
+            let has_sums = ranks_per_host > 1 && rounding == "once";
+            let of_bf16 = if has_sums { of_host * 3 / 2 } else { of_host };
+            // Without shared memory, sums reach the root by way of rank 0.
+            let to_root = if ranks_per_host == 1 { 2 * of_host } else { first };
+            let calls = [
+                ("all_gather", of_host),
+                ("reduce_scatter", of_host),
+                ("broadcast", second),
+                ("reduce", to_root),
+                ("all_reduce of bf16", of_bf16),
+            ];
+            for (name, bound) in calls {
+                let sent: u64 = rank.line(&format!("{name}: ")).parse().unwrap();
+                // Headers of packets, and acknowledgements of what comes in.
+                let most = bound + of_host / 5;
+                assert!((bound..most).contains(&sent), "{name}: {sent} bytes, of {bound}");
+            }
+            let of_a_rank = 8 * ranks_per_host as u64;
+            let first = number < ranks_per_host;
+            let calls = [
+                ("gather", u64::from(first), of_a_rank),
+                ("scatter", u64::from(!first), of_a_rank),
+                ("all_to_all", 1, of_a_rank * ranks_per_host as u64),
+                ("scan", u64::from(first), 8),
+                ("exclusive_scan", u64::from(first), 8),
+            ];
+            for (name, messages, bytes) in calls {
+                let sent: u64 = rank.line(&format!("{name} of short data: ")).parse().unwrap();
+                let bound = messages * CALLS * (HEADER + bytes);
+                // Barriers, and what ranks tell each other now and then.
+                let most = bound + 20 * HEADER;
+                assert!((bound..most).contains(&sent), "{name}: {sent} bytes, of {bound}");
+            }
+            assert!(rank.child.wait().unwrap().success());
+        }
+    }
+}
+
+/// As torch's manual says of `GLOO_SOCKET_IFNAME`.
+#[test]
+fn data_goes_round_all_interfaces_that_are_named() {
+    let Some(network) = Hosts::new(2) else { return };
+    network.add_cables();
+    let ranks: Vec<Rank> = (0..2)
+        .map(|rank| {
+            let names = ("DRUMLINE_SOCKET_IFNAME", "=eth0,=eth1");
+            network.start_on(rank, rank, 2, "add in order", [("DRUMLINE_SECRET", SECRET), names])
+        })
+        .collect();
+    for mut rank in ranks {
+        rank.line("same bits; ");
+        assert!(rank.child.wait().unwrap().success());
+    }
+    for host in 0..2 {
+        let sent = ["eth0", "eth1"].map(|interface| network.sent(host, interface));
+        // Some 1.4 MB or more in all. What is not data takes eth0.
+        assert!(sent[1] > 400_000 && sent[0] > sent[1] / 2, "host {host} has sent {sent:?} bytes");
+    }
+}
+
+/// With a link slowed on purpose, most buckets come back while backward goes on.
+#[test]
+fn communication_hides_behind_backward() {
+    let Some(network) = Hosts::new(2) else { return };
+    if let Err(reason) = network.slow_down(400) {
+        return skip(&format!("cannot slow a link down: {reason}"));
+    }
+    let mut ranks = network.start_all(2, "train");
+    // The first step begins with the link's burst, and ends with the plan of the others.
+    let told: Vec<String> = (0..=STEPS).map(|_| ranks[0].line("hidden: ")).skip(1).collect();
+    let most = told.iter().filter(|told| {
+        let (hidden, all) = told.split_once(' ').unwrap();
+        2 * hidden.parse::<usize>().unwrap() >= all.parse().unwrap()
+    });
+    assert!(most.count() > 0, "{told:?}");
+}
+
+#[test]
+fn every_host_listens_on_its_one_address_only() {
+    let Some(network) = Hosts::new(2) else { return };
+    let mut ranks = network.start_all(3, "work until something breaks");
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "6"));
+    for (host, rank) in ranks.iter().enumerate().take(2) {
+        let addresses = rank.listens_at("tcp");
+        let own = format!("{:02X}0012C6:", host + 1);
+        // The store, and each rank.
+        assert_eq!(addresses.len(), [3, 1][host], "{addresses:?}");
+        assert!(addresses.iter().all(|address| address.starts_with(&own)), "{addresses:?}, {own}");
+        assert_eq!(rank.listens_at("tcp6"), [""; 0]);
+    }
+}
+
+#[test]
+fn hosts_without_ipv4_work_together() {
+    let Some(network) = Hosts::with(Family::V6, 2) else { return };
+    let mut ranks = network.start_all(3, "work until something breaks");
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "6"));
+    for (host, rank) in ranks.iter().enumerate().take(2) {
+        let addresses = rank.listens_at("tcp6");
+        let own = format!("000000FD0000000000000000{:02X}000000:", host + 1);
+        assert_eq!(addresses.len(), [3, 1][host], "{addresses:?}");
+        assert!(addresses.iter().all(|address| address.starts_with(&own)), "{addresses:?}, {own}");
+        assert_eq!(rank.listens_at("tcp"), [""; 0]);
+    }
+}
+
+#[test]
+fn a_rank_with_another_secret_or_none_is_told() {
+    let Some(network) = Hosts::new(2) else { return };
+    let mut host = network.start(0, 2, "leave", Some(SECRET));
+    let mut other = network.start(1, 2, "leave", Some("the secret of another job"));
+    let told = other.line("refused: ");
+    assert!(told.contains("does not know this job's secret"), "{told}");
+    let mut none = network.start(1, 2, "leave", None);
+    let told = none.line("refused: DRUMLINE_SECRET: not set");
+    assert!(told.contains("DRUMLINE_TRUST_STORE=1"), "{told}");
+    // The job is unharmed: the right one may still come.
+    let mut right = network.start(1, 2, "leave", Some(SECRET));
+    for rank in [&mut host, &mut right] {
+        assert_eq!(rank.line("sum: "), "3");
+    }
+}
+
+#[test]
+fn without_a_secret_ranks_meet_only_where_the_network_is_trusted() {
+    let Some(network) = Hosts::new(2) else { return };
+    let told = network.start(0, 2, "leave", None).line("refused: ");
+    assert!(told.contains("DRUMLINE_TRUST_STORE=1"), "{told}");
+    let trust = Some(("DRUMLINE_TRUST_STORE", "1"));
+    let ranks = [0, 1].map(|rank| network.start_with(rank, 2, "leave", trust));
+    for mut rank in ranks {
+        assert_eq!(rank.line("sum: "), "3");
+    }
+}
+
+#[test]
+fn a_cable_that_is_pulled_is_named_by_all_who_remain() {
+    let Some(network) = Hosts::new(3) else { return };
+    let mut ranks = network.start_all(3, "work until something breaks");
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "6"));
+    network.pull_the_cable_of(2);
+    let pulled = Instant::now();
+    for (number, rank) in ranks.iter_mut().enumerate().take(2) {
+        let told = rank.line("culprit: ");
+        println!("rank {number}, {:.2} s after the cable was pulled: {told}", seconds(pulled));
+        assert!(told.starts_with("Some(2): "), "{told}");
+        assert!(told.contains("the host of rank 2 does not answer"), "{told}");
+    }
+    // And the one on its own sees a host that is silent, too.
+    let told = ranks[2].line("culprit: ");
+    assert!(told.contains("does not answer"), "{told}");
+}
+
+/// A child of a torch `DataLoader` is such a fork.
+#[test]
+fn a_rank_that_is_killed_is_named_although_a_fork_of_it_lives() {
+    let Some(network) = Hosts::new(2) else { return };
+    let mut ranks = network.start_all(2, "fork, and work until something breaks");
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "3"));
+    let child = ranks[1].line("child: ").parse().unwrap();
+    let child = rustix::process::Pid::from_raw(child).unwrap();
+    ranks[1].line("goes on");
+    ranks[1].signal(rustix::process::Signal::KILL);
+    let killed = Instant::now();
+    let told = ranks[0].line("culprit: ");
+    let noticed_after = killed.elapsed();
+    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+    println!("{:.3} s after it was killed: {told}", noticed_after.as_secs_f64());
+    assert!(told.starts_with("Some(1): "), "{told}");
+    assert!(told.contains("the process of rank 1 has ended"), "{told}");
+    // Without the end of its connections, it takes the time limit: 30 s.
+    assert!(noticed_after < Duration::from_secs(10), "{noticed_after:?}");
+}
+
+#[test]
+fn a_process_that_is_stopped_is_not_silent() {
+    let Some(network) = Hosts::new(2) else { return };
+    let mut ranks = network.start_all(2, "be stopped");
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "3"));
+    ranks[0].signal(rustix::process::Signal::STOP);
+    // Longer than a host may be silent.
+    std::thread::sleep(Duration::from_millis(4_500));
+    ranks[0].signal(rustix::process::Signal::CONT);
+    ranks[0].child.stdin.take().unwrap().write_all(b"x").unwrap();
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("still there"), ""));
+}
+
+fn seconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64()
+}
