@@ -56,8 +56,8 @@ fn hosts_that_share_memory_add_in_the_same_order() {
 fn a_sharded_step_sends_as_much_as_a_plain_one() {
     for hosts in [2, 4] {
         let Some(network) = Hosts::new(hosts) else { return };
-        let ranks = network.start_all(hosts, "train, sharded and not");
-        let sent = ranks.into_iter().map(|mut rank| {
+        let mut ranks = network.start_all(hosts, "train, sharded and not");
+        let sent = ranks.iter_mut().map(|rank| {
             ["plain", "sharded"]
                 .map(|name| -> u64 { rank.line(&format!("{name} steps: ")).parse().unwrap() })
         });
