@@ -142,6 +142,7 @@ soak:
 	DRUMLINE_TEST_EACH_CALL_STEP=1 cargo test --locked -p drumline-accel --test device each_call
 	cargo test --locked -p fashion-mnist --features soak --test program resume
 	cargo test --locked -p drumline-burn --test resume killed -- --ignored --nocapture
+	cargo test --locked -p drumline-sim --test simulator large -- --ignored
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 	cargo run --locked --release -p drumline-sim -- --membership --seeds $(SEEDS)
 	$(MAKE) faults ONLY=
@@ -309,6 +310,7 @@ space := $() $()
 found_mpis = $(subst $(space),:,$(patsubst %/installed,%,$(wildcard $(1:%=$(CURDIR)/target/mpi/%/installed))))
 unit python: export DRUMLINE_TEST_MPI ?= $(call found_mpis,$(USUAL_MPIS))
 over-mpi: export DRUMLINE_TEST_MPI := $(call found_mpis,$(MPIS))
+over-mpi: export DRUMLINE_SLOW_TESTS := 1
 
 over-mpi: python-package
 	@echo 'tests over $(DRUMLINE_TEST_MPI)'
@@ -337,6 +339,8 @@ python-package: $(PYTHON_VENV)/installed
 	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/debug/drumline target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
+# Ranks share the processors with each other: torch's threads would wait for each other.
+python: export OMP_NUM_THREADS ?= 1
 python: python-package $(PYTHON_VENV)/matplotlib
 	$(PYTHON_VENV)/bin/mypy
 	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench

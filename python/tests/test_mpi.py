@@ -24,11 +24,26 @@ LIMIT_S = 120.0
 OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_BACKEND")
 
 
-@pytest.fixture(params=PREFIXES or [None], ids=lambda it: it.name if it else "none")
+def name_of(prefix):
+    return prefix.name if prefix else "none"
+
+
+@pytest.fixture(params=PREFIXES or [None], ids=name_of)
 def mpi(request):
     if request.param is None:
         pytest.skip(f"{VARIABLE} names no MPI")
     return request.param
+
+
+# Where every rank imports torch a test takes half a minute of processor time. DRUMLINE_SLOW_TESTS=1 runs it under
+# every MPI, too.
+EVERY_MPI = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
+
+
+def under_one_mpi(nth):
+    """Under the MPI of this number alone, counted round."""
+    chosen = PREFIXES if EVERY_MPI else [PREFIXES[nth % len(PREFIXES)]] if PREFIXES else []
+    return pytest.mark.parametrize("mpi", chosen or [None], indirect=True, ids=name_of)
 
 
 def under(prefix, ranks, *command, **variables):
@@ -100,6 +115,7 @@ def test_what_mpi_knows_must_not_be_typed(mpi):
 
 
 @needs_backends
+@under_one_mpi(0)
 def test_torch_over_mpi(mpi):
     pytest.importorskip("torch")
     expected = [f"rank {rank} of 3 on mpi: fine" for rank in range(3)]
@@ -107,6 +123,7 @@ def test_torch_over_mpi(mpi):
 
 
 @needs_backends
+@under_one_mpi(1)
 def test_torch_may_meet_by_mpi_and_use_drumline(mpi):
     pytest.importorskip("torch")
     expected = [f"rank {rank} of 3 on drumline: fine" for rank in range(3)]
@@ -115,6 +132,7 @@ def test_torch_may_meet_by_mpi_and_use_drumline(mpi):
 
 @needs_backends
 @pytest.mark.parametrize("backend", ["drumline", "mpi"])
+@under_one_mpi(1)
 def test_a_script_of_torchrun_under_drumline_env(mpi, backend):
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "drumline", "env", "--", sys.executable, HERE / "under_mpi.py"]
@@ -140,6 +158,7 @@ def test_a_library_beside_python_is_found(mpi, tmp_path):
 
 
 @needs_backends
+@under_one_mpi(2)
 def test_the_gpt_gets_the_bits_that_it_has_under_drumline_run(mpi, tmp_path):
     pytest.importorskip("torch")
     text = tmp_path / "text.txt"

@@ -63,7 +63,7 @@ fn all(world: &ProcessGroup, config: &Config) -> Result<(), String> {
     };
     let mpi = on("mpi", "mpi");
     run(&mpi, &[2, 3, 4], Extent::Small)?;
-    run(&mpi, &[2, 3], Extent::Large)?;
+    run(&mpi, &[3], Extent::Large)?;
     let programs = (0..).map(Program::draw).filter(|program| program.world_size() <= RANKS);
     programs.take(30).try_for_each(|program| program.run(&mpi, false))?;
     for ranks in [2, 3, 4] {

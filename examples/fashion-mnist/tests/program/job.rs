@@ -107,18 +107,15 @@ fn two_ranks_learn_together() {
 fn algorithms_and_bucket_sizes_change_no_bit() {
     let directory = tempfile::tempdir().unwrap();
     let digest = |ranks: usize, options: &str| {
-        let arguments = format!("--limit 640 --epochs 1 --out out {options}");
+        let arguments = format!("--limit 320 --epochs 1 --out out {options}");
         last_digest(&succeeds(&directory, ranks, &arguments))
     };
-    for ranks in [2, 3] {
+    let direct = "--algorithm direct --bucket-mib 1";
+    let doubling = "--algorithm doubling --bucket-mib 5";
+    let binomial = "--algorithm binomial --bucket-mib 25";
+    for (ranks, all_options) in [(2, &[direct, doubling, binomial][..]), (3, &[direct, binomial])] {
         let reference = digest(ranks, "");
-        for options in [
-            "--algorithm direct --bucket-mib 1",
-            "--algorithm direct --bucket-mib 5",
-            "--algorithm doubling --bucket-mib 5",
-            "--algorithm doubling --bucket-mib 25",
-            "--algorithm binomial --bucket-mib 25",
-        ] {
+        for options in all_options {
             assert_eq!(digest(ranks, options), reference, "{ranks} ranks, {options}");
         }
         assert_ne!(digest(ranks, "--seed 1"), reference, "the digest shows nothing");
@@ -133,7 +130,7 @@ fn mpi_changes_no_bit() {
         eprintln!("skipped: {VARIABLE} names no MPI");
     }
     let directory = tempfile::tempdir().unwrap();
-    let arguments = "--limit 640 --epochs 1 --out out";
+    let arguments = "--limit 320 --epochs 1 --out out";
     let reference = last_digest(&succeeds(&directory, 2, arguments));
     for library in libraries {
         let over_mpi = library.mpiexec(2, &[], PROGRAM.as_ref());
@@ -153,10 +150,10 @@ fn mpi_changes_no_bit() {
 fn a_job_that_is_resumed_ends_with_the_same_bits() {
     let directory = tempfile::tempdir().unwrap();
     let checkpoint =
-        |out: &str| fs::read(directory.path().join(out).join("step-00000010.safetensors")).unwrap();
-    succeeds(&directory, 2, "--limit 640 --epochs 2 --out whole");
-    succeeds(&directory, 2, "--limit 640 --epochs 1 --out parts");
-    succeeds(&directory, 2, "--limit 640 --epochs 2 --out parts --resume");
+        |out: &str| fs::read(directory.path().join(out).join("step-00000006.safetensors")).unwrap();
+    succeeds(&directory, 2, "--limit 384 --epochs 2 --out whole");
+    succeeds(&directory, 2, "--limit 384 --epochs 1 --out parts");
+    succeeds(&directory, 2, "--limit 384 --epochs 2 --out parts --resume");
     assert!(checkpoint("parts") == checkpoint("whole"), "the bits differ");
 }
 
@@ -211,7 +208,7 @@ fn processes_in(directory: &Path) -> Vec<u32> {
 fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
     for victim in [0, 1, 2] {
         let directory = tempfile::tempdir().unwrap();
-        let mut job = patient_job(&directory, 3, "--epochs 100000 --out out")
+        let mut job = patient_job(&directory, 3, "--limit 320 --epochs 100000 --out out")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
