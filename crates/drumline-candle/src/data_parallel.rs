@@ -364,8 +364,19 @@ impl DataParallel {
         owners.of(floats.binary_search_by(|spec| spec.name[..].cmp(name)).ok()?)
     }
 
+    /// Whether this rank has the averages and moments of a variable: its own ones, and those that every rank keeps for
+    /// itself.
+    pub(crate) fn keeps(&self, name: &str) -> bool {
+        self.owner(name).is_none_or(|owner| owner == self.group.rank())
+    }
+
     pub(crate) fn owners(&self) -> Option<&Owners> {
         self.owners.as_ref().map(|(_, owners)| owners)
+    }
+
+    /// All variables but those that the options ignore, in order of name: alike on all ranks.
+    pub(crate) fn variables(&self) -> &[Variable] {
+        &self.variables
     }
 
     pub(crate) fn varmap(&self) -> &VarMap {
@@ -599,7 +610,7 @@ fn exchange(group: &ProcessGroup, mine: Option<String>) -> Result<()> {
 }
 
 /// Fails if some rank has a problem. The problems are in order of rank.
-fn fail_with(problems: Vec<Option<String>>) -> Result<()> {
+pub(crate) fn fail_with(problems: Vec<Option<String>>) -> Result<()> {
     match group_problems(problems) {
         problems if problems.is_empty() => Ok(()),
         problems => Err(Error::Ranks(problems)),

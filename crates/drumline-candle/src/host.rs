@@ -56,14 +56,18 @@ pub(crate) fn from_bytes(bytes: &[u8], like: &Tensor) -> Result<Tensor> {
 
 /// Writes a gradient that is on the host to its place. Returns whether type and number of elements fit.
 pub(crate) fn write_gradient(gradient: &Tensor, place: ValuesMut<'_>) -> bool {
-    let written = match gradient.dtype() {
-        DType::F32 => with_slice(gradient, |it| place.copy_from(Values::F32(it))),
-        DType::F64 => with_slice(gradient, |it| place.copy_from(Values::F64(it))),
-        DType::F16 => with_slice(gradient, |it| place.copy_from(Values::F16(it))),
-        DType::BF16 => with_slice(gradient, |it| place.copy_from(Values::Bf16(it))),
-        _ => Ok(false),
-    };
-    written.unwrap_or(false)
+    with_values(gradient, |values| place.copy_from(values)).unwrap_or(false)
+}
+
+/// Calls `each` with the elements of a gradient, row-major.
+pub(crate) fn with_values<R>(gradient: &Tensor, each: impl FnOnce(Values<'_>) -> R) -> Result<R> {
+    match gradient.dtype() {
+        DType::F32 => with_slice(gradient, |it| each(Values::F32(it))),
+        DType::F64 => with_slice(gradient, |it| each(Values::F64(it))),
+        DType::F16 => with_slice(gradient, |it| each(Values::F16(it))),
+        DType::BF16 => with_slice(gradient, |it| each(Values::Bf16(it))),
+        other => candle_core::bail!("gradients of {other:?} cannot be averaged"),
+    }
 }
 
 /// An average as a gradient of `variable`, on its device.

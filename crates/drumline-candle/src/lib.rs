@@ -44,7 +44,7 @@
 //! - Variables are told apart by name. `VarMap::all_vars` has another order in every process; optimizers do not mind.
 //! - The first step decides which variables are trained. The others are buffers, such as the running statistics of
 //!   batch normalisation. Each rank updates its own; [`sync_buffers`] copies rank 0's to all ranks.
-//! - Clip gradients after they are averaged.
+//! - Clip gradients after they are averaged: [`clip_grad_norm`](DataParallel::clip_grad_norm) does it as torch does.
 //! - [`AdamW`] gives the bits of candle's, and can be saved: [`checkpoint()`] and [`resume()`] keep a whole training.
 //!
 //! # Coming from torch
@@ -56,6 +56,7 @@
 //! | `bucket_cap_mb`, `find_unused_parameters=True` | [`wrap_with`](DataParallel::wrap_with) and [`DdpOptions`] |
 //! | `with model.no_sync()` | candle's `GradStore::extend`, before [`average`] |
 //! | `broadcast_buffers=True` | [`sync_buffers`] before each forward |
+//! | `clip_grad_norm_` | [`clip_grad_norm`](DataParallel::clip_grad_norm) |
 //! | `Join` | [`shadow`](DataParallel::shadow), [`Divisor`] |
 //! | `_ddp_params_and_buffers_to_ignore` | [`DdpOptions::ignore`] |
 //! | `bf16_compress_hook` | [`DdpOptions::wire`] |
@@ -83,6 +84,7 @@ mod adamw;
 #[cfg(doctest)]
 mod book;
 mod checkpoint;
+mod clip;
 mod data_parallel;
 mod error;
 mod host;

@@ -113,7 +113,7 @@ impl ShardedOptimizer {
         options: &DdpOptions,
     ) -> Result<Self> {
         let ddp = DataParallel::wrap_for(varmap, group, &options.clone().sharded(true))?;
-        let own = variables::sorted(varmap).into_iter().filter(|it| keeps(&ddp, &it.name));
+        let own = variables::sorted(varmap).into_iter().filter(|it| ddp.keeps(&it.name));
         let part = AdamW::new(own.map(|it| it.var).collect(), params)?;
         Ok(Self { ddp, part, identity: Arc::default() })
     }
@@ -159,15 +159,40 @@ impl ShardedOptimizer {
     /// The communication failed, or candle did. If a value cannot be read from its device, every rank gets an error that
     /// names rank and variable. Gradients of another `ShardedOptimizer` are an error, and nothing is sent.
     pub fn step(&mut self, gradients: ShardedGradients) -> Result<()> {
-        if !Arc::ptr_eq(&gradients.of, &self.identity) {
-            let problem = "these gradients were computed by another `ShardedOptimizer`; pass those of this \
-                           one's `backward`";
-            let operation = "ShardedOptimizer::step";
-            let problem = problem.to_owned();
-            return Err(train::Error::InvalidArgument { operation, problem }.into());
-        }
+        self.check(&gradients, "ShardedOptimizer::step")?;
         self.part.step(&gradients.store)?;
         self.ddp.gather()
+    }
+
+    /// Scales averaged gradients down, so that the norm of all of them together is at most `max_norm`, as
+    /// [`DataParallel::clip_grad_norm`]. Returns the norm that they had. Here each rank knows a part of it, so all ranks
+    /// must call this. They exchange one number for each variable, and get the bits of plain training.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{Module, ParamsAdamW, VarBuilder, VarMap, linear};
+    /// # use drumline::ProcessGroup;
+    /// # use drumline_candle::ShardedOptimizer;
+    /// # let (varmap, group) = (VarMap::new(), ProcessGroup::alone());
+    /// # let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
+    /// # let input = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
+    /// let mut optimizer = ShardedOptimizer::wrap(&varmap, ParamsAdamW::default(), &group)?;
+    /// let loss = model.forward(&input)?.sqr()?.mean_all()?;
+    /// let mut gradients = optimizer.backward(&loss)?;
+    /// let norm = optimizer.clip_grad_norm(&mut gradients, 1.0)?;
+    /// optimizer.step(gradients)?;
+    /// # assert!(norm >= 0.0);
+    /// # Ok::<_, drumline_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The communication failed. If a gradient cannot be read, every rank gets an error that names rank and variable.
+    /// Gradients of another `ShardedOptimizer` are an error, and nothing is sent.
+    #[doc(alias = "clip_grad_norm_")]
+    pub fn clip_grad_norm(&self, gradients: &mut ShardedGradients, max_norm: f64) -> Result<f64> {
+        self.check(gradients, "ShardedOptimizer::clip_grad_norm")?;
+        self.ddp.clip_grad_norm(&mut gradients.store, max_norm)
     }
 
     /// [`backward`](Self::backward) and [`step`](Self::step).
@@ -237,7 +262,7 @@ impl ShardedOptimizer {
         part.metadata.clone_from(&checkpoint.metadata);
         for tensor in checkpoint.tensors() {
             let state = tensor.name().strip_prefix(OPTIMIZER).and_then(variable_of);
-            if state.is_none_or(|variable| keeps(&self.ddp, variable)) {
+            if state.is_none_or(|variable| self.ddp.keeps(variable)) {
                 part.insert(tensor.clone());
             }
         }
@@ -292,6 +317,16 @@ impl ShardedOptimizer {
         self.ddp.group()
     }
 
+    /// Refuses the gradients of another optimizer.
+    fn check(&self, gradients: &ShardedGradients, operation: &'static str) -> Result<()> {
+        if Arc::ptr_eq(&gradients.of, &self.identity) {
+            return Ok(());
+        }
+        let problem = "these gradients were computed by another `ShardedOptimizer`; pass those of this one's \
+                       `backward`";
+        Err(train::Error::InvalidArgument { operation, problem: problem.to_owned() }.into())
+    }
+
     /// What this rank brings to a checkpoint. What all ranks have alike is rank 0's.
     fn part(&self) -> Result<Checkpoint> {
         let rank = self.ddp.group().rank();
@@ -307,11 +342,6 @@ impl ShardedOptimizer {
         }
         Ok(part)
     }
-}
-
-/// Whether this rank has the moments of a variable: its own ones, and those that every rank keeps for itself.
-fn keeps(ddp: &DataParallel, variable: &str) -> bool {
-    ddp.owner(variable).is_none_or(|owner| owner == ddp.group().rank())
 }
 
 impl fmt::Debug for ShardedOptimizer {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod adamw;
+mod clip;
 mod equivalence;
 mod faults;
 mod killed;

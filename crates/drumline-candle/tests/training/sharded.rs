@@ -15,13 +15,13 @@ use drumline_candle::{
 use crate::{numbers, on_ranks, variable};
 
 /// Two layers, and a variable that nothing trains.
-struct Model {
-    varmap: VarMap,
+pub(crate) struct Model {
+    pub(crate) varmap: VarMap,
     layers: [candle_nn::Linear; 2],
 }
 
 impl Model {
-    fn new(dtype: DType) -> Self {
+    pub(crate) fn new(dtype: DType) -> Self {
         let varmap = VarMap::new();
         let vb = VarBuilder::from_varmap(&varmap, dtype, &Device::Cpu);
         let first = linear(4, 8, vb.pp("first")).unwrap();
@@ -31,7 +31,7 @@ impl Model {
     }
 
     /// With the values of `other`.
-    fn like(other: &Self, dtype: DType) -> Self {
+    pub(crate) fn like(other: &Self, dtype: DType) -> Self {
         let model = Self::new(dtype);
         let mut values = drumline::checkpoint::Checkpoint::default();
         save_variables(&other.varmap, &mut values).unwrap();
@@ -39,7 +39,7 @@ impl Model {
         model
     }
 
-    fn loss(&self, seed: usize, dtype: DType) -> Tensor {
+    pub(crate) fn loss(&self, seed: usize, dtype: DType) -> Tensor {
         let input = numbers(&[3, 4], seed, dtype);
         let hidden = self.layers[0].forward(&input).unwrap().tanh().unwrap();
         let loss = (self.layers[1].forward(&hidden).unwrap() - 0.5).unwrap();
@@ -47,7 +47,7 @@ impl Model {
     }
 }
 
-fn params() -> ParamsAdamW {
+pub(crate) fn params() -> ParamsAdamW {
     ParamsAdamW { lr: 0.05, ..ParamsAdamW::default() }
 }
 
@@ -242,7 +242,10 @@ fn a_wrong_combination_is_an_error_on_every_rank() {
     let [mut first, mut second] = [&models[0], &models[1]].map(|model| {
         ShardedOptimizer::wrap(&model.varmap, params(), &ProcessGroup::alone()).unwrap()
     });
-    let gradients = first.backward(&models[0].loss(1, DType::F32)).unwrap();
-    let error = second.step(gradients).unwrap_err().to_string();
-    assert!(error.contains("computed by another `ShardedOptimizer`"), "{error}");
+    let mut gradients = first.backward(&models[0].loss(1, DType::F32)).unwrap();
+    let clipped = second.clip_grad_norm(&mut gradients, 1.0).map(|_| ());
+    for error in [clipped, second.step(gradients)] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("computed by another `ShardedOptimizer`"), "{error}");
+    }
 }
