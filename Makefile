@@ -8,11 +8,11 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly devices vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
+        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
-FEATURES := --features drumline/ndarray,drumline-burn/train,gpu-check/burn
+FEATURES := --features drumline/ndarray,drumline-burn/train,drumline-burn/ndarray,gpu-check/burn
 
 # Rounds of `make bench`, and which of its sections: make bench ROUNDS=1 ONLY=imb,links
 ROUNDS ?= 5
@@ -31,7 +31,6 @@ help:
 	@echo 'make faults     every system call of a small job fails once; ONLY=shm for one transport'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make vulkan     gradients of burn on a GPU, here a Vulkan that is software: ten minutes to build'
-	@echo 'make devices    a Learner on ndarray, burn'\''s other backend for CPUs'
 	@echo 'make systems    what other systems say at the first build, and a build with musl'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
@@ -171,15 +170,11 @@ fuzz:
 PART ?= 1/1
 
 nightly: export DRUMLINE_PART := $(PART)
-nightly: $(if $(filter 1/%,$(PART)),devices vulkan)
+nightly: $(if $(filter 1/%,$(PART)),vulkan)
 	cargo test --locked --release -p drumline-conformance -p drumline-sim \
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
 	    --test conformance --test simulator -- everything programs_of
 	$(if $(filter 1/%,$(PART)),cargo test --locked --release -p drumline-inspect --features nightly --test inspect)
-
-# burn's Learner and models on ndarray, burn's other backend for CPUs, which `make test` leaves out.
-devices:
-	cargo test --locked -p drumline-burn --features train,ndarray --test learner --test single_precision other_device
 
 # Taps of burn on Mesa's software Vulkan, with and without the fusion of kernels. Builds wgpu, which `make test` leaves out.
 VULKAN_SOFTWARE ?= $(firstword $(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json))

@@ -71,7 +71,7 @@ fn learned(device: &Device, wraps: bool) -> Vec<f32> {
     of_ranks.swap_remove(0).1
 }
 
-/// `make devices` builds it with ndarray.
+/// `make test` builds it with ndarray, `make vulkan` with wgpu.
 #[test]
 fn other_devices_learn_what_flex_learns() {
     let wanted = learned(&Device::flex(), false);

@@ -55,11 +55,10 @@ fn all_gradients_are_scaled_by_the_norm_of_all_of_them_alike_on_all_ranks() {
     clips_as_torch_does(&Device::flex().autodiff());
 }
 
-/// `cargo test -p drumline-burn --features ndarray`
 #[cfg(feature = "ndarray")]
 #[test]
 fn gradients_of_other_devices_are_clipped_too() {
-    clips_as_torch_does(&Device::ndarray().autodiff());
+    clips_as_torch_does(&crate::other_device());
 }
 
 #[test]

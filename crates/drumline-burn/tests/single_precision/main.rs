@@ -15,3 +15,10 @@ mod short_types;
 mod together;
 mod uneven;
 mod unusual_models;
+
+/// A device without taps: its gradients are averaged after backward.
+#[cfg(feature = "ndarray")]
+#[allow(deprecated, reason = "burn will remove ndarray")]
+fn other_device() -> burn::tensor::Device {
+    burn::tensor::Device::ndarray().autodiff()
+}

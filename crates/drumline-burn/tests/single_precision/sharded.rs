@@ -398,11 +398,10 @@ fn a_wrong_combination_is_an_error_on_every_rank() {
     });
 }
 
-/// `cargo test -p drumline-burn --features ndarray`
 #[cfg(feature = "ndarray")]
 #[test]
 fn parameters_of_other_devices_are_shared_out_too() {
-    let device = Device::ndarray().autodiff();
+    let device = crate::other_device();
     let start = Mlp::new(WIDTH, 2, &device);
     let loss = |model: &Mlp, rank: usize, step: usize| {
         let input = tensor([3, WIDTH], 10 * rank + step, &device);

@@ -350,11 +350,10 @@ fn a_weight_of_8_bit_floats_is_named_on_every_rank() {
     }
 }
 
-/// `cargo test -p drumline-burn --features ndarray`
 #[cfg(feature = "ndarray")]
 #[test]
 fn a_model_on_another_device_is_averaged_after_backward_and_that_is_said() {
-    let device = Device::ndarray().autodiff();
+    let device = crate::other_device();
     let start = Mlp::new(4, 3, &device);
     let (difference, log) = train_both_ways(&start, &device);
     assert!(difference < 1e-5, "{difference:e}");
