@@ -358,7 +358,7 @@ fn a_warning_names_the_late_and_the_call_of_the_user() {
         });
         while !log.text().contains("has been waiting") {
             assert!(!waiting.is_finished());
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
         drop(held);
     });

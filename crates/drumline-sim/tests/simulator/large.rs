@@ -22,14 +22,15 @@ fn simulate(hosts: usize, ranks_per_host: usize, tasks: &[Task]) -> LargeSummary
 
 #[test]
 fn a_thousand_hosts_start_and_open_few_connections() {
-    assert_eq!(simulate(1_000, 1, &[]).links, 0);
+    assert_eq!(simulate(300, 1, &[]).links, 0);
+    assert!(simulate(1_000, 1, &[SHORT]).links > 1_000);
     // The second barrier and sum open only the links that are missing.
-    assert!(simulate(1_000, 1, &[Task::Barrier, SHORT, Task::Barrier, SHORT]).links > 1_000);
+    assert!(simulate(300, 1, &[Task::Barrier, SHORT, Task::Barrier, SHORT]).links > 300);
 }
 
 #[test]
 fn so_they_do_with_much_to_add() {
-    simulate(500, 1, &[LONG]);
+    simulate(300, 1, &[LONG]);
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl Bench {
         let is_held = || self.controls.leaks() > 0 || self.controls.retained() > 0;
         while is_held() && Instant::now() < deadline {
             drop(self.driver.device(0).unwrap().stream());
-            thread::yield_now();
+            thread::sleep(Duration::from_millis(1));
         }
         assert_eq!((self.controls.leaks(), self.controls.retained()), (0, 0));
         assert_eq!(self.controls.violations(), 0, "{}", self.controls.last_violation());

@@ -85,35 +85,19 @@ impl Plan {
         let mut blocks = Vec::with_capacity(buckets.len());
         for (bucket, Bucket { parameters: members, .. }) in buckets.iter().enumerate() {
             let is_last = bucket + 1 == buckets.len();
-            let mut end = 0;
-            let mut take = |count: usize| {
-                let start = end;
-                end += count;
-                start..end
-            };
-            let mut block = |members: &mut dyn Iterator<Item = usize>| {
-                let members: Vec<usize> = members.collect();
-                let start = take(0).start;
-                for &member in &members {
-                    let range = take(parameters[member].elements());
-                    slots[member] = Slot { bucket, range, mark: 0 };
-                }
-                let gradients = start..take(0).end;
-                members.iter().for_each(|&member| slots[member].mark = take(1).start);
-                let [has_fault, has_active] = match owners {
-                    Some(_) => [is_last; 2],
-                    None => [true, bucket == 0],
-                };
-                let fault_mark = has_fault.then(|| take(1).start);
-                let active_marks = has_active.then(|| take(activity::marks(group.world_size())));
-                Block { all: start..take(0).end, gradients, fault_mark, active_marks }
-            };
-            let members = || members.iter().copied();
+            let mut layout = Layout { parameters, slots: &mut slots, bucket, end: 0 };
+            let active_marks = activity::marks(group.world_size());
             blocks.push(match &owners {
-                None => vec![block(&mut members())],
-                Some(owners) => (0..group.world_size())
-                    .map(|rank| block(&mut members().filter(|&it| owners.of(it) == Some(rank))))
-                    .collect(),
+                None => vec![layout.block(members, true, (bucket == 0).then_some(active_marks))],
+                Some(owners) => {
+                    let of_rank = |rank| -> Vec<usize> {
+                        let all = members.iter().copied();
+                        all.filter(|&it| owners.of(it) == Some(rank)).collect()
+                    };
+                    let active_marks = is_last.then_some(active_marks);
+                    let ranks = 0..group.world_size();
+                    ranks.map(|rank| layout.block(&of_rank(rank), is_last, active_marks)).collect()
+                }
             });
         }
         Ok(Self { buckets, blocks, slots, wire: options.wire, owners, rank: group.rank() })
@@ -177,6 +161,46 @@ impl Plan {
     /// The number of elements of a bucket, marks among them.
     pub(super) fn all_elements(&self, bucket: usize) -> usize {
         self.blocks[bucket].last().map_or(0, |block| block.all.end)
+    }
+}
+
+/// Deals out the elements of a bucket, from the first on.
+struct Layout<'a> {
+    parameters: &'a [ParameterSpec],
+    /// The places, by parameter.
+    slots: &'a mut [Slot],
+    bucket: usize,
+    /// The first element that is free.
+    end: usize,
+}
+
+impl Layout<'_> {
+    /// Puts a block behind those before it: the gradients of `members`, a mark for each of them, one that says whether
+    /// a rank has seen a fault, and this many that say which ranks have data.
+    fn block(
+        &mut self,
+        members: &[usize],
+        has_fault_mark: bool,
+        active_marks: Option<usize>,
+    ) -> Block {
+        let start = self.end;
+        for &member in members {
+            let range = self.take(self.parameters[member].elements());
+            self.slots[member] = Slot { bucket: self.bucket, range, mark: 0 };
+        }
+        let gradients = start..self.end;
+        for &member in members {
+            self.slots[member].mark = self.take(1).start;
+        }
+        let fault_mark = has_fault_mark.then(|| self.take(1).start);
+        let active_marks = active_marks.map(|count| self.take(count));
+        Block { all: start..self.end, gradients, fault_mark, active_marks }
+    }
+
+    fn take(&mut self, elements: usize) -> Range<usize> {
+        let start = self.end;
+        self.end += elements;
+        start..self.end
     }
 }
 
