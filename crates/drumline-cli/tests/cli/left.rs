@@ -70,7 +70,8 @@ fn nothing_outlives_a_launcher_that_is_killed() {
 
 #[test]
 fn a_keeper_that_is_killed_is_told_of_and_nothing_goes_on() {
-    let script = "sh -c 'setsid sleep 1000; true' & echo ready $PPID; wait";
+    // The last process says that it runs. Without a keeper, nobody finds a process that is just being started.
+    let script = "export KEEPER=$PPID; sh -c 'setsid sh -c \"echo ready \\$KEEPER; exec sleep 1000\"; true' & wait";
     let mut launch = Launch::script(1, script);
     launch.wait_for("ready", 1);
     launch.wait_for("\n", 1);
