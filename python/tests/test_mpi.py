@@ -35,8 +35,8 @@ def mpi(request):
     return request.param
 
 
-# Where every rank imports torch a test takes half a minute of processor time. DRUMLINE_SLOW_TESTS=1 runs it under
-# every MPI, too.
+# A test in which every rank imports torch takes 10 to 20 seconds of processor time. DRUMLINE_SLOW_TESTS=1 runs it
+# under every MPI.
 EVERY_MPI = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
 
 

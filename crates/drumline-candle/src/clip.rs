@@ -1,6 +1,6 @@
 //! Clips all gradients of a model together.
 
-use candle_core::backprop::GradStore;
+use candle_core::{Error, backprop::GradStore};
 use drumline::ddp::GradientNorm;
 
 use crate::{
@@ -16,8 +16,8 @@ impl DataParallel {
     ///
     /// This is torch's `clip_grad_norm_`: the norm is that of all gradients together, and each is multiplied with
     /// `max_norm / (norm + 1e-6)` if that is below 1. The norm is computed in double precision, in order of name. So
-    /// all ranks clip alike, without a message. Gradients of variables that [`DdpOptions::ignore`] names count as
-    /// little as they are averaged: they stay as they are.
+    /// all ranks clip alike, without a message. Gradients of variables that [`DdpOptions::ignore`] names are left out of
+    /// the norm, and stay as they are.
     ///
     /// [`DdpOptions::ignore`]: crate::DdpOptions::ignore
     ///
@@ -47,17 +47,21 @@ impl DataParallel {
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_grad_norm(&self, gradients: &mut GradStore, max_norm: f64) -> Result<f64> {
         let mut norm = GradientNorm::euclidean();
-        let mut own: Vec<(usize, &Variable)> = self.variables().iter().enumerate().collect();
-        own.retain(|(_, it)| self.keeps(&it.name) && gradients.get(&it.var).is_some());
-        let parts = own.iter().map(|&(place, it)| Ok((place, part(&norm, it, gradients)?)));
-        let mut parts = parts.collect::<Result<Vec<_>>>();
+        let own = || self.variables().iter().enumerate().filter(|(_, it)| self.keeps(&it.name));
+        let part = |(place, it): (usize, &Variable)| {
+            let gradient = gradients.get(&it.var)?;
+            let part = host::with_values(gradient, |values| norm.part(values));
+            let named = |error: Error| error.context(format!("the gradient of `{}`", it.name));
+            Some(part.map(|part| (place, part)).map_err(|error| named(error).into()))
+        };
+        let mut parts: Result<Vec<_>> = own().filter_map(part).collect();
         if self.owners().is_some() {
             parts = self.parts_of_all_ranks(parts);
         }
         parts?.into_iter().for_each(|(_, part)| norm.add_part(part));
         let coefficient = norm.clip_coefficient(max_norm);
         if coefficient != 1.0 {
-            for (_, Variable { var, .. }) in own {
+            for (_, Variable { var, .. }) in own() {
                 if let Some(gradient) = gradients.get(var) {
                     let clipped = (gradient * coefficient)?;
                     gradients.insert(var, clipped);
@@ -79,11 +83,4 @@ impl DataParallel {
         parts.sort_by_key(|&(place, _)| place);
         Ok(parts)
     }
-}
-
-/// What the gradient of a variable adds to the norm.
-fn part(norm: &GradientNorm, variable: &Variable, gradients: &GradStore) -> Result<f64> {
-    let Some(gradient) = gradients.get(&variable.var) else { return Ok(0.0) };
-    let part = host::with_values(gradient, |values| norm.part(values));
-    Ok(part.map_err(|error| error.context(format!("the gradient of `{}`", variable.name)))?)
 }

@@ -70,7 +70,7 @@ fn nothing_outlives_a_launcher_that_is_killed() {
 
 #[test]
 fn a_keeper_that_is_killed_is_told_of_and_nothing_goes_on() {
-    // The last process says that it runs. Without a keeper, nobody finds a process that is just being started.
+    // It is the last process that says `ready`: without a keeper, the launcher does not find one that is being started.
     let script = "export KEEPER=$PPID; sh -c 'setsid sh -c \"echo ready \\$KEEPER; exec sleep 1000\"; true' & wait";
     let mut launch = Launch::script(1, script);
     launch.wait_for("ready", 1);
