@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drumline import check, compat, ddp, device, launch, stores, torch
     from drumline._core import (
         CollectiveError,
         CollectiveMismatchError,
@@ -41,17 +42,19 @@ if TYPE_CHECKING:
         is_torchelastic_launched,
     )
     from drumline._futures import Future
-    from drumline._non_member import GroupMember
+    from drumline._non_member import GroupMember, group
     from drumline._operators import ReduceOp, reduce_op
     from drumline.ddp import DistributedDataParallel, SyncBatchNorm, convert_sync_batchnorm
     from drumline.default import (
         P2POp,
         all_gather,
+        all_gather_into_tensor,
         all_gather_multigpu,
         all_gather_object,
         all_reduce,
         all_reduce_multigpu,
         all_to_all,
+        all_to_all_single,
         alloc_registered,
         barrier,
         batch_isend_irecv,
@@ -62,6 +65,9 @@ if TYPE_CHECKING:
         gather,
         gather_object,
         get_backend,
+        get_global_rank,
+        get_group_rank,
+        get_process_group_ranks,
         get_rank,
         get_world_size,
         init_process_group,
@@ -71,14 +77,18 @@ if TYPE_CHECKING:
         monitored_barrier,
         new_group,
         recv,
+        recv_object_list,
         reduce,
         reduce_multigpu,
         reduce_scatter,
         reduce_scatter_multigpu,
+        reduce_scatter_tensor,
         scan,
         scatter,
         scatter_object_list,
         send,
+        send_object_list,
+        split_group,
     )
     from drumline.groups import ProcessGroup, Work
     from drumline.sampler import DistributedSampler, evaluation_shard
@@ -124,11 +134,13 @@ __all__ = [
     "Work",
     "__version__",
     "all_gather",
+    "all_gather_into_tensor",
     "all_gather_multigpu",
     "all_gather_object",
     "all_reduce",
     "all_reduce_multigpu",
     "all_to_all",
+    "all_to_all_single",
     "alloc_registered",
     "barrier",
     "batch_isend_irecv",
@@ -140,8 +152,12 @@ __all__ = [
     "gather",
     "gather_object",
     "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
     "get_rank",
     "get_world_size",
+    "group",
     "init_process_group",
     "irecv",
     "is_available",
@@ -155,16 +171,20 @@ __all__ = [
     "monitored_barrier",
     "new_group",
     "recv",
+    "recv_object_list",
     "reduce",
     "reduce_multigpu",
     "reduce_op",
     "reduce_scatter",
     "reduce_scatter_multigpu",
+    "reduce_scatter_tensor",
     "scan",
     "scatter",
     "scatter_object_list",
     "send",
+    "send_object_list",
     "spawn",
+    "split_group",
     "start_processes",
     "step",
 ]
@@ -174,7 +194,7 @@ _MODULES = {
     "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "NotBroughtError", "PoisonedError", "StoreError", "StoreTimeoutError", "__version__", "step"],
     "drumline._backends": ["Backend", "is_available", "is_gloo_available", "is_mpi_available", "is_nccl_available", "is_torchelastic_launched"],
     "drumline._futures": ["Future"],
-    "drumline._non_member": ["GroupMember"],
+    "drumline._non_member": ["GroupMember", "group"],
     "drumline._operators": ["ReduceOp", "reduce_op"],
     "drumline._world": ["is_initialized"],
     "drumline.groups": ["ProcessGroup", "Work"],
@@ -188,7 +208,13 @@ _WITH_TORCH = _MODULES["drumline.ddp"]
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
+# Modules that need no import of their own: `drumline.ddp.fp16_compress`.
+_SUBMODULES = ["check", "compat", "ddp", "device", "launch", "stores", "torch"]
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"drumline.{name}")
     if name not in __all__ and name not in _WITH_TORCH:
         raise AttributeError(f"module 'drumline' has no attribute {name!r}")
     value = getattr(import_module(_HOME.get(name, "drumline.default")), name)
@@ -197,4 +223,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_WITH_TORCH]
+    return [*__all__, *_WITH_TORCH, *_SUBMODULES]

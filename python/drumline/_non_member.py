@@ -5,14 +5,17 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from drumline import _core
+from drumline import _core, _world
 from drumline.groups import ProcessGroup
+
+# They say who is in the group, and raise ValueError.
+_NO_CALLS = ("alone", "new_group", "global_rank", "group_rank")
 
 _CALLS = [
     name
     for kind in ProcessGroup.__mro__[:-1]
     for name, value in vars(kind).items()
-    if callable(value) and not name.startswith("_") and name not in ("alone", "new_group")
+    if callable(value) and not name.startswith("_") and name not in _NO_CALLS
 ]
 
 
@@ -55,7 +58,19 @@ for _name in _CALLS:
     setattr(_NonMember, _name, _does_nothing(_name))
 
 
-class GroupMember:
-    """What `new_group` returns where there is no group."""
+class _OfJob(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802 (torch's name)
+        """The group of the whole job; None before `init_process_group`, and after its end."""
+        return _world.group_or_world(None) if _world.is_initialized() else None
+
+
+class GroupMember(metaclass=_OfJob):
+    """``WORLD`` is the group of the whole job. ``NON_GROUP_MEMBER`` is what `new_group` returns on ranks that are not in
+    the group."""
 
     NON_GROUP_MEMBER: ProcessGroup = _NonMember()
+
+
+group = GroupMember
+"""The name that most programs use: ``group.WORLD``."""

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from drumline import _core
 from drumline._arrays import OfArrays
 from drumline._format import FormatError, decode, encode
+from drumline._ranks import Ranks
 
 _FAILED = -1
 _CALLS = ["all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"]
 
 
-class Objects:
+class Objects(Ranks):
     """Collectives and messages of Python objects.
 
     Plain data, numpy arrays and torch tensors, in lists, tuples, sets and dicts, travel without running
@@ -24,8 +24,6 @@ class Objects:
     If the object of a rank cannot travel, or a rank makes another call, all ranks raise a ValueError that
     names the rank. The group can be used further.
     """
-
-    _group: _core.Group
 
     def all_gather_object(
         self, object_list: list[Any] | None, obj: Any, *, allow_pickle: bool = False
@@ -41,37 +39,38 @@ class Objects:
         self,
         obj: Any,
         object_gather_list: list[Any] | None = None,
-        dst: int = 0,
+        group_dst: int = 0,
         *,
         allow_pickle: bool = False,
     ) -> list[Any] | None:
-        """Gathers the ``obj`` of all ranks on rank ``dst``. Returns the list there."""
-        own = _encoded(obj, allow_pickle)
-        lengths = self._agree("gather_object", dst, own)
-        at_root = self._group.rank == dst
+        """Gathers the ``obj`` of all ranks on rank ``group_dst``. Returns the list there."""
+        own, root = _encoded(obj, allow_pickle), self._checked(group_dst)
+        lengths = self._agree("gather_object", root, own)
+        at_root = self._group.rank == root
         parts = [np.empty(length, np.uint8) for length in lengths] if at_root else []
         staging = OfArrays()
         filled = [staging.write(part) for part in parts]
-        self._group.gather(staging.read(_bytes(own)), filled, dst, lengths, False)
+        self._group.gather(staging.read(_bytes(own)), filled, root, lengths, False)
         if not at_root:
             return None
         return _fill(object_gather_list, [decode(it.tobytes(), allow_pickle) for it in parts])
 
     def broadcast_object_list(
-        self, object_list: list[Any], src: int = 0, *, allow_pickle: bool = False
+        self, object_list: list[Any], group_src: int = 0, *, allow_pickle: bool = False
     ) -> list[Any]:
-        """Replaces the objects of the list by those of rank ``src``. Returns the list."""
-        at_root = self._group.rank == src
+        """Replaces the objects of the list by those of rank ``group_src``. Returns the list."""
+        root = self._checked(group_src)
+        at_root = self._group.rank == root
         own = _encoded(list(object_list), allow_pickle) if at_root else b""
-        lengths = self._agree("broadcast_object_list", src, own)
-        data = np.empty(lengths[src], np.uint8)
+        lengths = self._agree("broadcast_object_list", root, own)
+        data = np.empty(lengths[root], np.uint8)
         if at_root:
             data[:] = _bytes(own)
-        self._group.broadcast(OfArrays().write(data), src, False)
+        self._group.broadcast(OfArrays().write(data), root, False)
         theirs = decode(data.tobytes(), allow_pickle)
         if len(theirs) != len(object_list):
             raise ValueError(
-                f"broadcast_object_list: rank {src} passes {len(theirs)} objects, this rank a list "
+                f"broadcast_object_list: {self._who(root)} passes {len(theirs)} objects, this rank a list "
                 f"of {len(object_list)}"
             )
         if not at_root:
@@ -82,14 +81,14 @@ class Objects:
         self,
         scatter_object_output_list: list[Any] | None,
         scatter_object_input_list: list[Any] | None = None,
-        src: int = 0,
+        group_src: int = 0,
         *,
         allow_pickle: bool = False,
     ) -> Any:
-        """Gives rank ``i`` object ``i`` of the list of rank ``src``. Returns it, and puts it first
+        """Gives rank ``i`` object ``i`` of the list of rank ``group_src``. Returns it, and puts it first
         in the output list."""
-        rank, size = self._group.rank, self._group.world_size
-        at_root = rank == src
+        rank, size, root = self._group.rank, self._group.world_size, self._checked(group_src)
+        at_root = rank == root
         parts: list[bytes] | FormatError = []
         if at_root:
             objects = list(scatter_object_input_list or [])
@@ -99,39 +98,39 @@ class Objects:
                 wrong = FormatError(f"the list has {len(objects)} objects for {size} ranks")
             parts = wrong or [it for it in encoded if isinstance(it, bytes)]
         total = parts if isinstance(parts, FormatError) else b"".join(parts)
-        announced = self._agree("scatter_object_list", src, total)[src]
+        announced = self._agree("scatter_object_list", root, total)[root]
         lengths = np.zeros(size, np.int64)
         if at_root and not isinstance(parts, FormatError):
             lengths[:] = [len(part) for part in parts]
-        self._group.broadcast(OfArrays().write(lengths), src, False)
+        self._group.broadcast(OfArrays().write(lengths), root, False)
         each = [int(length) for length in lengths]
         if min(each) < 0 or sum(each) != announced:
             raise ValueError(
-                f"scatter_object_list: rank {src} announces {announced} bytes, and then objects of "
+                f"scatter_object_list: {self._who(root)} announces {announced} bytes, and then objects of "
                 f"{min(each)} to {max(each)} bytes that do not make them"
             )
         own = np.empty(each[rank], np.uint8)
         staging = OfArrays()
         read = [staging.read(_bytes(part)) for part in parts] if at_root else []  # type: ignore[union-attr]
-        self._group.scatter(read, staging.write(own), src, each, False)
+        self._group.scatter(read, staging.write(own), root, each, False)
         obj = decode(own.tobytes(), allow_pickle)
         if scatter_object_output_list:
             scatter_object_output_list[0] = obj
         return obj
 
     def send_object(
-        self, obj: Any, dst: int, tag: int = 0, *, allow_pickle: bool = False
+        self, obj: Any, group_dst: int, tag: int = 0, *, allow_pickle: bool = False
     ) -> None:
-        """Sends an object to rank ``dst``."""
-        data = _bytes(encode(obj, allow_pickle))
+        """Sends an object to rank ``group_dst``."""
+        data, to = _bytes(encode(obj, allow_pickle)), self._checked(group_dst)
         self._check_length("send_object", self._group.rank, data.size)
         staging = OfArrays()
-        self._group.send(staging.read(np.array([data.size])), dst, tag).wait()
-        self._group.send(staging.read(data), dst, tag).wait()
+        self._group.send(staging.read(np.array([data.size])), to, tag).wait()
+        self._group.send(staging.read(data), to, tag).wait()
 
-    def recv_object(self, src: int, tag: int = 0, *, allow_pickle: bool = False) -> Any:
-        """Receives what rank ``src`` sends by `send_object` with the same tag."""
-        staging, length = OfArrays(), np.zeros(1, np.int64)
+    def recv_object(self, group_src: int, tag: int = 0, *, allow_pickle: bool = False) -> Any:
+        """Receives what rank ``group_src`` sends by `send_object` with the same tag."""
+        staging, length, src = OfArrays(), np.zeros(1, np.int64), self._checked(group_src)
         self._group.recv(staging.write(length), src, tag).wait()
         self._check_length("recv_object", src, int(length[0]))
         data = np.empty(int(length[0]), np.uint8)
@@ -151,12 +150,12 @@ class Objects:
             if (code, at) != (ours[0], root):
                 theirs = _CALLS[code] if 0 <= code < len(_CALLS) else "something else"
                 raise ValueError(
-                    f"{call}: rank {rank} called {theirs} (root {at}) where this rank called {call} "
-                    f"(root {root})"
+                    f"{call}: {self._who(rank)} called {theirs} (root: {self._who(at)}) where this rank called "
+                    f"{call} (root: {self._who(root)})"
                 )
             if length == _FAILED:
                 raise ValueError(
-                    f"{call}: rank {rank} could not describe its object; its own error says why"
+                    f"{call}: {self._who(rank)} could not describe its object; its own error says why"
                 )
             self._check_length(call, rank, int(length))
         return [int(theirs[2]) for theirs in everybody]
@@ -165,7 +164,7 @@ class Objects:
         limit = self._group.object_bytes_max
         if not 0 <= length <= limit:
             raise ValueError(
-                f"{call}: the object of rank {rank} takes {length} bytes, and at most {limit} are "
+                f"{call}: the object of {self._who(rank)} takes {length} bytes, and at most {limit} are "
                 "allowed (DRUMLINE_OBJECT_BYTES_MAX)"
             )
 

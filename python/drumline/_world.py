@@ -25,8 +25,12 @@ def is_initialized() -> bool:
 
 def group_or_world(group: ProcessGroup | None) -> ProcessGroup:
     """``group``, or without one the group of the whole job."""
-    if group is not None:
+    if isinstance(group, ProcessGroup):
         return group
+    if group is not None:
+        raise TypeError(
+            f"a group is what drumline.init_process_group or drumline.new_group has made, and this is {group!r:.80}"
+        )
     if _world is None:
         raise ValueError("there is no group yet: call init_process_group() first")
     if _world.is_destroyed:

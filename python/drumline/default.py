@@ -1,7 +1,8 @@
-"""The group of the whole job, and the methods of a group as functions.
+"""The group of the whole job, and the methods of a group as functions, with the meaning that torch gives them.
 
-``group=None`` means the group of the whole job. `ProcessGroup` documents each function. Ranks are numbers
-in the group.
+``group=None`` means the group of the whole job. `ProcessGroup` documents each function. ``src``, ``dst`` and ``peer``
+are ranks by their numbers in the whole job, whatever the group. ``group_src``, ``group_dst`` and ``group_peer``, which
+may be given in their place, are numbers in the group.
 """
 
 from __future__ import annotations
@@ -99,29 +100,66 @@ def new_group(
     pg_options: object = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
+    device_id: object = None,
+    sort_ranks: bool = True,
     *,
     name: str | None = None,
-    keep_order: bool = False,
 ) -> ProcessGroup:
     """Connects some ranks of the job, or all. Other ranks may call it, as in torch, and need not: they get
     `GroupMember.NON_GROUP_MEMBER`, whose calls do nothing.
 
-    ``backend`` is that of the whole job, and no other. ``name`` tells two groups of the same ranks apart.
-    ``keep_order`` numbers the members as ``ranks`` does. The other arguments are ignored.
+    ``backend`` is that of the whole job, and no other. ``sort_ranks=False`` numbers the members as ``ranks`` does.
+    ``name`` tells two groups of the same ranks apart. The other arguments are ignored.
     """
     world = group_or_world(None)
-    if backend is not None and backend.lower() != world.backend:
-        raise ValueError(
-            f"new_group: the backend of a group is that of the whole job, {world.backend!r}, and not "
-            f"{backend!r}"
-        )
-    if ranks is not None and world.rank not in ranks and _are_ranks(ranks, world):
+    _check_backend("new_group", backend, world)
+    members = None if ranks is None else _members("new_group", ranks, world)
+    if members is not None and world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    return world.new_group(ranks, name=name, timeout=timeout, keep_order=keep_order)
+    return world.new_group(members, name=name, timeout=timeout, keep_order=not sort_ranks)
 
 
-def _are_ranks(ranks: Sequence[int], world: ProcessGroup) -> bool:
-    return len({*ranks}) == len(ranks) and all(0 <= rank < world.world_size for rank in ranks)
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Seconds | None = None,
+    pg_options: object = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup:
+    """Divides a group: connects the ranks of that list in ``split_ranks`` in which this rank is, numbered as the list
+    does.
+
+    Unlike in `new_group`, these are numbers in ``parent_pg``. A rank in no list gets
+    `GroupMember.NON_GROUP_MEMBER`. ``pg_options`` and ``group_desc`` are ignored.
+    """
+    parent = group_or_world(parent_pg)
+    own = parent.group_rank(group_or_world(None).rank)
+    _check_backend("split_group", backend, parent)
+    if not split_ranks or not all(len(ranks) for ranks in split_ranks):
+        raise ValueError("split_group: split_ranks has at least one list, and each list at least one rank")
+    parts = [_members("split_group", ranks, parent) for ranks in split_ranks]
+    if len({rank for part in parts for rank in part}) < sum(map(len, parts)):
+        raise ValueError(f"split_group: a rank is in two lists of {parts!r:.200}")
+    for part in parts:
+        if own in part:
+            return parent.new_group(part, timeout=timeout, keep_order=True)
+    return GroupMember.NON_GROUP_MEMBER
+
+
+def _check_backend(call: str, backend: str | None, group: ProcessGroup) -> None:
+    if backend is not None and backend.lower() != group.backend:
+        raise ValueError(
+            f"{call}: the backend of a group is that of the whole job, {group.backend!r}, and not {backend!r}"
+        )
+
+
+def _members(call: str, ranks: Sequence[int], group: ProcessGroup) -> list[int]:
+    """The ranks as numbers of ``group``, each of them once."""
+    numbers = [group._checked(rank) for rank in ranks]
+    if len({*numbers}) < len(numbers):
+        raise ValueError(f"{call}: a rank is listed twice in {numbers!r:.200}")
+    return numbers
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
@@ -137,6 +175,46 @@ def get_rank(group: ProcessGroup | None = None) -> int:
 def get_world_size(group: ProcessGroup | None = None) -> int:
     """The number of ranks in the group."""
     return group_or_world(group).world_size
+
+
+def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
+    """`ProcessGroup.group_rank`."""
+    return group_or_world(group).group_rank(global_rank)
+
+
+def get_global_rank(group: ProcessGroup | None, group_rank: int) -> int:
+    """`ProcessGroup.global_rank`."""
+    return group_or_world(group).global_rank(group_rank)
+
+
+def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """The members' numbers in the whole job, in the order of their numbers in the group."""
+    return group_or_world(group).ranks
+
+
+def _one(group: ProcessGroup | None, **given: int | None) -> tuple[ProcessGroup, int]:
+    """The group, and the number in it of a rank that is given as ``src=`` or as ``group_src=``."""
+    group = group_or_world(group)
+    (name, rank), (group_name, group_rank) = given.items()
+    if group is GroupMember.NON_GROUP_MEMBER:
+        return group, -1
+    if group_rank is not None:
+        if rank is not None:
+            raise ValueError(f"Can't specify both {name} and {group_name}")
+        return group, group._checked(group_rank)
+    if rank is None:
+        raise ValueError(f"Must specify {name} or {group_name}")
+    try:
+        return group, group.group_rank(rank)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}: {name} is a number in the whole job, and {group_name} one in the group"
+        ) from None
+
+
+def _default(rank: int | None, group_rank: int | None) -> int | None:
+    """torch's root where none is given: rank 0 of the whole job, whatever the group."""
+    return 0 if rank is None and group_rank is None else rank
 
 
 def metrics_text() -> str:
@@ -179,10 +257,16 @@ def all_reduce(
 
 
 def reduce(
-    tensor: Any, dst: int, op: Op = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    tensor: Any,
+    dst: int | None = None,
+    op: Op = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
 ) -> Work | None:
     """`ProcessGroup.reduce`."""
-    return group_or_world(group).reduce(tensor, dst, op, async_op)
+    group, root = _one(group, dst=dst, group_dst=group_dst)
+    return group.reduce(tensor, root, op, async_op)
 
 
 def scan(
@@ -197,10 +281,15 @@ def scan(
 
 
 def broadcast(
-    tensor: Any, src: int, group: ProcessGroup | None = None, async_op: bool = False
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
 ) -> Work | None:
     """`ProcessGroup.broadcast`."""
-    return group_or_world(group).broadcast(tensor, src, async_op)
+    group, root = _one(group, src=src, group_src=group_src)
+    return group.broadcast(tensor, root, async_op)
 
 
 def all_gather(
@@ -210,30 +299,41 @@ def all_gather(
     return group_or_world(group).all_gather(tensor_list, tensor, async_op)
 
 
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """`ProcessGroup.all_gather` into one array."""
+    return group_or_world(group).all_gather(output_tensor, input_tensor, async_op)
+
+
 def gather(
     tensor: Any,
     gather_list: Any = None,
-    dst: int = 0,
+    dst: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    group_dst: int | None = None,
     *,
     counts: Sequence[int] | None = None,
 ) -> Work | None:
     """`ProcessGroup.gather`."""
-    return group_or_world(group).gather(tensor, gather_list, dst, counts, async_op)
+    group, root = _one(group, dst=_default(dst, group_dst), group_dst=group_dst)
+    return group.gather(tensor, gather_list, root, counts, async_op)
 
 
 def scatter(
     tensor: Any,
     scatter_list: Any = None,
-    src: int = 0,
+    src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    group_src: int | None = None,
     *,
     counts: Sequence[int] | None = None,
 ) -> Work | None:
     """`ProcessGroup.scatter`."""
-    return group_or_world(group).scatter(tensor, scatter_list, src, counts, async_op)
+    group, root = _one(group, src=_default(src, group_src), group_src=group_src)
+    return group.scatter(tensor, scatter_list, root, counts, async_op)
 
 
 def reduce_scatter(
@@ -247,6 +347,17 @@ def reduce_scatter(
     return group_or_world(group).reduce_scatter(output, input_list, op, async_op)
 
 
+def reduce_scatter_tensor(
+    output: Any,
+    input: Any,
+    op: Op = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`ProcessGroup.reduce_scatter` of one array."""
+    return group_or_world(group).reduce_scatter(output, input, op, async_op)
+
+
 def all_to_all(
     output_tensor_list: Sequence[Any],
     input_tensor_list: Sequence[Any],
@@ -257,11 +368,27 @@ def all_to_all(
     return group_or_world(group).all_to_all(output_tensor_list, input_tensor_list, async_op)
 
 
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`ProcessGroup.all_to_all_single`."""
+    sizes = output_split_sizes, input_split_sizes
+    return group_or_world(group).all_to_all_single(output, input, *sizes, async_op)
+
+
 def barrier(
-    group: ProcessGroup | None = None, async_op: bool = False, device_ids: object = None
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    device_ids: object = None,
+    timeout: Seconds | None = None,
 ) -> Work | None:
     """`ProcessGroup.barrier`. ``device_ids`` are ignored."""
-    return group_or_world(group).barrier(async_op)
+    return group_or_world(group).barrier(async_op, timeout)
 
 
 def monitored_barrier(
@@ -273,28 +400,61 @@ def monitored_barrier(
     group_or_world(group).monitored_barrier(timeout, wait_all_ranks)
 
 
-def send(tensor: Any, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
     """`ProcessGroup.send`."""
-    group_or_world(group).send(tensor, dst, tag)
+    group, to = _one(group, dst=dst, group_dst=group_dst)
+    group.send(tensor, to, tag)
 
 
-def isend(tensor: Any, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work:
     """`ProcessGroup.isend`."""
-    return group_or_world(group).isend(tensor, dst, tag)
+    group, to = _one(group, dst=dst, group_dst=group_dst)
+    return group.isend(tensor, to, tag)
 
 
 def recv(
-    tensor: Any, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
 ) -> int:
-    """`ProcessGroup.recv`."""
-    return group_or_world(group).recv(tensor, src, tag)
+    """`ProcessGroup.recv`. Returns the sender by its number in the whole job; -1 on a rank outside of the group."""
+    group, source = _one_or_any(group, src, group_src)
+    sender = group.recv(tensor, source, tag)
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else group.global_rank(sender)
 
 
 def irecv(
-    tensor: Any, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
 ) -> Work:
     """`ProcessGroup.irecv`."""
-    return group_or_world(group).irecv(tensor, src, tag)
+    group, source = _one_or_any(group, src, group_src)
+    return group.irecv(tensor, source, tag)
+
+
+def _one_or_any(
+    group: ProcessGroup | None, src: int | None, group_src: int | None
+) -> tuple[ProcessGroup, int | None]:
+    if src is None and group_src is None:
+        return group_or_world(group), None
+    return _one(group, src=src, group_src=group_src)
 
 
 class P2POp:
@@ -304,13 +464,17 @@ class P2POp:
         self,
         op: Callable[..., Work],
         tensor: Any,
-        peer: int,
+        peer: int | None = None,
         group: ProcessGroup | None = None,
         tag: int = 0,
+        group_peer: int | None = None,
     ) -> None:
         if op not in (isend, irecv):
             raise ValueError(f"a P2POp is drumline.isend or drumline.irecv, and this is {op!r:.80}")
-        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
+        self.op, self.tensor, self.tag = op, tensor, tag
+        self.group, self.group_peer = _one(group, peer=peer, group_peer=group_peer)
+        is_member = self.group is not GroupMember.NON_GROUP_MEMBER
+        self.peer = self.group.global_rank(self.group_peer) if is_member else peer
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
@@ -319,7 +483,11 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     wrong = next((it for it in messages if not isinstance(it, P2POp)), None)
     if wrong is not None or not messages:
         raise ValueError(f"batch_isend_irecv takes a list of P2POp, and this has {wrong!r:.80}")
-    return [it.op(it.tensor, it.peer, it.group, it.tag) for it in messages]
+    works = []
+    for it in messages:
+        peer = {"group_dst" if it.op is isend else "group_src": it.group_peer}
+        works.append(it.op(it.tensor, group=it.group, tag=it.tag, **peer))
+    return [work for work in works if work is not None]
 
 
 def all_reduce_multigpu(
@@ -334,25 +502,29 @@ def all_reduce_multigpu(
 
 def reduce_multigpu(
     tensor_list: Sequence[Any],
-    dst: int,
+    dst: int | None = None,
     op: Op = "sum",
     group: ProcessGroup | None = None,
     async_op: bool = False,
     dst_tensor: int = 0,
+    group_dst: int | None = None,
 ) -> Work | None:
     """`ProcessGroup.reduce_multigpu`."""
-    return group_or_world(group).reduce_multigpu(tensor_list, dst, op, async_op, dst_tensor)
+    group, root = _one(group, dst=dst, group_dst=group_dst)
+    return group.reduce_multigpu(tensor_list, root, op, async_op, dst_tensor)
 
 
 def broadcast_multigpu(
     tensor_list: Sequence[Any],
-    src: int,
+    src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     src_tensor: int = 0,
+    group_src: int | None = None,
 ) -> Work | None:
     """`ProcessGroup.broadcast_multigpu`."""
-    return group_or_world(group).broadcast_multigpu(tensor_list, src, async_op, src_tensor)
+    group, root = _one(group, src=src, group_src=group_src)
+    return group.broadcast_multigpu(tensor_list, root, async_op, src_tensor)
 
 
 def all_gather_multigpu(
@@ -392,35 +564,79 @@ def all_gather_object(
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
-    dst: int = 0,
+    dst: int | None = None,
     group: ProcessGroup | None = None,
+    group_dst: int | None = None,
     *,
     allow_pickle: bool = False,
 ) -> list[Any] | None:
     """`ProcessGroup.gather_object`."""
-    return group_or_world(group).gather_object(obj, object_gather_list, dst, allow_pickle=allow_pickle)
+    group, root = _one(group, dst=_default(dst, group_dst), group_dst=group_dst)
+    return group.gather_object(obj, object_gather_list, root, allow_pickle=allow_pickle)
 
 
 def broadcast_object_list(
     object_list: list[Any],
-    src: int = 0,
+    src: int | None = None,
     group: ProcessGroup | None = None,
+    device: object = None,
+    group_src: int | None = None,
     *,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """`ProcessGroup.broadcast_object_list`."""
-    return group_or_world(group).broadcast_object_list(object_list, src, allow_pickle=allow_pickle)
+    """`ProcessGroup.broadcast_object_list`. ``device`` is ignored."""
+    group, root = _one(group, src=_default(src, group_src), group_src=group_src)
+    return group.broadcast_object_list(object_list, root, allow_pickle=allow_pickle)
 
 
 def scatter_object_list(
     scatter_object_output_list: list[Any] | None,
     scatter_object_input_list: list[Any] | None = None,
-    src: int = 0,
+    src: int | None = None,
     group: ProcessGroup | None = None,
+    group_src: int | None = None,
     *,
     allow_pickle: bool = False,
 ) -> Any:
     """`ProcessGroup.scatter_object_list`."""
-    return group_or_world(group).scatter_object_list(
-        scatter_object_output_list, scatter_object_input_list, src, allow_pickle=allow_pickle
+    group, root = _one(group, src=_default(src, group_src), group_src=group_src)
+    return group.scatter_object_list(
+        scatter_object_output_list, scatter_object_input_list, root, allow_pickle=allow_pickle
     )
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    device: object = None,
+    group_dst: int | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> None:
+    """Sends the objects of a list by `ProcessGroup.send_object`. ``device`` is ignored."""
+    group, to = _one(group, dst=dst, group_dst=group_dst)
+    group.send_object(list(object_list), to, allow_pickle=allow_pickle)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    device: object = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> int:
+    """Replaces the objects of a list by those of a `send_object_list`. Returns the sender, as `recv` does."""
+    group, source = _one(group, src=src, group_src=group_src)
+    objects = group.recv_object(source, allow_pickle=allow_pickle)
+    if group is GroupMember.NON_GROUP_MEMBER:
+        return -1
+    if not isinstance(objects, list) or len(objects) != len(object_list):
+        what = f"{len(objects)} objects" if isinstance(objects, list) else "an object that is no list"
+        raise ValueError(
+            f"recv_object_list: {group._who(source)} sends {what}, and the list has {len(object_list)} entries"
+        )
+    object_list[:] = objects
+    return group.global_rank(source)

@@ -65,7 +65,8 @@ class DeviceGroup:
     """The ranks of a group, each with a GPU. All ranks make it together, and make the same calls in the same order.
 
     ``device`` is the driver's number of the GPU; unless given, the one that is current on this thread, or else 0.
-    Several ranks may share one. ``library`` is the driver's file (``DRUMLINE_CUDA_LIBRARY``).
+    Several ranks may share one. ``library`` is the driver's file (``DRUMLINE_CUDA_LIBRARY``). To calls, a rank is its
+    number in the group.
 
     ``way`` is ``"host"``: through memory of the host, with the bits of `ProcessGroup`; ``"nccl"``: by NCCL
     (``DRUMLINE_NCCL_LIBRARY``), in whose own order sums are added; or ``"auto"``: by NCCL where all ranks can and it was

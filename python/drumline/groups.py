@@ -88,7 +88,7 @@ class Work:
         return self._handle.error()
 
     def source_rank(self) -> int | None:
-        """The sender, after a receive from any rank."""
+        """The sender, after a receive from any rank: its number in the group."""
         return self._handle.source()
 
 
@@ -97,8 +97,11 @@ class ProcessGroup(Objects):
 
     Calls work in place on numpy arrays, torch tensors and objects with ``__dlpack__`` or the buffer
     protocol. They return when this rank's part is done. With ``async_op=True`` they return a `Work`
-    at once. ``op`` is a `ReduceOp` (drumline's or torch's), its name, or ``("premul_sum", factor)``. Ranks
-    are numbers in this group.
+    at once. ``op`` is a `ReduceOp` (drumline's or torch's), its name, or ``("premul_sum", factor)``.
+
+    To the methods, and in what they return, a rank is its number in this group, as in torch's own
+    ``ProcessGroup``; so the parameters have torch's names for that, ``group_src`` and ``group_dst``. The functions
+    of `drumline` with the same names take numbers in the whole job as ``src`` and ``dst``.
 
     A call that fails raises `CollectiveError`, which names the rank at fault. The failure poisons the
     group: every later call raises `PoisonedError` with the same reason.
@@ -127,11 +130,6 @@ class ProcessGroup(Objects):
     def world_size(self) -> int:
         """The number of ranks in the group."""
         return self._group.world_size
-
-    @property
-    def ranks(self) -> list[int]:
-        """The members' numbers in the whole job."""
-        return self._group.ranks
 
     @property
     def timeout(self) -> float:
@@ -164,11 +162,11 @@ class ProcessGroup(Objects):
         timeout: Seconds | None = None,
         keep_order: bool = False,
     ) -> ProcessGroup:
-        """Makes a group of some of the ranks, or of all. Only its members call this.
+        """Makes a group of some of the ranks of this one, or of all. Only its members call this.
 
         Raises ValueError on any other rank.
         """
-        members = list(range(self.world_size) if ranks is None else ranks)
+        members = [self._checked(it) for it in (range(self.world_size) if ranks is None else ranks)]
         return ProcessGroup(self._group.new_group(members, name, seconds(timeout), keep_order))
 
     def abort(self) -> None:
@@ -214,11 +212,13 @@ class ProcessGroup(Objects):
         return _ended(handle, staging, [tensor])
 
     @profiled("reduce")
-    def reduce(self, tensor: Any, dst: int, op: Op = "sum", async_op: bool = False) -> Work | None:
-        """Reduces the ``tensor`` of all ranks into that of rank ``dst``. Others keep their ``tensor``."""
-        staging, (name, factor) = staging_for(tensor), operator(op)
-        memory = staging.write(tensor) if self.rank == dst else staging.read(tensor)
-        handle = self._group.reduce(memory, name, factor, _rank(dst), async_op)
+    def reduce(
+        self, tensor: Any, group_dst: int, op: Op = "sum", async_op: bool = False
+    ) -> Work | None:
+        """Reduces the ``tensor`` of all ranks into that of rank ``group_dst``. Others keep their ``tensor``."""
+        staging, (name, factor), root = staging_for(tensor), operator(op), self._checked(group_dst)
+        memory = staging.write(tensor) if self.rank == root else staging.read(tensor)
+        handle = self._group.reduce(memory, name, factor, root, async_op)
         return _ended(handle, staging, [tensor])
 
     @profiled("scan")
@@ -231,10 +231,10 @@ class ProcessGroup(Objects):
         return _ended(handle, staging, [tensor])
 
     @profiled("broadcast")
-    def broadcast(self, tensor: Any, src: int, async_op: bool = False) -> Work | None:
-        """Gives every rank the ``tensor`` of rank ``src``, in place."""
-        staging = staging_for(tensor)
-        handle = self._group.broadcast(staging.write(tensor), _rank(src), async_op)
+    def broadcast(self, tensor: Any, group_src: int, async_op: bool = False) -> Work | None:
+        """Gives every rank the ``tensor`` of rank ``group_src``, in place."""
+        staging, root = staging_for(tensor), self._checked(group_src)
+        handle = self._group.broadcast(staging.write(tensor), root, async_op)
         return _ended(handle, staging, [tensor])
 
     @profiled("all_gather")
@@ -254,18 +254,18 @@ class ProcessGroup(Objects):
         self,
         tensor: Any,
         gather_list: Any = None,
-        dst: int = 0,
+        group_dst: int = 0,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Gathers the ``tensor`` of all ranks on rank ``dst``; elsewhere ``gather_list`` is None.
+        """Gathers the ``tensor`` of all ranks on rank ``group_dst``; elsewhere ``gather_list`` is None.
 
         If ranks bring different numbers of elements, every rank passes the ``counts`` of all ranks.
         """
         staging = staging_for(tensor)
         filled = _each(gather_list, staging.write)
         lengths = None if counts is None else list(counts)
-        handle = self._group.gather(staging.read(tensor), filled, _rank(dst), lengths, async_op)
+        handle = self._group.gather(staging.read(tensor), filled, self._checked(group_dst), lengths, async_op)
         return _ended(handle, staging, _list(gather_list))
 
     @profiled("scatter")
@@ -273,15 +273,16 @@ class ProcessGroup(Objects):
         self,
         tensor: Any,
         scatter_list: Any = None,
-        src: int = 0,
+        group_src: int = 0,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Gives rank ``i`` entry ``i`` of the ``scatter_list`` of rank ``src``; elsewhere it is None."""
+        """Gives rank ``i`` entry ``i`` of the ``scatter_list`` of rank ``group_src``; elsewhere it is None."""
         staging = staging_for(tensor)
         read = _each(scatter_list, staging.read)
         lengths = None if counts is None else list(counts)
-        handle = self._group.scatter(read, staging.write(tensor), _rank(src), lengths, async_op)
+        root = self._checked(group_src)
+        handle = self._group.scatter(read, staging.write(tensor), root, lengths, async_op)
         return _ended(handle, staging, [tensor])
 
     @profiled("reduce_scatter")
@@ -313,10 +314,51 @@ class ProcessGroup(Objects):
         handle = self._group.all_to_all(read, send, filled, receive, async_op)
         return _ended(handle, staging, outputs)
 
+    @profiled("all_to_all")
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sends block ``i`` of ``input`` to rank ``i`` and gets block ``i`` of ``output`` from it.
+
+        A block is ``split_sizes[i]`` rows, of the first dimension; unless given, all are equally long.
+        """
+        staging = staging_for(input)
+        read, filled = staging.read(input), staging.write(output)
+        send = self._block_lengths(input, read, input_split_sizes, "input")
+        receive = self._block_lengths(output, filled, output_split_sizes, "output")
+        handle = self._group.all_to_all([read], send, [filled], receive, async_op)
+        return _ended(handle, staging, [output])
+
+    def _block_lengths(
+        self, array: Any, memory: Memory, sizes: Sequence[int] | None, which: str
+    ) -> list[int]:
+        """How many elements the block of each rank has."""
+        count, ranks = memory[1], self.world_size
+        rows = [*getattr(array, "shape", (count,)), 1][0]
+        if not sizes:
+            if rows % ranks:
+                raise ValueError(
+                    f"all_to_all_single: the {rows} rows of the {which} cannot be divided by {ranks} ranks"
+                )
+            return [count // ranks] * ranks
+        if len(sizes) != ranks or sum(sizes) != rows or min(sizes) < 0:
+            raise ValueError(
+                f"all_to_all_single: {which}_split_sizes has a number of rows for each of the {ranks} ranks, "
+                f"{rows} in all, and this is {list(sizes)!r:.80}"
+            )
+        return [int(size) * (count // max(rows, 1)) for size in sizes]
+
     @profiled("barrier")
-    def barrier(self, async_op: bool = False) -> Work | None:
-        """Returns when every rank has called it."""
-        return _ended(self._group.barrier(async_op), staging_for(None), [])
+    def barrier(self, async_op: bool = False, timeout: Seconds | None = None) -> Work | None:
+        """Returns when every rank has called it. ``timeout`` is that of the group unless given."""
+        limit = seconds(timeout)
+        group = self._group if limit is None else self._group.within(limit)
+        return _ended(group.barrier(async_op), staging_for(None), [])
 
     @profiled("monitored_barrier")
     def monitored_barrier(
@@ -330,28 +372,28 @@ class ProcessGroup(Objects):
         limit = seconds(timeout)
         self._group.monitored_barrier(self.timeout if limit is None else limit)
 
-    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
+    def send(self, tensor: Any, group_dst: int, tag: int = 0) -> None:
         """Sends ``tensor``; returns when the receiver has asked for it and this rank has sent it."""
-        self.isend(tensor, dst, tag).wait()
+        self.isend(tensor, group_dst, tag).wait()
 
     @profiled("send")
-    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Work:
+    def isend(self, tensor: Any, group_dst: int, tag: int = 0) -> Work:
         """`send` in the background."""
-        staging = staging_for(tensor)
-        return Work(self._group.send(staging.read(tensor), _rank(dst), tag), staging, [tensor])
+        staging, to = staging_for(tensor), self._checked(group_dst)
+        return Work(self._group.send(staging.read(tensor), to, tag), staging, [tensor])
 
-    def recv(self, tensor: Any, src: int | None = None, tag: int = 0) -> int:
-        """Receives into ``tensor``, from any rank without ``src``. Returns the sender."""
-        work = self.irecv(tensor, src, tag)
+    def recv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> int:
+        """Receives into ``tensor``, from any rank without ``group_src``. Returns the sender."""
+        work = self.irecv(tensor, group_src, tag)
         work.wait()
-        source = work.source_rank() if src is None else src
+        source = work.source_rank() if group_src is None else self._checked(group_src)
         return -1 if source is None else source
 
     @profiled("recv")
-    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0) -> Work:
+    def irecv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> Work:
         """`recv` in the background."""
         staging = staging_for(tensor)
-        source = None if src is None else _rank(src)
+        source = None if group_src is None else self._checked(group_src)
         return Work(self._group.recv(staging.write(tensor), source, tag), staging, [tensor])
 
     # Several arrays of a rank, each of which counts as a member of its own.
@@ -369,25 +411,25 @@ class ProcessGroup(Objects):
     def reduce_multigpu(
         self,
         tensor_list: Sequence[Any],
-        dst: int,
+        group_dst: int,
         op: Op = "sum",
         async_op: bool = False,
         dst_tensor: int = 0,
     ) -> Work | None:
-        """The same, and only array ``dst_tensor`` of rank ``dst`` gets the result."""
+        """The same, and only array ``dst_tensor`` of rank ``group_dst`` gets the result."""
         staging, name = _staging_for_list(tensor_list), _plain_operator(op)
-        memories = _each(tensor_list, staging.write)
-        handle = self._group.reduce_multi(memories, name, _rank(dst), _rank(dst_tensor), async_op)
+        memories, root = _each(tensor_list, staging.write), self._checked(group_dst)
+        handle = self._group.reduce_multi(memories, name, root, _place(dst_tensor), async_op)
         return _ended(handle, staging, list(tensor_list))
 
     @profiled("broadcast")
     def broadcast_multigpu(
-        self, tensor_list: Sequence[Any], src: int, async_op: bool = False, src_tensor: int = 0
+        self, tensor_list: Sequence[Any], group_src: int, async_op: bool = False, src_tensor: int = 0
     ) -> Work | None:
-        """Gives every array of every rank the values of array ``src_tensor`` of rank ``src``."""
+        """Gives every array of every rank the values of array ``src_tensor`` of rank ``group_src``."""
         staging = _staging_for_list(tensor_list)
-        memories = _each(tensor_list, staging.write)
-        handle = self._group.broadcast_multi(memories, _rank(src), _rank(src_tensor), async_op)
+        memories, root = _each(tensor_list, staging.write), self._checked(group_src)
+        handle = self._group.broadcast_multi(memories, root, _place(src_tensor), async_op)
         return _ended(handle, staging, list(tensor_list))
 
     @profiled("all_gather")
@@ -422,10 +464,10 @@ class ProcessGroup(Objects):
         return _ended(handle, staging, list(output_tensor_list))
 
 
-def _rank(number: int) -> int:
-    """Checks a rank; the core takes only numbers from 0 on."""
+def _place(number: int) -> int:
+    """Checks a place in a list; the core takes only numbers from 0 on."""
     if number < 0:
-        raise ValueError(f"a rank is at least 0, and this is {number}")
+        raise ValueError(f"a place in a list is at least 0, and this is {number}")
     return number
 
 

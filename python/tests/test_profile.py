@@ -23,7 +23,7 @@ def profiled_calls(rank, world_size, directory):
         group.all_gather(np.zeros(10), np.ones(5))
         group.barrier()
         with pytest.raises(ValueError):
-            drumline.reduce(torch.ones(2), 7)
+            group.reduce(torch.ones(2), 7)
         drumline.batch_isend_irecv(
             [drumline.P2POp(kind, np.ones(2), 1 - rank) for kind in (drumline.isend, drumline.irecv)]
         )[1].wait()
