@@ -79,16 +79,19 @@ def installed(rank, world_size, directory):
         theirs(network())
     leave = connect(rank, world_size, directory, "gloo")
     model = theirs(network().cuda(), [rank], True, dist.group.WORLD, False)
+    assert model.broadcast_buffers and not model.parameters_to_ignore and not model.find_unused_parameters
+    assert model.broadcast_bucket_size == 250 << 20 and model.process_group is dist.group.WORLD
+    model._sync_params_and_buffers()
     losses = train(model, rank, steps=5)
     model.reducer.stop()
     leave()
-    return losses, bits(model), model.device.type
+    return losses, bits(model), (model.device, next(model.parameters()).device.type)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_programs_find_drumline_under_haiscales_names():
     first, second = run(2, installed)
-    assert first[1] == second[1] and first[2] == "cpu"
+    assert first[1] == second[1] and (first[2], second[2]) == ((0, "cpu"), (1, "cpu"))
     assert first[0] != second[0]
 
 
@@ -106,8 +109,58 @@ def test_a_program_of_haiscales_runs_unchanged():
     assert done.stderr.count("no GPU") >= 1, done.stderr
 
 
+# Nothing is imported at the top, so that every process has to find the modules by itself.
+WITH_CHILDREN = """
+import importlib.util, multiprocessing, subprocess, sys
+
+FIND = "import importlib.util as it; print([it.find_spec(name).origin for name in ('haiscale', 'hfreduce')])"
+
+def find():
+    exec(FIND, {})
+
+def train(rank):
+    import torch
+    torch.cuda.set_device(rank + 1)
+    model = torch.nn.Linear(2, 1).to(f"cuda:{rank}")
+    from haiscale.ddp import DistributedDataParallel
+    import hfreduce.torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = DistributedDataParallel(model, device_ids=[rank])
+    model(torch.ones(1, 2, device="cuda").to(rank)).sum().backward()
+    print("trained", torch.cuda.current_device(), model.device, model.module.weight.grad.tolist(), flush=True)
+    model.reducer.stop()
+
+if __name__ == "__main__":
+    assert "torch" in sys.modules  # where programs run
+    import torch
+    torch.multiprocessing.spawn(train, nprocs=1)
+    process = multiprocessing.get_context("forkserver").Process(target=find)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    subprocess.run([sys.executable, "-c", FIND], check=True)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_processes_that_a_program_starts_find_the_modules(tmp_path):
+    (tmp_path / "program.py").write_text(WITH_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "drumline.compat.haiscale", "program.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trained, *found = done.stdout.splitlines()
+    assert trained == "trained 1 0 [[1.0, 1.0]]" and len(found) == 2, done.stdout
+    for line in found:
+        assert line.count("/drumline/compat/packages/") == 2, line
+
+
 def test_every_way_to_import_it_works():
     program = """
+import drumline
+drumline.ddp.fp16_compress, drumline.device.DeviceGroup, drumline.launch.LaunchConfig, drumline.stores.Store
 import drumline.compat.haiscale as here
 here.install()
 import haiscale.ddp, haiscale.ddp.ddp

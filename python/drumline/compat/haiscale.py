@@ -11,23 +11,26 @@ they are left alone, unless ``install(replace=True)``.
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import importlib
 import importlib.util
 import os
 import runpy
 import sys
-import types
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import torch
 import torch.distributed as dist
 
-from drumline import _core, _exit, ddp
+from drumline import _core, _exit, compat, ddp
+from drumline.compat.cuda import stand_in
 from drumline.ddp.groups import core_group
 from drumline.ddp.reducer import Reducer
+from drumline.groups import ProcessGroup
 
 
 class AsyncReduceFloat(Reducer):
@@ -135,7 +138,10 @@ def _group(ip: str, port: int, rank: int, world_size: int) -> _core.Group:
 
 
 class DistributedDataParallel(ddp.DistributedDataParallel):
-    """HaiScale's wrapper, with its arguments; any number of ranks per host."""
+    """HaiScale's wrapper, with its arguments and attributes; any number of ranks per host.
+
+    ``device`` is, as there, the number of this rank among those of its host.
+    """
 
     def __init__(
         self,
@@ -154,80 +160,46 @@ class DistributedDataParallel(ddp.DistributedDataParallel):
             process_group=process_group,
             find_unused_parameters=find_unused_parameters,
         )
+        self.device = _local_rank(self._group)
+        self.broadcast_bucket_size = 250 << 20
+
+    def _sync_params_and_buffers(self) -> None:
+        self._broadcast([*self._parameters_in_use().values(), *self._buffers_in_use().values()])
+
+
+def _local_rank(core: _core.Group) -> int:
+    """How many ranks of the group on this host come before this one."""
+    group = ProcessGroup(core)
+    host = f"{os.uname().nodename}\n{Path('/proc/sys/kernel/random/boot_id').read_text()}"
+    digest = hashlib.sha256(host.encode()).digest()[:8]
+    hosts = np.zeros(group.world_size, np.uint64)
+    group.all_gather(hosts, np.frombuffer(digest, np.uint64))
+    return int((hosts[: group.rank] == hosts[group.rank]).sum())
 
 
 def install(replace: bool = False) -> None:
-    """Makes ``import haiscale.ddp``, ``import haiscale.ddp.ddp`` and ``import hfreduce.torch`` find this module.
+    """Makes ``import haiscale.ddp``, ``import haiscale.ddp.ddp`` and ``import hfreduce.torch`` find this module, in this
+    process and in those that it starts, by multiprocessing or as programs of the same Python.
 
     On a machine without GPUs, what HaiScale's programs ask of ``torch.cuda`` is answered with the CPU,
     and a warning says so.
     """
-    wrapper = {"DistributedDataParallel": DistributedDataParallel}
-    packages: dict[str, dict[str, dict[str, Any]]] = {
-        "hfreduce": {
-            "": {"AsyncReduceFloat": NativeAsyncReduceFloat},
-            "torch": {"AsyncReduceFloat": AsyncReduceFloat},
-        },
-        "haiscale": {"ddp": wrapper, "ddp.ddp": wrapper},
-    }
-    for name, modules in packages.items():
+    for name in ("hfreduce", "haiscale"):
         if replace or (name not in sys.modules and importlib.util.find_spec(name) is None):
-            _install_package(name, modules)
-    if not torch.cuda.is_available():
-        _stand_in_for_cuda()
+            _install_package(name, replace)
+    stand_in()
 
 
-def _install_package(name: str, modules: dict[str, dict[str, Any]]) -> None:
-    package = sys.modules[name] = types.ModuleType(name, f"drumline in the place of {name}")
-    package.__path__ = []
-    vars(package).update(modules.get("", {}))
-    for child, contents in modules.items():
-        if not child:
-            continue
-        full = f"{name}.{child}"
-        module = sys.modules[full] = types.ModuleType(full)
-        module.__path__ = []
-        vars(module).update(contents)
-        parent, _, own = full.rpartition(".")
-        setattr(sys.modules[parent], own, module)
-
-
-def _stand_in_for_cuda() -> None:
-    """Only what would raise otherwise is replaced; whether there are GPUs is answered differently to
-    HaiScale's own modules alone."""
-    if hasattr(torch.cuda.is_available, "_drumline"):
-        return
-    is_available, tensor = torch.cuda.is_available, torch.tensor
-
-    def answered() -> bool:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        return caller.split(".")[0] == "haiscale" or bool(is_available())
-
-    def tensor_on_cpu(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        return tensor(*args, device=_on_cpu(device), **kwargs)
-
-    answered._drumline = True  # type: ignore[attr-defined]
-    torch.cuda.is_available = answered
-    torch.cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", "0"))
-    torch.cuda.set_device = lambda device: _say_once()
-    torch.nn.Module.cuda = _stays
-    torch.Tensor.cuda = _stays
-    torch.tensor = functools.update_wrapper(tensor_on_cpu, tensor, updated=())
-
-
-def _on_cpu(device: Any) -> Any:
-    is_gpu = isinstance(device, int) or str(device).startswith("cuda")
-    return "cpu" if is_gpu and device is not None else device
-
-
-def _stays(self: Any, *_args: Any, **_kwargs: Any) -> Any:
-    _say_once()
-    return self
-
-
-@functools.cache
-def _say_once() -> None:
-    warnings.warn("this machine has no GPU: cuda means the CPU (drumline.compat)", stacklevel=3)
+def _install_package(name: str, replace: bool) -> None:
+    folder, inherited = compat.folder(name), os.environ.get("PYTHONPATH")
+    others = [it for it in (inherited or "").split(os.pathsep) if it not in ("", folder)]
+    paths = [folder, *others] if replace else [*others, folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if folder not in sys.path:
+        sys.path.insert(0 if replace else len(sys.path), folder)
+    theirs = [it for it in sys.modules if it == name or it.startswith(f"{name}.")]
+    for module in theirs:
+        del sys.modules[module]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -168,7 +168,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if is_training:
             self._before_forward()
         if self.device_ids:
-            inputs, kwargs = moved(inputs, self.device), moved(kwargs, self.device)
+            [device] = self.device_ids
+            inputs, kwargs = moved(inputs, device), moved(kwargs, device)
         if self.mixed_precision is None:
             outputs = self.module(*inputs, **kwargs)
         else:

@@ -1,4 +1,4 @@
-"""Registers the backend with torch. Runs while torch itself is imported, so it imports nothing else."""
+"""Registers the backend with torch. Runs while torch itself is imported, so it imports next to nothing else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import warnings
 from contextlib import suppress
 from typing import Any
+
+from drumline.compat import is_asked_for
 
 NAME = "drumline"
 TORCH_MIN = (2, 14)
@@ -74,6 +76,10 @@ def autoload() -> None:
             _refuse(str(error))
         if _replaces_gloo():
             warnings.warn(f"drumline cannot take the place of gloo: {error}", stacklevel=2)
+    if is_asked_for():
+        from drumline.compat.cuda import stand_in
+
+        stand_in()
 
 
 def _refuse(why: str) -> None:

@@ -1,0 +1,1 @@
+"""drumline in the place of haiscale."""

@@ -1,0 +1,5 @@
+"""drumline in the place of haiscale.ddp."""
+
+from haiscale.ddp.ddp import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]

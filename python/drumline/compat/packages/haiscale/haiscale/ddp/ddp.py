@@ -1,0 +1,5 @@
+"""drumline in the place of haiscale.ddp.ddp."""
+
+from drumline.compat.haiscale import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]
