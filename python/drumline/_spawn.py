@@ -8,6 +8,7 @@ import multiprocessing.connection
 import pickle
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -93,8 +94,9 @@ def spawn(
 ) -> ProcessContext | None:
     """Runs ``fn(rank, *args)`` in ``nprocs`` new processes and waits until all have ended.
 
-    The processes call ``init_process_group()`` to connect: their environment is as under ``drumline run
-    --no-torch-store``, with a secret of their own, and this process hosts their store on a Unix socket. ::
+    The processes call ``init_process_group()`` to connect, with a secret of their own; this process hosts their store
+    on a Unix socket. torch's ``init_process_group("drumline")`` connects them as well: its store is at ``MASTER_PORT``
+    of this host, a free port. ::
 
         def train(rank, epochs):
             with drumline.init_process_group():
@@ -147,6 +149,7 @@ class ProcessContext:
         if start_method != "fork" and not _pickling.is_importable(fn):
             raise _pickling.not_importable(fn, _INSTEAD)
         self._store = _core.JobStore(f"drumline-spawn-{secrets.token_hex(8)}")
+        self._port = _reserved_port()
         self.processes: list[BaseProcess] = []
         self._reports: list[Connection] = []
         self._error: ProcessException | None = None
@@ -154,7 +157,7 @@ class ProcessContext:
             for rank in range(nprocs):
                 report, theirs = context.Pipe(duplex=False)
                 self._reports.append(report)
-                place = _environment(rank, nprocs, self._store)
+                place = _environment(rank, nprocs, self._store, self._port.getsockname())
                 process = context.Process(
                     target=_spawned.run, args=(fn, rank, args, place, theirs), daemon=daemon
                 )
@@ -278,8 +281,20 @@ def _wait(
     return living
 
 
-def _environment(rank: int, world_size: int, store: _core.JobStore) -> dict[str, str]:
+def _reserved_port() -> socket.socket:
+    """A port that nobody gets by chance: torch's store may listen there, since this socket does not."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
+def _environment(
+    rank: int, world_size: int, store: _core.JobStore, master: tuple[str, int]
+) -> dict[str, str]:
     place = {
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),

@@ -92,9 +92,13 @@ def test_the_command_is_no_python_script_and_starts_the_python_beside_it(tmp_pat
     assert command.read_bytes().startswith(b"\x7fELF")
     script = tmp_path / "which.py"
     script.write_text("import sys, drumline; print(sys.prefix, sys.argv[1:])")
-    for name, arguments in (("run", []), ("launch", ["--local-rank=0"])):
+    for how, arguments in (
+        ([command, "run"], []),
+        ([command, "launch"], ["--local-rank=0"]),
+        ([sys.executable, "-m", "drumline.launch"], ["--local-rank=0"]),
+    ):
         done = subprocess.run(
-            [command, name, script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
+            [*how, script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
         )
         assert done.stdout == f"[0] {sys.prefix} {arguments}\n", done.stdout + done.stderr
 

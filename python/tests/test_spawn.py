@@ -62,11 +62,33 @@ def test_a_spawned_job_listens_on_no_tcp_port_and_has_a_secret(method, monkeypat
     job = drumline.spawn(told, (reports,), nprocs=2, start_method=method, join=False)
     (first, listening), (second, others) = reports.get(), reports.get()
     assert listening == others == [[], []]
-    assert first == second and set(first) == {"DRUMLINE_STORE", "DRUMLINE_SECRET"}
+    assert first == second and len(first) == 4
+    assert first["MASTER_ADDR"] == "127.0.0.1" and 0 < int(first["MASTER_PORT"]) < 1 << 16
     assert first["DRUMLINE_STORE"].startswith("unix:@") and len(first["DRUMLINE_SECRET"]) == 64
     assert "DRUMLINE_SECRET" not in os.environ
     while not job.join():
         pass
+
+
+def by_torch(rank, outer):
+    import torch
+    import torch.distributed as dist
+
+    assert (os.environ["MASTER_PORT"] != outer["MASTER_PORT"]) and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+    for backend in ("gloo", "drumline"):
+        dist.init_process_group(backend)
+        data = torch.ones(2) * dist.get_rank()
+        dist.all_reduce(data)
+        assert data.tolist() == [1, 1] and dist.get_rank() == rank
+        dist.destroy_process_group()
+
+
+def test_torch_connects_spawned_processes(monkeypatch):
+    pytest.importorskip("torch")
+    outer = {"RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "of-an-outer-job", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    drumline.spawn(by_torch, (outer,), nprocs=2, start_method="fork")
 
 
 def test_a_spawned_job_uses_the_users_own_secret(monkeypatch):
