@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from ranks import run, run_and_see
 from test_ddp import connect
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.nn.utils.parametrize  # noqa: E402
 
 from drumline import DistributedDataParallel, SyncBatchNorm, convert_sync_batchnorm  # noqa: E402
 
@@ -95,6 +100,164 @@ def test_without_a_process_group_it_is_batch_norm():
     one = torch.nn.BatchNorm1d(3, momentum=None)
     parameter = one.weight
     assert SyncBatchNorm.convert_sync_batchnorm(one).weight is parameter
+
+
+class NormAct(torch.nn.BatchNorm2d):
+    """A normalisation that does more: an activation, an argument, a buffer."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x, slope=0.1):
+        self.calls += 1
+        return torch.nn.functional.leaky_relu(super().forward(x), slope)
+
+
+class Alone(torch.nn.BatchNorm1d):
+    """Computes by itself."""
+
+    def forward(self, x):
+        return torch.nn.functional.batch_norm(x, None, None, self.weight, self.bias, True)
+
+
+def without_bias(norm):
+    norm.register_parameter("bias", None)
+    return norm
+
+
+def parametrised():
+    norm = torch.nn.BatchNorm2d(3)
+    torch.nn.utils.parametrize.register_parametrization(norm, "weight", torch.nn.Softplus())
+    return norm
+
+
+def frozen():
+    norm = torch.nn.BatchNorm2d(3)
+    norm.running_mean.fill_(0.5)
+    return norm.eval()
+
+
+def untracked_later():
+    norm = torch.nn.BatchNorm2d(3)
+    norm.track_running_stats = False
+    return norm
+
+
+KINDS = {
+    "no bias": lambda: without_bias(torch.nn.BatchNorm2d(3)),
+    "not affine": lambda: torch.nn.BatchNorm2d(3, affine=False),
+    "cumulative": lambda: torch.nn.BatchNorm2d(3, momentum=None),
+    "untracked": lambda: torch.nn.BatchNorm2d(3, track_running_stats=False),
+    "untracked later": untracked_later,
+    "subclass": lambda: NormAct(3),
+    "lazy": lambda: torch.nn.LazyBatchNorm2d(),
+    "parametrised": parametrised,
+    "frozen": frozen,
+    "of torch": lambda: torch.nn.SyncBatchNorm(3),
+}
+
+
+def batch(size, dims, dtype=torch.float64):
+    shape = (size, 3, 4, 5, 2)[:dims]
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7), dtype=dtype) * 2 + 1
+
+
+def trained(model, x, again=False):
+    """What a step computes: output, gradients, statistics."""
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = model(x)
+    loss = (y.double().sin() * torch.arange(y.shape[-1])).sum()
+    if again:
+        # A penalty on the gradient, as for critics.
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        loss = loss + (slope.square() * torch.arange(1.0, 4).reshape(1, 3, 1, 1)).sum()
+    loss.backward()
+    return y.detach(), x.grad, [it.grad for it in model.parameters()], list(model.buffers())
+
+
+def same(ours, whole, rank, sizes, **near):
+    """Whether a rank has its part of what one process computes with the batches of all."""
+    y, grad_x, grads, buffers = ours
+    for part, all_of_it in ((y, whole[0]), (grad_x, whole[1])):
+        torch.testing.assert_close(part, all_of_it.split(sizes)[rank], **near)
+    for own, all_of_it in zip(grads, whole[2], strict=True):
+        total = own.double()
+        dist.all_reduce(total)
+        torch.testing.assert_close(total, all_of_it.double(), **near)
+    for own, all_of_it in zip(buffers, whole[3], strict=True):
+        torch.testing.assert_close(own, all_of_it, **near)
+
+
+def kinds(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+    x = batch(sum(SIZES), 4)
+    own = x.split(SIZES)[rank]
+    for name, make in KINDS.items():
+        for again in (False, True):
+            norm, plain = make().double(), make().double()
+            if name == "of torch":
+                plain = torch.nn.BatchNorm2d(3).double()
+            got = trained(convert_sync_batchnorm(norm), own, again)
+            if name == "frozen":
+                assert got[3][0].tolist() == plain.running_mean.tolist()
+                plain.eval()
+            assert isinstance(norm, SyncBatchNorm), name
+            same(got, trained(plain, x, again), rank, SIZES)
+    for dims in (2, 3, 5):
+        shape = batch(sum(SIZES), dims)
+        got = trained(SyncBatchNorm(3).double(), shape.split(SIZES)[rank])
+        kind = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 5: torch.nn.BatchNorm3d}[dims]
+        same(got, trained(kind(3).double(), shape), rank, SIZES)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        # The weights stay in float32.
+        short = batch(sum(SIZES), 4, dtype).contiguous(memory_format=torch.channels_last)
+        got = trained(SyncBatchNorm(3), short.split(SIZES)[rank])
+        assert got[0].dtype == got[1].dtype == dtype
+        assert got[0].is_contiguous(memory_format=torch.channels_last)
+        near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+        same(got, trained(torch.nn.BatchNorm2d(3), short), rank, SIZES, **near)
+    # No rank has a value: as BatchNorm with an empty batch.
+    norm, plain = SyncBatchNorm(3), torch.nn.BatchNorm2d(3)
+    none = torch.empty(0, 3, 4, 5)
+    same(trained(norm, none), trained(plain, none), rank, [0] * world_size)
+    for wrong, error in ((torch.ones(2, 4), ValueError), (torch.ones(2, 3, dtype=torch.int64), TypeError)):
+        with pytest.raises(error):
+            norm(wrong)
+    with pytest.warns(UserWarning, match="Alone normalises by itself"):
+        convert_sync_batchnorm(Alone(3))(torch.ones(2, 3))
+    leave()
+
+
+def test_every_kind_of_batch_norm_computes_what_one_process_does():
+    run(3, kinds)
+
+
+def test_a_converted_module_keeps_what_it_has():
+    norm, seen = NormAct(3).double(), []
+    norm.register_forward_hook(lambda *_: seen.append("hook"))
+    norm.note = "of the user"
+    model = torch.nn.ModuleDict({"first": norm, "again": norm, "still": torch.nn.BatchNorm1d(2).eval()})
+    before = dict(model.state_dict())
+    converted = convert_sync_batchnorm(model)
+    assert converted is model and model["first"] is model["again"] is norm
+    assert isinstance(norm, SyncBatchNorm) and isinstance(norm, NormAct)
+    assert norm.note == "of the user" and norm.weight.dtype is torch.float64
+    assert not model["still"].training and type(model["still"]) is SyncBatchNorm
+    assert all(it is before[name] or torch.equal(it, before[name]) for name, it in model.state_dict().items())
+    x = batch(4, 4)
+    expected = NormAct(3).double()(x, slope=0.5)
+    copies = [copy.deepcopy(norm), pickle.loads(pickle.dumps(NormAct(3).double()))]
+    copies.append(pickle.loads(pickle.dumps(convert_sync_batchnorm(NormAct(3).double()))))
+    assert torch.equal(norm(x, slope=0.5), expected) and seen == ["hook"]
+    for one in copies:
+        assert torch.equal(one(x, slope=0.5), expected)
+    assert type(copies[0]) is type(copies[2]) is type(norm)
+    assert type(convert_sync_batchnorm(norm)) is type(norm)
+    # Without parametrisations again.
+    changed = convert_sync_batchnorm(parametrised())
+    torch.nn.utils.parametrize.remove_parametrizations(changed, "weight")
+    assert type(changed) is SyncBatchNorm and isinstance(changed.weight, torch.nn.Parameter)
 
 
 def too_few(rank, world_size, directory):
