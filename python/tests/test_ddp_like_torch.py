@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
+import pickle
 import types
 
 import pytest
@@ -14,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.algorithms.join import Join  # noqa: E402
 
-from drumline import DistributedDataParallel  # noqa: E402
+from drumline import DistributedDataParallel, convert_sync_batchnorm  # noqa: E402
 
 TorchDDP = torch.nn.parallel.DistributedDataParallel
 
@@ -105,6 +108,135 @@ def test_torchs_join_takes_models_and_optimizers(kind):
     assert first == second
     assert first[0] != first[1]
     assert "Rank 0" in early and "at least one rank" in late
+
+
+class Uneven(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)
+        self.last, self.spare = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, x, spares):
+        hidden = self.norm(self.first(x)).tanh()
+        return self.last(hidden) + (self.spare(hidden) if spares else 0)
+
+
+def summed(state, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda it: it.value()[0])
+
+
+# Batches of the ranks, and after how many a rank steps; then options. A rank that ends between two steps still adds
+# what it has.
+UNEVEN = [
+    ([1, 4, 2], 1, {}),
+    ([3, 5, 4], 2, {"find_unused_parameters": True}),
+    ([3, 5, 4], 2, {"by_initial": False, "find_unused_parameters": True}),
+    ([5, 0, 6], 3, {"by_initial": False, "static_graph": True, "how": "Join"}),
+    ([2, 6, 6], 2, {"how": "Join", "find_unused_parameters": True}),
+    ([2, 2, 2], 1, {"by_initial": False}),
+    ([2, 3, 1], 1, {"by_initial": False, "hook": True, "find_unused_parameters": True}),
+    ([4, 4, 6], 2, {"forward_sync_buffers": False, "find_unused_parameters": True}),
+]
+
+
+def a_batch(rank, index):
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(100 * rank + index))
+
+
+def spares(options, rank, index):
+    return "find_unused_parameters" in options and rank == 0 and index % 2 == 0
+
+
+def uneven_ranks(rank, counts, every, options):
+    case, options = options, dict(options)
+    how, hook, by_initial = (options.pop(name, None) for name in ("how", "hook", "by_initial"))
+    options.setdefault("find_unused_parameters", "static_graph" not in options)
+    model = DistributedDataParallel(Uneven(), **options)
+    if hook:
+        model.register_comm_hook(None, summed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    divide = {"divide_by_initial_world_size": by_initial is not False}
+    with Join([model], **divide) if how == "Join" else model.join(**divide):
+        for index in range(counts[rank]):
+            steps = (index + 1) % every == 0
+            with contextlib.nullcontext() if steps else model.no_sync():
+                model(a_batch(rank, index), spares(case, rank, index)).square().mean().backward()
+            if steps:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert model.reducer.scale is None
+    return [it.detach().clone() for it in model.state_dict().values()]
+
+
+def uneven_alone(counts, every, options):
+    """The same in one process: sums of what the ranks add, and the statistics of each rank."""
+    model, world_size = Uneven(), len(counts)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    statistics = [[it.clone() for it in model.buffers()] for _ in counts]
+    adding = set()
+    for index in range(max(counts)):
+        active = [rank for rank in range(world_size) if index < counts[rank]]
+        steps, adding = (index + 1) % every == 0, adding | set(active)
+        if steps and options.get("forward_sync_buffers", True):
+            statistics = [[it.clone() for it in statistics[active[-1]]] for _ in counts]
+        for rank in active:
+            for buffer, own in zip(model.buffers(), statistics[rank], strict=True):
+                buffer.data = own
+            model(a_batch(rank, index), spares(options, rank, index)).square().mean().backward()
+        if steps:
+            divisor = world_size if options.get("by_initial", True) else len(adding)
+            for it in model.parameters():
+                if it.grad is not None:
+                    it.grad /= 1 if "hook" in options else divisor
+            optimizer.step()
+            optimizer.zero_grad()
+            adding = set()
+    longest = max(rank for rank in range(world_size) if counts[rank] == max(counts))
+    for buffer, own in zip(model.buffers(), statistics[longest], strict=True):
+        buffer.data = own
+    return list(model.state_dict().values())
+
+
+def uneven_kinds(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+    for counts, every, options in UNEVEN:
+        got, want = uneven_ranks(rank, counts, every, options), uneven_alone(counts, every, options)
+        plain = Uneven()
+        for name, ours, whole in zip(plain.state_dict(), got, want, strict=True):
+            # Without buffers in common each rank keeps its own.
+            if name not in dict(plain.named_buffers()) or options.get("forward_sync_buffers", True):
+                torch.testing.assert_close(ours, whole, msg=lambda text: f"{options} {name}: {text}")  # noqa: B023
+    # What cannot go well is an error on all ranks, and the model works on.
+    first, second = DistributedDataParallel(Uneven(), find_unused_parameters=True), DistributedDataParallel(network())
+    x, y = a_batch(rank, 0), torch.ones(2, 12)
+    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] have a backward .*ranks \[0\] do not"), first.join():
+        with first.no_sync() if rank == 0 else contextlib.nullcontext():
+            first(x, False).sum().backward()
+    with pytest.raises(RuntimeError, match=r"Join\(\[first, second\]\)"), first.join():
+        with second.join():
+            for _ in range(1 + rank):
+                first(x, False).sum().backward()
+                second(y).sum().backward()
+    normalised = DistributedDataParallel(convert_sync_batchnorm(network()))
+    with pytest.raises(RuntimeError, match="ranks .* have no data left.*SyncBatchNorm"), normalised.join():
+        for _ in range(1 + rank):
+            normalised(y + rank).sum().backward()
+    context = second.join(throw_on_early_termination=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"ranks \[0\] have no data left"), context:
+            for _ in range(1 + bool(rank)):
+                second(y).sum().backward()
+    for model in (first, second, normalised):
+        model.zero_grad()
+        model(*((x, False) if model is first else (y + rank,))).sum().backward()
+    leave()
+    return gradients(second)
+
+
+def test_ranks_that_end_early_add_what_they_have_and_make_the_calls_of_the_others():
+    first, second, third = run(3, uneven_kinds)
+    assert first == second == third
 
 
 def joins_without_torch(rank, world_size, directory):
@@ -321,6 +453,100 @@ def test_buffers_travel_by_a_hook_or_not_at_all():
     assert first[:2] == second[:2] == [(1.0, [["count"]]), (2.0, [["count"]])]
     assert first[2:] == [(10.0, 21.0)] * 3
     assert second[2:] == [(10.0, 21.0), (11.0, 22.0), (10.0, 22.0)]
+
+
+def evaluated(model, context=torch.no_grad):
+    model.eval()
+    with context():
+        out = model(torch.linspace(-1, 1, 24).reshape(2, 12).to(next(model.parameters()))).tolist()
+    model.train()
+    return out
+
+
+def evaluations(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+    model = DistributedDataParallel(network())
+    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(rank)) * (1 + rank)
+    statistics, out = model.module[1], []
+    model(x).sum().backward()
+    if rank == 0:
+        # Nobody else is asked.
+        evaluated(model)
+    for context in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        model(x).sum().backward()
+        out.append(evaluated(model, context))
+    # A forward without a backward; other types and places.
+    model(x)
+    out.append(evaluated(model))
+    model(x).sum().backward()
+    model.half().float()
+    out.append(evaluated(model))
+    model(x).sum().backward()
+    model.module.double()
+    out.append(evaluated(model))
+    model.float()
+    # A copy, on one rank too, and what a model is saved as.
+    model(x).sum().backward()
+    out.append(evaluated(copy.deepcopy(model)))
+    # What was set on purpose stays.
+    model(x).sum().backward()
+    statistics.running_mean.fill_(rank)
+    evaluated(model)
+    kept = statistics.running_mean.unique().tolist()
+    # Each rank for itself.
+    with model.no_sync():
+        model(x)
+    own = evaluated(model)
+    model.forward_sync_buffers = False
+    model(x).sum().backward()
+    own_too = evaluated(model)
+    leave()
+    return out, kept, own, own_too
+
+
+def test_all_ranks_evaluate_the_model_of_rank_0_without_a_call():
+    ranks = run(3, evaluations)
+    for rank, (out, kept, own, own_too) in enumerate(ranks):
+        assert out == ranks[0][0]
+        assert kept == [rank]
+        assert rank == 0 or (own != ranks[0][2] and own_too != ranks[0][3])
+
+
+def copies(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+    model = DistributedDataParallel(network(), static_graph=True)
+    x = torch.full((4, 12), rank + 1.0)
+    x[0] = 0
+    model.require_manual_backward_finalization = True
+    model(x).square().sum().backward()
+    model.finalize_backward()
+    # One rank alone: for an average of weights, or a checkpoint.
+    if rank == 1:
+        average = copy.deepcopy(model).requires_grad_(False)
+        assert torch.equal(average(x), average.module(x))
+        assert evaluated(pickle.loads(pickle.dumps(model))) == evaluated(copy.deepcopy(model))
+        assert average.state_dict().keys() == model.state_dict().keys()
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        with pytest.raises(RuntimeError, match="group of the whole job"):
+            copy.deepcopy(DistributedDataParallel(network(), process_group=pair))
+    out = []
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        again.zero_grad()
+        again(x).square().sum().backward()
+        again.finalize_backward()
+        out.append(gradients(again))
+    saved = pickle.dumps(model)
+    leave()
+    # Where there is no group, a copy is a module.
+    evaluated(pickle.loads(saved))
+    return out
+
+
+def test_a_copy_is_made_without_the_other_ranks():
+    ranks = run(3, copies)
+    assert all(out == ranks[0] for out in ranks)
+    assert ranks[0][0] == ranks[0][1]
 
 
 def by_hand(rank, world_size, directory):

@@ -25,6 +25,8 @@ class SharedBuckets:
     With ``marks``, ranks also learn which parameters any rank has used.
     """
 
+    averages = True
+
     def __init__(
         self,
         group: _core.Group,

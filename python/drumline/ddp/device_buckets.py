@@ -80,6 +80,8 @@ class DeviceBuckets(HookBuckets):
     """Flat buckets, each on one GPU or on the CPU. A bucket is averaged as one call, when it is full and those before
     it are under way. Nobody waits for that: the caller's stream does, at the end of backward."""
 
+    averages = True
+
     def __init__(self, reducer: Reducer, devices: Devices, wire: Any = None) -> None:
         self._devices, self._wire = devices, wire
         super().__init__(reducer, None, self._average, reducer.bucket_bytes)

@@ -45,6 +45,14 @@ def group_of(process_group: Any, device_mesh: Any = None) -> Any:
     )
 
 
+def is_default(process_group: Any) -> bool:
+    """Whether this is the group of the whole job."""
+    try:
+        return group_of(None) is process_group
+    except RuntimeError:
+        return False
+
+
 def core_group(process_group: Any = None) -> _core.Group:
     """The group of the core behind ``process_group``. For a group of another backend, makes a second group
     of the same ranks, which meet in its store.

@@ -99,6 +99,8 @@ class GradBucket:
 class HookBuckets:
     """Buckets that a function of the user reduces, one after another."""
 
+    averages = False
+
     def __init__(
         self,
         reducer: Reducer,

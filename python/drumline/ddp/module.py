@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from drumline.ddp.autograd import calling
 from drumline.ddp.device_buckets import Devices, broadcast
 from drumline.ddp.debug import Debug
 from drumline.ddp.graph import moved
-from drumline.ddp.groups import core_group, group_of
+from drumline.ddp.groups import core_group, group_of, is_default
 from drumline.ddp.hooks import Compress, buckets_for
-from drumline.ddp.join import Joined
+from drumline.ddp.join import Has, Joined, Joining
 from drumline.ddp.precision import Precision
 from drumline.ddp.reducer import Reducer
+from drumline.ddp.sync_batch_norm import is_synchronised
 from drumline.ddp.torch_methods import TorchMethods, refuse_optimizers_in_backward
 
 _DEFAULT_BUCKET_BYTES = 4 << 20
@@ -44,8 +45,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         device_ids: at most one GPU. The module and its inputs are moved there. On a machine without
             GPUs it means the CPU, with a warning. None for modules on several devices.
         output_device, dim, check_reduction: accepted and ignored.
-        broadcast_buffers: rank 0's buffers for all at the beginning, and before each forward while
-            gradients are enabled. None, as True.
+        broadcast_buffers: rank 0's buffers for all at the beginning, before each forward while gradients are
+            enabled, and for the evaluation that follows. None, as True.
         init_sync: compare ranks, and take rank 0's values.
         process_group: drumline's, or torch's of any backend; None for that of the whole job.
         bucket_cap_mb: gradients shorter than this (in MiB) share buckets of this length. 4 unless set.
@@ -71,6 +72,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             loss(model(x), y).backward()
             optimizer.step()
     """
+
+    # Of a copy that is not connected yet: `sync_grad` and `sync_backward` of its reducer.
+    _syncs: tuple[bool, bool] = (True, True)
 
     def __init__(
         self,
@@ -123,11 +127,12 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) - delayed
         )
         self._buffer_hook = None
+        self._after_forward_buffers = states.AfterForward()
         self._precision.cast_buffers(self._buffers_in_use().values())
         self._connect(group, init_sync)
 
-    def _connect(self, process_group: Any, init_sync: bool) -> None:
-        self.process_group = process_group
+    def _connect(self, process_group: Any, init_sync: bool) -> Reducer:
+        self.process_group, self._is_on_default_group = process_group, is_default(process_group)
         self._group = core_group(process_group)
         self._joined: Joined | None = None
         self._has_joined, self._has_begun, self._hook_name = False, False, ""
@@ -140,7 +145,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._devices = Devices(self._group, tensors)
         if init_sync:
             self._broadcast([*parameters.values(), *buffers.values()])
-        self.reducer = Reducer(
+        self._reducer: Reducer | None = None
+        reducer = self._reducer = Reducer(
             self._group,
             {name: it for name, it in parameters.items() if it.requires_grad},
             bucket_bytes=self.bucket_bytes,
@@ -153,6 +159,16 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         )
         self._debug = Debug(self._group.debug)
         self._debug.begin(self)
+        return reducer
+
+    @property
+    def reducer(self) -> Reducer:
+        """What averages the gradients. A collective for the first call of a copy, which `forward` makes in training."""
+        if self._reducer is not None:
+            return self._reducer
+        reducer = self._connect(group_of(None), init_sync=False)
+        reducer.sync_grad, reducer.sync_backward = self._syncs
+        return reducer
 
     def _end_step(self) -> None:
         self._debug.end_step(self)
@@ -164,9 +180,12 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             return self._forward(inputs, kwargs)
 
     def _forward(self, inputs: Any, kwargs: Any) -> Any:
-        is_training = torch.is_grad_enabled()
+        # A copy that is not trained needs no other rank.
+        is_training = torch.is_grad_enabled() and (self._reducer is not None or self._is_trained())
         if is_training:
             self._before_forward()
+        else:
+            self._after_forward_buffers.take(self._buffers_in_use())
         if self.device_ids:
             [device] = self.device_ids
             inputs, kwargs = moved(inputs, device), moved(kwargs, device)
@@ -179,30 +198,56 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             self._after_forward(outputs)
         return outputs
 
+    def _is_trained(self) -> bool:
+        return any(it.requires_grad for it in self._parameters_in_use().values())
+
     def _before_forward(self) -> None:
         if self.reducer.sync_grad:
             self.reducer.check()
         if not self._has_begun:
             refuse_optimizers_in_backward(self._parameters_in_use())
             self._has_begun = True
-        if self._joined is not None and self._join_config.enable:
+        joined = self._active_join
+        if joined is not None:
             work = Join.notify_join_context(self)
             if work is not None:
                 work.wait()
-            self._joined.begin_forward(self.reducer.sync_grad)
-        if self._buffer_hook is None or self._buffer_hook[2]:
+            joined.begin_forward(self._has())
+        self._after_forward_buffers.drop()
+        if self.will_sync_module_buffers() and (self._buffer_hook is None or self._buffer_hook[2]):
             self._sync_buffers()
         self.reducer.times.mark("forward")
 
     def _after_forward(self, outputs: Any) -> None:
-        if self._buffer_hook is not None and not self._buffer_hook[2]:
-            self._sync_buffers()
         if not self.reducer.sync_grad:
             self.reducer.expect_nothing()
             return
+        if self.will_sync_module_buffers():
+            self._after_training(self._buffers_in_use())
         self.reducer.expect(outputs)
         if self.find_unused_parameters:
             self.reducer.filter_unused_parameters(outputs)
+
+    def _after_training(self, buffers: dict[str, Any]) -> None:
+        if self._buffer_hook is not None:
+            if not self._buffer_hook[2]:
+                self._sync_buffers()
+        # Ranks that are joined end with equal buffers.
+        elif self._active_join is None and self._group.world_size > 1:
+            self._after_forward_buffers.receive(buffers, self._group.rank == 0, self._broadcast)
+
+    @property
+    def _active_join(self) -> Joined | None:
+        return self._joined if self._join_config.enable else None
+
+    def _has(self) -> Has:
+        """What the next forward is going to do."""
+        has = Has.GRADIENTS if self.reducer.sync_grad else Has(0)
+        if self.will_sync_module_buffers():
+            has |= Has.BUFFERS
+        if any(is_synchronised(it) for it in self.module.modules()):
+            has |= Has.STATISTICS
+        return has
 
     def _parameters_in_use(self) -> dict[str, Any]:
         return states.parameters_of(self.module, self.parameters_to_ignore)
@@ -211,11 +256,10 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         return states.buffers_of(self.module, self.parameters_to_ignore)
 
     def _sync_buffers(self) -> None:
-        buffers = self._buffers_in_use() if self.forward_sync_buffers else {}
-        if not buffers:
-            return
+        buffers = self._buffers_in_use()
         if self._buffer_hook is None:
-            source = 0 if self._joined is None else self._joined.first_active
+            joined = self._active_join
+            source = 0 if joined is None else joined.last_active
             self._broadcast(list(buffers.values()), source)
             return
         hook, state, _ = self._buffer_hook
@@ -231,20 +275,19 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
     def no_sync(self) -> Iterator[None]:
         """Forward and backward in here add gradients up on this rank; neither gradients nor buffers
         travel. The next backward averages the sum."""
-        before = self.reducer.sync_grad, self.forward_sync_buffers
-        self.reducer.sync_grad = self.forward_sync_buffers = False
+        reducer = self.reducer
+        before, reducer.sync_grad = reducer.sync_grad, False
         try:
             yield
         finally:
-            self.reducer.sync_grad, self.forward_sync_buffers = before
+            reducer.sync_grad = before
 
-    @contextmanager
     def join(
         self,
         divide_by_initial_world_size: bool = True,
         enable: bool = True,
         throw_on_early_termination: bool = False,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """For ranks with different numbers of batches: one that has none left takes part in what the
         others do, with zeros, until all have ended. Then all take the parameters and buffers of the
         rank that went on longest.
@@ -255,16 +298,15 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         torch's `Join([model, optimizer])` does the same for several at once.
         """
         if not enable:
-            yield
-            return
-        joined = self._join(divide_by_initial_world_size, throw_on_early_termination)
-        # Nobody else counts the ranks.
-        self._join_config = self._join_config._replace(enable=True, is_first_joinable=False)
-        try:
-            yield
-            joined.shadow()
-        finally:
-            self._leave_join()
+            return nullcontext()
+
+        def begin() -> Joined:
+            joined = self._join(divide_by_initial_world_size, throw_on_early_termination)
+            # Nobody else counts the ranks.
+            self._join_config = self._join_config._replace(enable=True, is_first_joinable=False)
+            return joined
+
+        return Joining(begin, self._leave_join)
 
     def join_hook(self, **kwargs: Any) -> Joined:
         """The hook that torch's `Join` calls on a rank without data. Takes ``divide_by_initial_world_size``."""
@@ -273,29 +315,32 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
 
     def _join(self, divide_by_initial: bool, throw: bool) -> Joined:
         self._has_joined = True
+        reducer = self.reducer
         self._joined = Joined(
-            self._group, self.reducer, self._sync_buffers, self._end_join, divide_by_initial, throw
+            self._group, reducer, self._sync_buffers, self._end_join, divide_by_initial, throw
         )
         return self._joined
 
     def _end_join(self, root: int) -> None:
-        buffers = self._buffers_in_use() if self._shares_buffers else {}
+        buffers = self._buffers_in_use() if self.forward_sync_buffers else {}
         tensors = [*self._parameters_in_use().values(), *buffers.values()]
         states.broadcast(self._group, tensors, root)
         self._leave_join()
 
     def _leave_join(self) -> None:
-        self._joined = None
+        self._joined, self.reducer.scale = None, None
         self._join_config = self._join_config._replace(enable=False)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any] | Compress) -> None:
-        """Replaces the averaging of gradients. A collective, once, before the first backward.
+        """Replaces the averaging of gradients. A collective, between two steps. RuntimeError the second time.
 
         ``hook`` is `drumline.ddp.fp16_compress` or ``bf16_compress`` (gradients travel in half of
         their bytes, inside of the core), or ``hook(state, bucket)``, which returns a Future with the
         reduced ``bucket.buffer()``, as torch has it: it is called for one bucket after the other, in the
         same order on all ranks.
         """
+        if self._hook_name:
+            raise RuntimeError(f"this model has the communication hook {self._hook_name} already, and it stays")
         make = buckets_for(self.reducer, state, hook)
         if make is not None:
             self.reducer.replace_buckets(make)
@@ -311,13 +356,29 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         """These are neither compared nor sent."""
         object.__setattr__(module, "_ddp_params_and_buffers_to_ignore", list(names))
 
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        # Moves and casts would hide that buffers are as they were.
+        self._after_forward_buffers.take(self._buffers_in_use())
+        return super()._apply(fn, recurse)
+
     def __getstate__(self) -> dict[str, Any]:
+        if not self._is_on_default_group:
+            raise RuntimeError(
+                "a wrapper is copied or pickled only if it is on the group of the whole job, on which its copy will be: copy "
+                "model.module, and wrap that"
+            )
+        self._after_forward_buffers.take(self._buffers_in_use())
         state = self.__dict__.copy()
-        for name in ("process_group", "_group", "_devices", "reducer", "_joined"):
-            del state[name]
+        if self._reducer is not None:
+            state["_syncs"] = self._reducer.sync_grad, self._reducer.sync_backward
+        for name in ("process_group", "_group", "_devices", "_reducer", "_joined"):
+            state.pop(name, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """On the group of the whole job; a collective."""
+        """Sends nothing. The first forward in training connects the copies of all ranks, on the group of the whole
+        job."""
         super().__setstate__(state)
-        self._connect(group_of(None), init_sync=True)
+        self._reducer = self._joined = self.process_group = None
+        with suppress(RuntimeError):  # to be evaluated, a copy needs none
+            self.process_group = group_of(None)

@@ -24,6 +24,8 @@ class Buckets(Protocol):
     """The memory of gradients, and how they are averaged."""
 
     places: list[Any]
+    averages: bool
+    """Whether the ranks' gradients become their average, and not what a function of the user makes of them."""
 
     def bring(self, index: int) -> None: ...
     def bring_zeros(self, index: int) -> None: ...
@@ -176,12 +178,26 @@ class Reducer:
                 "wrapper, or synchronize() of the reducer, after every backward"
             )
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether gradients were added up since the last averages."""
+        return any(map(self._is_rest, range(len(self.names))))
+
+    def _is_rest(self, index: int) -> bool:
+        return self._used[index] and self.parameters[index].grad is not None
+
     def shadow(self) -> None:
-        """Takes part in a backward of the other ranks without gradients, and gets their averages."""
+        """Takes part in a backward of the other ranks, with gradients that were added up before or else with zeros, and
+        gets the averages."""
         self.check()
-        for index in range(len(self.names)):
-            self._buckets.bring_zeros(index)
-        self._take(self._buckets.synchronize([not self.has_marks] * len(self.names)))
+        rest = [self._is_rest(index) for index in range(len(self.names))]
+        self._used = [False] * len(self.names)
+        for index, is_there in enumerate(rest):
+            if is_there:
+                self._buckets.bring(index)
+            else:
+                self._buckets.bring_zeros(index)
+        self._take(self._buckets.synchronize([it or not self.has_marks for it in rest]))
 
     # Callbacks of backward.
 
@@ -293,7 +309,7 @@ class Reducer:
                 gradients.append(parameter.grad)
             elif self.has_marks:
                 self.unused_bytes += parameter.nbytes
-        if gradients and self.scale is not None:
+        if gradients and self.scale is not None and self._buckets.averages:
             torch._foreach_mul_(gradients, self.scale)
 
     def _too_often(self, index: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -69,3 +69,47 @@ def broadcast(group: _core.Group, tensors: Iterable[Any], root: int = 0) -> None
 def _bytes(staging: Staging, tensor: Any) -> _core.Memory:
     address, _, _, owner = staging.write(tensor)
     return address, tensor.numel() * tensor.element_size(), _BYTE, owner
+
+
+class AfterForward:
+    """The buffers of one rank after a forward in training. An evaluation takes them and sends nothing, so that one rank
+    may evaluate alone, and all ranks evaluate the same model."""
+
+    def __init__(self) -> None:
+        # By name: what this rank had, and what the other rank had.
+        self._buffers: dict[str, tuple[Any, Any]] = {}
+
+    def receive(
+        self, buffers: dict[str, Any], is_source: bool, send: Callable[[list[Any]], None]
+    ) -> None:
+        """All ranks get the values of the rank that is the source. ``send`` is a collective that changes tensors."""
+        before = {name: it.detach().clone() for name, it in buffers.items()}
+        after = before if is_source else {name: it.clone() for name, it in before.items()}
+        send(list(after.values()))
+        if not is_source:
+            self._buffers = {
+                name: (own, after[name])
+                for name, own in before.items()
+                # To look at what is on a GPU would wait for it.
+                if own.device.type != "cpu" or not _same_bits(own, after[name])
+            }
+
+    def drop(self) -> None:
+        """Forgets them."""
+        self._buffers = {}
+
+    def take(self, buffers: dict[str, Any]) -> None:
+        """Changes the buffers that are as they were then. Others have been set on purpose."""
+        received, self._buffers = self._buffers, {}
+        for name, (own, theirs) in received.items():
+            current = buffers.get(name)
+            if current is not None and _same_bits(current, own.to(current)):
+                # Without a word to autograd, whose graphs may hold the buffer.
+                with torch.no_grad(), torch.inference_mode(current.is_inference()):
+                    current.data.copy_(theirs)
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    if one.shape != other.shape:
+        return False
+    return torch.equal(*(it.detach().reshape(-1).view(torch.uint8) for it in (one, other)))

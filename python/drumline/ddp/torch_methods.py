@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -27,16 +28,19 @@ class TorchMethods(Joinable):
     module: Any
     device: Any
     process_group: Any
-    reducer: Reducer
     static_graph: bool
     find_unused_parameters: bool
     forward_sync_buffers: bool
     register_comm_hook: Callable[..., None]
-    _connect: Callable[..., None]
+    _connect: Callable[..., Reducer]
     _join_config: Any
     _debug: Debug
     _buffers_in_use: Callable[[], dict[str, Any]]
     _buffer_hook: tuple[Callable[..., Any], object, bool] | None
+
+    @property
+    @abstractmethod
+    def reducer(self) -> Reducer: ...
 
     @property
     def require_backward_grad_sync(self) -> bool:
@@ -58,8 +62,9 @@ class TorchMethods(Joinable):
 
     def will_sync_module_buffers(self) -> bool:
         """Whether a forward now would take rank 0's buffers."""
-        is_training = torch.is_grad_enabled()
-        return is_training and self.forward_sync_buffers and bool(self._buffers_in_use())
+        if not (torch.is_grad_enabled() and self.forward_sync_buffers and self.reducer.sync_grad):
+            return False
+        return bool(self._buffers_in_use())
 
     # For torch.distributed.algorithms.Join.
 
