@@ -33,26 +33,35 @@ SIGNATURES = {
     "init_process_group": ["backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options"],
     "get_backend": ["group"],
     "get_rank": ["group"],
+    "get_group_rank": ["group", "global_rank"],
+    "get_global_rank": ["group", "group_rank"],
+    "get_process_group_ranks": ["group"],
     "get_world_size": ["group"],
-    "new_group": ["ranks", "timeout", "backend", "pg_options"],
-    "send": ["tensor", "dst", "group", "tag"],
-    "recv": ["tensor", "src", "group", "tag"],
-    "isend": ["tensor", "dst", "group", "tag"],
-    "irecv": ["tensor", "src", "group", "tag"],
+    "new_group": ["ranks", "timeout", "backend", "pg_options", "use_local_synchronization", "group_desc", "device_id", "sort_ranks"],
+    "split_group": ["parent_pg", "split_ranks", "timeout", "pg_options", "group_desc", "backend"],
+    "send": ["tensor", "dst", "group", "tag", "group_dst"],
+    "recv": ["tensor", "src", "group", "tag", "group_src"],
+    "isend": ["tensor", "dst", "group", "tag", "group_dst"],
+    "irecv": ["tensor", "src", "group", "tag", "group_src"],
     "batch_isend_irecv": ["p2p_op_list"],
-    "broadcast": ["tensor", "src", "group", "async_op"],
-    "broadcast_object_list": ["object_list", "src", "group"],
+    "broadcast": ["tensor", "src", "group", "async_op", "group_src"],
+    "broadcast_object_list": ["object_list", "src", "group", "device", "group_src"],
+    "send_object_list": ["object_list", "dst", "group", "device", "group_dst"],
+    "recv_object_list": ["object_list", "src", "group", "device", "group_src"],
     "all_reduce": ["tensor", "op", "group", "async_op"],
-    "reduce": ["tensor", "dst", "op", "group", "async_op"],
+    "reduce": ["tensor", "dst", "op", "group", "async_op", "group_dst"],
     "all_gather": ["tensor_list", "tensor", "group", "async_op"],
+    "all_gather_into_tensor": ["output_tensor", "input_tensor", "group", "async_op"],
     "all_gather_object": ["object_list", "obj", "group"],
-    "gather": ["tensor", "gather_list", "dst", "group", "async_op"],
-    "gather_object": ["obj", "object_gather_list", "dst", "group"],
-    "scatter": ["tensor", "scatter_list", "src", "group", "async_op"],
-    "scatter_object_list": ["scatter_object_output_list", "scatter_object_input_list", "src", "group"],
+    "gather": ["tensor", "gather_list", "dst", "group", "async_op", "group_dst"],
+    "gather_object": ["obj", "object_gather_list", "dst", "group", "group_dst"],
+    "scatter": ["tensor", "scatter_list", "src", "group", "async_op", "group_src"],
+    "scatter_object_list": ["scatter_object_output_list", "scatter_object_input_list", "src", "group", "group_src"],
     "reduce_scatter": ["output", "input_list", "op", "group", "async_op"],
+    "reduce_scatter_tensor": ["output", "input", "op", "group", "async_op"],
     "all_to_all": ["output_tensor_list", "input_tensor_list", "group", "async_op"],
-    "barrier": ["group", "async_op", "device_ids"],
+    "all_to_all_single": ["output", "input", "output_split_sizes", "input_split_sizes", "group", "async_op"],
+    "barrier": ["group", "async_op", "device_ids", "timeout"],
     "monitored_barrier": ["group", "timeout", "wait_all_ranks"],
     "broadcast_multigpu": ["tensor_list", "src", "group", "async_op", "src_tensor"],
     "all_reduce_multigpu": ["tensor_list", "op", "group", "async_op"],
@@ -205,7 +214,11 @@ def calls(rank, world_size, directory):
     objects = [None] * world_size
     drumline.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": 0}, {"rank": 1}]
+    assert drumline.GroupMember.WORLD is drumline.group.WORLD is drumline._world.group_or_world(None)
     drumline.barrier()
+    drumline.barrier(timeout=60.0, async_op=True).wait()
+    with pytest.raises(ValueError, match="timeout"):
+        drumline.barrier(timeout=timedelta(0))
     drumline.monitored_barrier()
     drumline.monitored_barrier(timeout=timedelta(seconds=60), wait_all_ranks=True)
 
@@ -245,15 +258,29 @@ def calls(rank, world_size, directory):
         assert (drumline.get_rank(alone), drumline.get_world_size(alone)) == (-1, -1)
         with pytest.warns(UserWarning, match="all_reduce does nothing: this rank is not in the group"):
             assert drumline.all_reduce(data, group=alone) is None
+        for call in (drumline.get_backend, drumline.get_process_group_ranks, lambda it: drumline.get_group_rank(it, 1)):
+            with pytest.raises(ValueError, match="not in the group"):
+                call(alone)
+        with pytest.warns(UserWarning, match="this rank is not in the group"):
+            assert drumline.recv(data, src=1, group=alone) == -1
         with pytest.raises(ValueError, match="not in the group"):
-            drumline.get_backend(alone)
+            drumline.split_group(alone, [[0]])
         drumline.destroy_process_group(alone)
     assert data == mine
     with pytest.raises(ValueError, match="'drumline', and not 'gloo'"):
         drumline.new_group(backend="gloo")
-    for ranks in ([0, 0], [2], [-1]):
-        with pytest.raises((ValueError, OverflowError)):
+    for ranks in ([0, 0], [2], [-1], np.array([0, 2])):
+        with pytest.raises(ValueError):
             drumline.new_group(ranks)
+    for lists in (None, [], [[]], [[0, 0]], [[0], [1, 0]], [[2]], [[-1]]):
+        with pytest.raises(ValueError):
+            drumline.split_group(split_ranks=lists)
+    halves = drumline.split_group(None, [[0]])
+    assert (halves.ranks == [0]) if rank == 0 else halves is drumline.GroupMember.NON_GROUP_MEMBER
+    with pytest.raises(TypeError, match="drumline.init_process_group or drumline.new_group"):
+        drumline.all_reduce(data, group="world")
+    with pytest.raises(TypeError):
+        drumline.broadcast(data, 0.0)
     drumline.destroy_process_group()
 
 

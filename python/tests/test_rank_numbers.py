@@ -152,6 +152,38 @@ def translated(api, group):
     return told
 
 
+def in_one_piece(api, group, rank):
+    """The calls on one tensor with a block for each rank."""
+    size, own = api.get_world_size(group), api.get_rank(group)
+    told = {}
+    for shape, of_one in (((2 * size,), 2), ((size, 2), (1, 2))):
+        every = torch.zeros(shape)
+        api.all_gather_into_tensor(every, torch.tensor([1.0, rank]).reshape(of_one), group=group)
+        part = torch.zeros(of_one)
+        api.reduce_scatter_tensor(part, torch.arange(2.0 * size).reshape(shape) * (rank + 1), group=group)
+        blocks = torch.zeros(shape)
+        work = api.all_to_all_single(blocks, torch.arange(2.0 * size).reshape(shape) + 10 * rank, group=group, async_op=True)
+        work.wait()
+        told[f"{shape}"] = every.tolist(), part.tolist(), blocks.tolist()
+    # Rank i of the group sends i + j rows to rank j.
+    sizes = [own + other for other in range(size)]
+    blocks = torch.zeros(sum(sizes), 2)
+    rows = torch.arange(2.0 * sum(sizes)).reshape(-1, 2) + 100 * rank
+    api.all_to_all_single(blocks, rows, sizes, sizes, group=group)
+    told["rows"] = blocks.tolist()
+    for wrong in ([1] * (size + 1), [-1] * size, [sum(sizes) + 1] * size):
+        told[f"{wrong}"] = isinstance(seen(lambda wrong=wrong: api.all_to_all_single(blocks, rows, sizes, wrong, group=group)), str)
+    return told
+
+
+def split(api, rank):
+    part = api.split_group(split_ranks=[[2, 0], [1]])
+    x = torch.tensor([float(rank)])
+    api.broadcast(x, group_src=0, group=part)
+    outside = api.split_group(split_ranks=[[1]]) is api.GroupMember.NON_GROUP_MEMBER
+    return {"split": (api.get_process_group_ranks(part), x.item(), outside, seen(lambda: api.split_group(split_ranks=[])))}
+
+
 def model_of(kind, group, rank):
     """Whose parameters and buffers a wrapped model begins with, and whose buffers a forward takes."""
     module = torch.nn.BatchNorm1d(1)
@@ -182,7 +214,7 @@ def beside_torch(rank, world_size, directory):
             continue
         column = {}
         for name, api, group in groups:
-            column[name] = rooted(api, group, rank) | translated(api, group)
+            column[name] = rooted(api, group, rank) | translated(api, group) | in_one_piece(api, group, rank)
             if len(members) > 1:
                 column[name] |= messages(api, group, rank)
             kinds = [drumline.DistributedDataParallel, haiscale.DistributedDataParallel]
@@ -190,7 +222,7 @@ def beside_torch(rank, world_size, directory):
             assert models == models[:1] * len(models), (members, name, models)
             column[name]["model"] = models[0]
         told.append((members, in_order, column))
-    whole = {name: rooted(api, None, rank) for name, api in (("gloo", dist), ("ours", drumline))}
+    whole = {name: rooted(api, None, rank) | split(api, rank) for name, api in (("gloo", dist), ("ours", drumline))}
     told.append(("the job", True, whole))
     dist.destroy_process_group()
     drumline.destroy_process_group()
