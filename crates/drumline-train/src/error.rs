@@ -1,10 +1,13 @@
 //! Why training cannot go on, which rank is at fault, and what to do next.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use drumline_group::{CollectiveError, in_section};
 
-use crate::{async_reduce::MissingTensors, ddp::GradientFault};
+use crate::{
+    async_reduce::MissingTensors,
+    ddp::{GradientFault, list_ranks},
+};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -16,8 +19,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// let error = DistributedSampler::builder(100, 2, 2).build().unwrap_err();
 /// assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+/// assert_eq!(format!("{error:?}"), error.to_string()); // what `unwrap` prints
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A call of the process group failed.
@@ -53,6 +57,27 @@ pub enum Error {
         problem: String,
     },
 
+    /// A parameter does not have the same value on all ranks. Every rank gets this error, with the same text.
+    #[error(
+        "after step {step}, parameter `{parameter}`{} on {} differs from that of rank {reference}: give all ranks the \
+         same optimizer and learning rate, train the model that was wrapped, and load weights before it is wrapped, \
+         or on all ranks [errors.md#parameters-that-differ]",
+        match count { 1 => String::new(), count => format!(" (and {} more)", count - 1) },
+        ranks_of(ranks)
+    )]
+    ParametersDiffer {
+        /// The number of steps that were averaged before.
+        step: u64,
+        /// The first parameter that differs, in the order in which the model defines them.
+        parameter: String,
+        /// The ranks whose value is not the one that most ranks have, in rising order.
+        ranks: Vec<usize>,
+        /// The lowest rank with the value that most ranks have.
+        reference: usize,
+        /// The number of parameters that differ.
+        count: usize,
+    },
+
     /// Gradients are missing or unusable, so a step cannot be averaged. Every rank gets this error (except
     /// for a gradient that was handed in again after all buckets were launched).
     #[error(
@@ -83,6 +108,17 @@ pub enum Error {
         /// have said themselves that they bring no more tensors; then the next step can go on.
         by: Option<Arc<CollectiveError>>,
     },
+}
+
+/// The text for users, which `unwrap` and a `main` that returns an error print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn ranks_of(ranks: &[usize]) -> String {
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, list_ranks(ranks))
 }
 
 impl<B> From<drumline_group::WorkError<B>> for Error {

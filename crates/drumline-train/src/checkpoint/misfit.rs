@@ -12,7 +12,7 @@ use crate::ddp::ParameterSpec;
 /// let misfit: Misfit = Checkpoint::default().check("", [wanted.clone()]).unwrap_err();
 /// assert_eq!(misfit.missing, [wanted]);
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Misfit {
     /// The tensors that the model has and the checkpoint lacks.
@@ -70,6 +70,13 @@ impl Checkpoint {
 }
 
 impl std::error::Error for Misfit {}
+
+/// The text for users, which `unwrap` and a `main` that returns an error print.
+impl fmt::Debug for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -127,7 +127,7 @@ fn sentence(faults: &[GradientFault]) -> String {
 }
 
 /// Ranks in rising order. Runs of three or more are shortened: `0, 1, 4 to 7`.
-fn list_ranks(ranks: &[usize]) -> String {
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [first, _, .., last] => format!("{first} to {last}"),
         few => few.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),

@@ -66,4 +66,5 @@ pub use spec::ParameterSpec;
 pub use verify::verify_model;
 
 pub(crate) use bucket::{Bucket, plan_buckets};
+pub(crate) use fault::list_ranks;
 use reducer::{Reducer, Unfinished};

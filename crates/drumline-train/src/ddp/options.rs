@@ -31,6 +31,8 @@ pub struct DdpOptions {
     pub ignored: Vec<String>,
     /// Whether each rank keeps the optimizer's state of its own parameters only.
     pub sharded: bool,
+    /// The ranks compare the values of their parameters every so many steps. 0: after the first step only.
+    pub check_every: u64,
 }
 
 /// The type in which gradients of f32 travel.
@@ -195,6 +197,24 @@ impl DdpOptions {
         self
     }
 
+    /// Compares the values of all parameters between the ranks every `steps` steps, where a step begins. Without this
+    /// call, or with 0, the ranks do so once, after the first step. If they differ, the step fails on every rank, with an
+    /// error that names the rank and the parameter.
+    ///
+    /// Ranks drift apart in silence if one of them has another learning rate, or loads weights after wrapping. A
+    /// comparison reads all parameters once, and sends one number.
+    ///
+    /// ```
+    /// use drumline::ddp::DdpOptions;
+    ///
+    /// assert_eq!(DdpOptions::default().check_every(1000).check_every, 1000);
+    /// ```
+    #[must_use]
+    pub fn check_every(mut self, steps: u64) -> Self {
+        self.check_every = steps;
+        self
+    }
+
     /// Whether the tensor `name` is ignored, by its own name or by that of a module around it.
     pub fn ignores(&self, name: &str) -> bool {
         self.ignored.iter().any(|ignored| covers(ignored, name))
@@ -224,6 +244,7 @@ impl Default for DdpOptions {
             divisor: Divisor::default(),
             ignored: Vec::new(),
             sharded: false,
+            check_every: 0,
         }
     }
 }

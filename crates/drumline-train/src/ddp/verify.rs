@@ -151,7 +151,7 @@ impl Entry {
 }
 
 /// The number of entries for the options.
-const OPTION_ENTRIES: usize = 6;
+const OPTION_ENTRIES: usize = 7;
 
 fn entries(
     parameters: &[ParameterSpec],
@@ -173,6 +173,7 @@ fn entries(
         option("wire", format!("{:?}", options.wire)),
         option("divisor", format!("{:?}", options.divisor)),
         option("sharded optimizer", format!("{:?}", options.sharded)),
+        option("check_every", options.check_every.to_string()),
         option("ignored names", format!("{:?}{unknown}", options.ignored)),
     ];
     let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));

@@ -1,6 +1,6 @@
 //! Why ranks could not be started, or how one failed.
 
-use std::{io, os::unix::process::ExitStatusExt, process::ExitStatus};
+use std::{fmt, io, os::unix::process::ExitStatusExt, process::ExitStatus};
 
 /// Why ranks could not be started, or how the first of them failed.
 ///
@@ -17,7 +17,7 @@ use std::{io, os::unix::process::ExitStatusExt, process::ExitStatus};
 /// };
 /// assert_eq!(error.to_string(), "rank 1 (pid 7) was killed by signal 9 [errors.md#the-launcher]");
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
     /// A rank failed. The others were ended.
@@ -86,6 +86,13 @@ fn how(status: ExitStatus) -> String {
         (Some(code), _) => format!("exited with code {code}"),
         (None, Some(signal)) => format!("was killed by signal {signal}"),
         (None, None) => "ended".into(),
+    }
+}
+
+/// The text for users, which `unwrap` and a `main` that returns an error print.
+impl fmt::Debug for SpawnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -1,4 +1,5 @@
 mod activity;
+mod check;
 mod in_flight;
 mod lent;
 mod memory;
@@ -297,6 +298,9 @@ impl GradientReducer {
     /// have. Returns the averages over *all* ranks, with zeros for ranks that only shadow, unless
     /// [`Divisor::ActiveRanks`](super::Divisor) was chosen. Returns `None` once no rank has data.
     ///
+    /// A rank that still holds gradients (of micro-batches whose step it did not end) has data in this step: they are
+    /// averaged as [`GradientReducer::finish`] would, and the rank counts as active.
+    ///
     /// ```
     /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
     /// std::thread::scope(|threads| {
@@ -328,13 +332,15 @@ impl GradientReducer {
     }
 
     /// The averages, and whether any rank had data of its own.
-    fn end_step(&self, is_active: bool) -> Result<(Averaged<'_>, bool)> {
+    fn end_step(&self, has_data: bool) -> Result<(Averaged<'_>, bool)> {
         let mut step = self.lock();
         if let Some(error) = &step.failed {
             return Err(error.clone());
         }
+        let is_active = has_data || step.has_gradients();
         match self.reduce(&mut step, is_active) {
             Ok(Reduced::Averages { is_active, better }) => {
+                step.averaged += u64::from(is_active);
                 let (plan, buckets) = (step.plan.clone(), step.lend());
                 let averaged = Averaged { _reducer: PhantomData, plan, buckets };
                 step.next(better);
@@ -419,6 +425,72 @@ impl GradientReducer {
             Ok(faults) => Err(Error::Gradients { step: step.stats.steps, faults }),
             Err(error) => Err(step.failed.insert(error).clone()),
         }
+    }
+
+    /// Whether the ranks are to [compare](GradientReducer::check) the values of their parameters before this step:
+    /// after the first step that gave averages, and then as often as [`DdpOptions::check_every`] says. Adapters ask where
+    /// a step begins, because only there the work of the optimizer can be seen. The answer is the same on all ranks.
+    pub fn is_check_due(&self) -> bool {
+        let is_open = {
+            let step = self.lock();
+            step.averaged != step.checked
+        };
+        is_open && self.is_check_step()
+    }
+
+    /// Whether the step that was averaged last is one after which ranks compare what must be equal. The answer is the
+    /// same on all ranks.
+    pub fn is_check_step(&self) -> bool {
+        let (averaged, every) = (self.lock().averaged, self.options.check_every);
+        let is_time = averaged == 1 || every > 0 && averaged > 0 && averaged.is_multiple_of(every);
+        self.group.world_size() > 1 && is_time
+    }
+
+    /// Compares the values of all parameters with those of the other ranks, which must all call this. `digests` has the
+    /// [digest](Values::digest) of each parameter. It takes one gather of one number.
+    ///
+    /// ```
+    /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec, Values}};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+    ///             let reducer = GradientReducer::new(vec![bias], &DdpOptions::default(), &group).unwrap();
+    ///             reducer.submit(0, [1.0_f32][..].into());
+    ///             reducer.finish().unwrap();
+    ///             let rate = if group.rank() == 2 { 0.5 } else { 0.1 }; // a mistake
+    ///             assert!(reducer.is_check_due());
+    ///             let error = reducer.check(&[Values::F32(&[-rate]).digest()]).unwrap_err().to_string();
+    ///             assert!(error.contains("after step 1, parameter `bias` on rank 2 differs"), "{error}");
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, and the ranks. What
+    /// was accumulated for the step is dropped, as after any step that fails.
+    /// [`Error::InvalidArgument`] if there are not as many digests as parameters. Also the errors of the collectives.
+    pub fn check(&self, digests: &[u64]) -> Result<()> {
+        if digests.len() != self.parameters.len() {
+            let problem =
+                format!("{} digests of {} parameters", digests.len(), self.parameters.len());
+            return Err(Error::InvalidArgument { operation: "GradientReducer::check", problem });
+        }
+        let step = {
+            let mut step = self.lock();
+            step.checked = step.averaged;
+            step.averaged
+        };
+        let Some(difference) = check::compare(&self.group, digests)? else { return Ok(()) };
+        self.lock().give_up();
+        let check::Difference { first, ranks, reference, count } = difference;
+        let parameter = self.parameters[first].name.clone();
+        Err(Error::ParametersDiffer { step, parameter, ranks, reference, count })
     }
 
     /// The lowest rank that had data of its own in the last step: the same one on all ranks. If no rank has data any

@@ -39,6 +39,10 @@ pub(super) struct Step {
     in_flight: InFlight,
     /// The lowest rank with data of its own in the last step in which some rank had any.
     pub(super) lowest_active: usize,
+    /// The number of steps that have given averages. The same on all ranks.
+    pub(super) averaged: u64,
+    /// What that number was when values were compared last.
+    pub(super) checked: u64,
     /// The error that ended this reducer.
     pub(super) failed: Option<Error>,
     pub(super) stats: ReducerStats,
@@ -62,6 +66,8 @@ impl Step {
             faults: Vec::new(),
             in_flight: InFlight::default(),
             lowest_active: 0,
+            averaged: 0,
+            checked: 0,
             failed: None,
             stats: ReducerStats::default(),
             clock: clock(1, &plan),
@@ -270,6 +276,13 @@ impl Step {
         }
         self.stats.exposed += start.elapsed();
         Ok(has_fault)
+    }
+
+    /// Drops the micro-batches of a step that fails before its last backward.
+    pub(super) fn give_up(&mut self) {
+        if self.reducer.missing().len() == self.is_used.len() {
+            self.next(None);
+        }
     }
 
     /// Ends the step and starts the next one, with the plan `better` if there is one.

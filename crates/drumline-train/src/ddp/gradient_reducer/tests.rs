@@ -590,3 +590,153 @@ fn a_small_model_has_several_buckets_unless_a_size_is_set() {
     let set = DdpOptions::default().bucket_bytes(25 << 20);
     assert_eq!(launched_early(set), [[1, 5], [1, 5]]);
 }
+
+/// What a rank does in one step: gradients that it accumulates (false) or submits (true), by parameter, and whether it
+/// ends the step with `finish` (true) or `shadow`.
+type Part = (Vec<(bool, usize)>, bool);
+
+const PARAMETERS: usize = 3;
+
+/// Rank, step, and how many gradients came before, as a number that is exact in every sum.
+fn value(rank: usize, step: usize, number: usize) -> f64 {
+    (1 + number + 8 * step + 64 * rank) as f64
+}
+
+/// The gradients that a part hands in, by parameter: what comes after a final gradient is left out.
+fn in_order(part: &Part) -> Vec<(bool, usize)> {
+    let mut is_final = [false; PARAMETERS];
+    let mut kept = part.0.clone();
+    kept.retain(|&(submits, parameter)| {
+        let keeps = !is_final[parameter];
+        is_final[parameter] |= submits;
+        keeps
+    });
+    kept
+}
+
+/// How a step ends on all ranks, computed in one process: `Err` if a rank lacks a gradient, `Ok(None)` if no rank has
+/// data, else the averages.
+fn model(
+    parts: &[&Part],
+    step: usize,
+    options: &DdpOptions,
+) -> Result<Option<Vec<Option<f64>>>, ()> {
+    let mut sums = [None; PARAMETERS];
+    let mut active = 0;
+    for (rank, part) in parts.iter().enumerate() {
+        let gradients = in_order(part);
+        let is_active = part.1 || !gradients.is_empty();
+        active += usize::from(is_active);
+        for (number, &(_, parameter)) in gradients.iter().enumerate() {
+            *sums[parameter].get_or_insert(0.0) += value(rank, step, number);
+        }
+        let has = |parameter| gradients.iter().any(|&(_, of)| of == parameter);
+        let lacks = is_active && !(0..PARAMETERS).all(has);
+        if lacks && options.unused_parameters == UnusedParameters::Error {
+            return Err(());
+        }
+    }
+    let divisor = match options.divisor {
+        Divisor::InitialWorld => parts.len(),
+        Divisor::ActiveRanks => active.max(1),
+    };
+    let average = |sum: &Option<f64>| sum.map(|sum| sum / divisor as f64);
+    Ok((active > 0).then(|| sums.iter().map(average).collect()))
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    let some = prop::collection::vec((any::<bool>(), 0..PARAMETERS), 0..6);
+    let all = Just((0..PARAMETERS).map(|parameter| (true, parameter)).collect::<Vec<_>>());
+    let accumulated = Just((0..PARAMETERS).map(|parameter| (false, parameter)).collect::<Vec<_>>());
+    (prop_oneof![some, all, accumulated, Just(Vec::new())], any::<bool>())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    /// Whatever each rank accumulates and submits, in whatever order, and however it ends each step.
+    #[test]
+    fn any_program_of_ranks_gives_what_the_definition_says(
+        programs in (1usize..=4, 1usize..4).prop_flat_map(|(world_size, steps)| {
+            prop::collection::vec(prop::collection::vec(part(), steps), world_size)
+        }),
+        counts_active in any::<bool>(), ignores in any::<bool>(), sharded in any::<bool>(), small in any::<bool>(),
+    ) {
+        let options = DdpOptions::default()
+            .divisor(if counts_active { Divisor::ActiveRanks } else { Divisor::InitialWorld })
+            .unused_parameters(if ignores { UnusedParameters::Ignore } else { UnusedParameters::Error })
+            .first_bucket_bytes(if small { 1 } else { 1 << 20 })
+            .sharded(sharded);
+        on_ranks(programs.len(), |group| {
+            let rank = group.rank();
+            let reducer = GradientReducer::new(specs(&[1; PARAMETERS], DType::F64), &options, &group).unwrap();
+            for step in 0..programs[0].len() {
+                let parts: Vec<&Part> = programs.iter().map(|program| &program[step]).collect();
+                for (number, (submits, parameter)) in in_order(parts[rank]).into_iter().enumerate() {
+                    let gradient = [value(rank, step, number)];
+                    match submits {
+                        true => reducer.submit(parameter, gradient[..].into()),
+                        false => reducer.accumulate(parameter, |place| place.copy_from(gradient[..].into())),
+                    }
+                }
+                let ended = if parts[rank].1 { reducer.finish().map(Some) } else { reducer.shadow() };
+                match (ended, model(&parts, step, &options)) {
+                    (Err(Error::Gradients { .. }), Err(())) => {}
+                    (Ok(None), Ok(None)) => {}
+                    (Ok(Some(found)), Ok(Some(wanted))) => {
+                        for (parameter, wanted) in wanted.into_iter().enumerate() {
+                            let owner = reducer.owners().and_then(|owners| owners.of(parameter));
+                            let wanted = wanted.filter(|_| owner.is_none_or(|owner| owner == rank));
+                            let found = found.get::<f64>(parameter).map(|values| values[0]);
+                            let is_near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-12 * b.abs();
+                            assert!(found.is_some() == wanted.is_some(), "{found:?}, not {wanted:?}");
+                            assert!(found.zip(wanted).is_none_or(is_near), "{found:?}, not {wanted:?}");
+                        }
+                    }
+                    (found, wanted) => panic!("{found:?}, not {wanted:?}"),
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn values_are_compared_after_the_first_step_and_as_often_as_the_options_say() {
+    for (every, wanted) in [(0, vec![1]), (1, vec![1, 2, 3, 4]), (2, vec![1, 2, 4])] {
+        let due = on_ranks(2, |group| {
+            let options = DdpOptions::default().check_every(every);
+            let reducer = GradientReducer::new(specs(&[1], DType::F32), &options, &group).unwrap();
+            let mut due = Vec::new();
+            for step in 0..5 {
+                // Only rank 0 has data in every second step; the second one fails.
+                if reducer.is_check_due() {
+                    due.push(reducer.lock().averaged);
+                    reducer.check(&[7]).unwrap();
+                    assert!(!reducer.is_check_due());
+                }
+                if step == 2 {
+                    assert!(reducer.finish().is_err());
+                    assert!(!reducer.is_check_due(), "nothing has changed");
+                }
+                if group.rank() == 0 || step % 2 == 0 {
+                    reducer.submit(0, [1.0_f32][..].into());
+                }
+                match group.rank() == 0 || step % 2 == 0 {
+                    true => drop(reducer.finish().unwrap()),
+                    false => drop(reducer.shadow().unwrap()),
+                }
+            }
+            due
+        });
+        assert_eq!(due, [wanted.clone(), wanted]);
+    }
+    let alone = GradientReducer::new(
+        specs(&[1], DType::F32),
+        &DdpOptions::default(),
+        &ProcessGroup::alone(),
+    );
+    let alone = alone.unwrap();
+    alone.submit(0, [1.0_f32][..].into());
+    drop(alone.finish().unwrap());
+    assert!(!alone.is_check_due());
+    assert!(alone.check(&[1, 2]).unwrap_err().to_string().contains("2 digests of 1 parameters"));
+}

@@ -2,8 +2,10 @@
 
 use std::ops::AddAssign;
 
+use bytemuck::NoUninit;
 use drumline_group::{Element, bf16, f16};
 use drumline_kernels::copy;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Evaluates one expression for any dtype.
 macro_rules! with_values {
@@ -66,6 +68,26 @@ impl<'a> Values<'a> {
         with_values!(self, values => values.iter().all(|it| it.is_finite()))
     }
 
+    /// A number for the values. It is equal on two ranks if the elements have the same bits, but all NaNs count as one:
+    /// sums do not say which payload a NaN has. (XXH3, 64 bits: it guards against mistakes, not against an adversary.)
+    ///
+    /// ```
+    /// use drumline::ddp::Values;
+    ///
+    /// let of = |value: f32| Values::F32(&[1.0, value]).digest();
+    /// assert_eq!(of(2.0), of(2.0));
+    /// assert_ne!(of(2.0), of(f32::NAN));
+    /// assert_eq!(of(f32::NAN), of(-f32::NAN));
+    /// ```
+    pub fn digest(self) -> u64 {
+        match self {
+            Values::F32(values) => digest(values, f32::NAN, |it| it.is_nan()),
+            Values::F64(values) => digest(values, f64::NAN, |it| it.is_nan()),
+            Values::F16(values) => digest(values, f16::NAN, |it| it.is_nan()),
+            Values::Bf16(values) => digest(values, bf16::NAN, |it| it.is_nan()),
+        }
+    }
+
     /// The elements, if they are `T`.
     pub fn as_slice<T: Element>(self) -> Option<&'a [T]> {
         fn cast<S: Element, T: Element>(values: &[S]) -> Option<&[T]> {
@@ -73,6 +95,20 @@ impl<'a> Values<'a> {
         }
         with_values!(self, values => cast(values))
     }
+}
+
+fn digest<T: NoUninit>(values: &[T], nan: T, is_nan: impl Fn(&T) -> bool) -> u64 {
+    const CHUNK: usize = 4096;
+    let mut hash = Xxh3::new();
+    for chunk in values.chunks(CHUNK) {
+        if chunk.iter().any(&is_nan) {
+            let as_one = |it: &T| if is_nan(it) { nan } else { *it };
+            hash.update(bytemuck::cast_slice(&chunk.iter().map(as_one).collect::<Vec<T>>()));
+        } else {
+            hash.update(bytemuck::cast_slice(chunk));
+        }
+    }
+    hash.digest()
 }
 
 /// The place of a gradient in its bucket: as many elements as the parameter has, row-major.
