@@ -144,7 +144,8 @@ impl DataParallel {
     ) -> Result<Self> {
         let (ignored, variables): (Vec<_>, Vec<_>) =
             variables::sorted(varmap).into_iter().partition(|it| options.ignores(&it.name));
-        exchange(group, variables::find_problem(&variables))?;
+        let shared = || options.sharded.then(|| variables::find_shared(&variables)).flatten();
+        exchange(group, variables::find_problem(&variables).or_else(shared))?;
         let is_float = |it: &&Variable| it.var.dtype().is_float();
         let floats: Vec<ParameterSpec> =
             variables.iter().filter(is_float).filter_map(Variable::spec).collect();
@@ -213,6 +214,7 @@ impl DataParallel {
     /// - `gradients` has none of the wrapped variables on some rank;
     /// - a variable was added to the `VarMap` after wrapping, or taken out of it;
     /// - a variable that is a buffer has a gradient now;
+    /// - where ranks [compare](DdpOptions::check_every) their parameters, a value differs;
     /// - a gradient could not be read from its device.
     ///
     /// Training can go on after these. After an error of the communication it cannot.
@@ -314,7 +316,7 @@ impl DataParallel {
     /// Copies rank 0's buffers to all ranks: running statistics and all other variables that are not trained.
     ///
     /// Each rank updates its buffers from its own data. All ranks must call this before evaluation, a checkpoint or
-    /// a digest. For a model without buffers it costs nothing. Before the first step it copies all variables.
+    /// a digest. For a model without buffers it costs one small message. Before the first step it copies all variables.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -345,17 +347,51 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// The communication failed, or candle could not read or set a variable.
+    /// Some rank has another list of variables now: one was added to its `VarMap`, taken out or replaced. Every rank gets
+    /// the error, which names rank and variable. Or the communication failed, or candle could not read or set a variable.
     #[doc(alias = "broadcast_buffers")]
     pub fn sync_buffers(&self) -> Result<()> {
-        let mut is_parameter = vec![false; self.variables.len()];
-        if let Some(trained) = &self.trained {
-            for (&place, &was_used) in trained.places.iter().zip(&trained.was_used) {
-                is_parameter[place] = was_used;
-            }
-        }
+        let problem = variables::find_change(&self.varmap, &self.variables, &self.options);
+        let is_parameter = self.find_parameters(problem)?;
         let buffers = self.variables.iter().zip(&is_parameter).filter(|(_, is)| !**is);
         variables::broadcast(buffers.map(|(variable, _)| variable), &self.group)
+    }
+
+    /// Which variables have had a gradient on some rank, by place: alike on all ranks, of which each may know of its own
+    /// ones alone. If some rank has a problem, every rank gets it as an error.
+    fn find_parameters(&self, problem: Option<String>) -> Result<Vec<bool>> {
+        let mut own = vec![false; self.variables.len()];
+        if let Some(trained) = &self.trained {
+            for (&place, &was_used) in trained.places.iter().zip(&trained.was_used) {
+                own[place] = was_used;
+            }
+        }
+        let (mut problems, mut all) = (Vec::new(), vec![false; own.len()]);
+        for (problem, of_rank) in self.group.all_gather_object(&(problem, own))? {
+            problems.push(problem);
+            all.iter_mut().zip(of_rank).for_each(|(is, of_rank)| *is |= of_rank);
+        }
+        fail_with(problems)?;
+        Ok(all)
+    }
+
+    /// Compares the values of the parameters between the ranks, if it is time to.
+    fn check_values(&self) -> Result<()> {
+        let Some(trained) = self.trained.as_ref().filter(|it| it.reducer.is_check_due()) else {
+            return Ok(());
+        };
+        let digest = |&place: &usize| {
+            let Variable { name, var } = &self.variables[place];
+            let digest = host::with_values(var, |values| values.digest());
+            digest.map_err(|error| format!("variable `{name}` could not be read: {error}"))
+        };
+        let digests: Result<Vec<u64>, String> = trained.places.iter().map(digest).collect();
+        let is_parameter = self.find_parameters(digests.as_ref().err().cloned())?;
+        let mut digests = digests.unwrap_or_default(); // all ranks have theirs
+        for (digest, &place) in digests.iter_mut().zip(&trained.places) {
+            *digest *= u64::from(is_parameter[place]); // each rank has its own running statistics
+        }
+        Ok(trained.reducer.check(&digests)?)
     }
 
     /// The owner of a variable; `None` if it has none.
@@ -377,6 +413,11 @@ impl DataParallel {
     /// All variables but those that the options ignore, in order of name: alike on all ranks.
     pub(crate) fn variables(&self) -> &[Variable] {
         &self.variables
+    }
+
+    /// Whether the step that was averaged last is one after which ranks compare what must be equal.
+    pub(crate) fn is_check_step(&self) -> bool {
+        self.trained.as_ref().is_some_and(|it| it.reducer.is_check_step())
     }
 
     pub(crate) fn varmap(&self) -> &VarMap {
@@ -474,6 +515,7 @@ impl DataParallel {
     ///
     /// In a world of one rank, the averages are the rank's own gradients, and none are returned.
     fn step(&mut self, own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+        self.check_values()?;
         if self.trained.is_none() && !self.agree(&own)? {
             return Ok(None);
         }

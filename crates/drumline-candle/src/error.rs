@@ -12,10 +12,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// use drumline::ProcessGroup;
 /// use drumline_candle::{DataParallel, Error};
 ///
-/// let nothing = DataParallel::wrap(&VarMap::new(), &ProcessGroup::alone());
-/// assert!(matches!(nothing, Err(Error::Ranks(_))));
+/// let error = DataParallel::wrap(&VarMap::new(), &ProcessGroup::alone()).unwrap_err();
+/// assert!(matches!(error, Error::Ranks(_)));
+/// assert_eq!(format!("{error:?}"), error.to_string()); // what `unwrap` prints
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The process group or the reduction failed. The text names the rank and the call.
@@ -107,6 +108,19 @@ fn list(problems: &[RankProblem]) -> String {
 impl From<drumline::Error> for Error {
     fn from(error: drumline::Error) -> Error {
         Error::Drumline(error.into())
+    }
+}
+
+impl<B> From<drumline::WorkError<B>> for Error {
+    fn from(failed: drumline::WorkError<B>) -> Error {
+        Error::Drumline(failed.into())
+    }
+}
+
+/// The text for users, which `unwrap` and a `main` that returns an error print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     Result,
     adamw::{AdamW, state_specs, variable_of},
     checkpoint::{self, OPTIMIZER, Resumable},
-    data_parallel::DataParallel,
+    data_parallel::{DataParallel, fail_with},
     variables,
 };
 
@@ -157,9 +157,11 @@ impl ShardedOptimizer {
     /// # Errors
     ///
     /// The communication failed, or candle did. If a value cannot be read from its device, every rank gets an error that
-    /// names rank and variable. Gradients of another `ShardedOptimizer` are an error, and nothing is sent.
+    /// names rank and variable. So it does if ranks have other settings in the first step, or in one that
+    /// [`DdpOptions::check_every`] names. Gradients of another `ShardedOptimizer` are an error, and nothing is sent.
     pub fn step(&mut self, gradients: ShardedGradients) -> Result<()> {
         self.check(&gradients, "ShardedOptimizer::step")?;
+        self.check_params()?;
         self.part.step(&gradients.store)?;
         self.ddp.gather()
     }
@@ -315,6 +317,19 @@ impl ShardedOptimizer {
     /// The group over which gradients are averaged.
     pub fn group(&self) -> &ProcessGroup {
         self.ddp.group()
+    }
+
+    /// Compares the settings of the ranks, if it is time to: the values of variables would not show a difference.
+    fn check_params(&self) -> Result<()> {
+        if !self.ddp.is_check_step() {
+            return Ok(());
+        }
+        let own = format!("{:?}", self.params());
+        let all = self.ddp.group().all_gather_object(&own)?;
+        let differs = |params: &String| {
+            (*params != all[0]).then(|| format!("it has {params}, but rank 0 has {}", all[0]))
+        };
+        fail_with(all.iter().map(differs).collect())
     }
 
     /// Refuses the gradients of another optimizer.

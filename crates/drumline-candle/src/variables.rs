@@ -57,6 +57,18 @@ pub(crate) fn find_problem(variables: &[Variable]) -> Option<String> {
     })
 }
 
+/// The problem if one variable has two names: each may have another owner, which both would take a step for it.
+pub(crate) fn find_shared(variables: &[Variable]) -> Option<String> {
+    let mut names = HashMap::new();
+    variables.iter().find_map(|Variable { name, var }| {
+        let first = names.insert(var.id(), name)?;
+        Some(format!(
+            "`{first}` and `{name}` are one variable, and a sharded optimizer needs one owner for it; keep it in the \
+             VarMap under one name, and use it twice in forward"
+        ))
+    })
+}
+
 /// The problem if `varmap` no longer has exactly these variables, beside those that the options ignore.
 pub(crate) fn find_change(
     varmap: &VarMap,

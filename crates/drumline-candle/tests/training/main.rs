@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod adamw;
+mod buffers;
 mod clip;
+mod diverged;
 mod equivalence;
 mod faults;
 mod killed;

@@ -238,6 +238,15 @@ fn a_wrong_combination_is_an_error_on_every_rank() {
         let wanted = "rank 1: option `sharded optimizer` is false, rank 0 has true";
         assert!(error.contains(wanted), "{error}");
     }
+    for error in on_ranks(2, |group| {
+        let model = Model::new(DType::F32);
+        let tied = crate::named(&model.varmap, "first.weight");
+        model.varmap.data().lock().unwrap().insert("other.weight".to_owned(), tied);
+        DataParallel::wrap(&model.varmap, &group).unwrap();
+        ShardedOptimizer::wrap(&model.varmap, params(), &group).unwrap_err().to_string()
+    }) {
+        assert!(error.contains("`first.weight` and `other.weight` are one variable"), "{error}");
+    }
     let models = [Model::new(DType::F32), Model::new(DType::F32)];
     let [mut first, mut second] = [&models[0], &models[1]].map(|model| {
         ShardedOptimizer::wrap(&model.varmap, params(), &ProcessGroup::alone()).unwrap()

@@ -74,6 +74,9 @@ fn with_ignore_parameters_are_those_that_had_a_gradient() {
             assert_eq!(elements(&named(&varmap, name)), elements(&numbers(&[2], seed, DType::F64)));
         }
         // A later step may use c.
+        for name in ["a", "b"] {
+            named(&varmap, name).set(&numbers(&[2], 0, DType::F64)).unwrap();
+        }
         let mut gradients = gradients_of(&[&c], group.rank()).unwrap();
         ddp.average(&mut gradients).unwrap();
         assert_eq!(elements(gradients.get(&c).unwrap()), [1.5; 2]);
