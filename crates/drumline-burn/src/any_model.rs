@@ -4,11 +4,11 @@ use burn::{module::Module, optim::GradientsParams, tensor::Gradients};
 use drumline::ddp::{Averaged, GradientReducer, UnusedParameters};
 
 use crate::{
-    Result,
+    Result, check,
     gradients::{self, Kept, Slots},
 };
 
-/// What a step does with a model. See the functions of [`gradients`].
+/// What a step does with a model. See the functions of [`gradients`] and [`check`].
 pub(crate) trait AnyModel {
     fn submit_missing(
         &self,
@@ -25,6 +25,8 @@ pub(crate) trait AnyModel {
     ) -> Result<()>;
 
     fn keep(&self, kept: &Kept, gradients: &Gradients);
+
+    fn digest(&self, slots: &Slots, digests: &mut [u64]) -> Result<()>;
 
     fn own(
         &self,
@@ -65,6 +67,10 @@ impl<M: Module> AnyModel for M {
 
     fn keep(&self, kept: &Kept, gradients: &Gradients) {
         kept.add(gradients, self);
+    }
+
+    fn digest(&self, slots: &Slots, digests: &mut [u64]) -> Result<()> {
+        check::digest(slots, self, digests)
     }
 
     fn own(

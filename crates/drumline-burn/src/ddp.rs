@@ -178,8 +178,9 @@ impl DistributedDataParallel {
     /// # Errors
     ///
     /// A parameter got no gradient on some rank: every rank gets the same error, which names the
-    /// parameter (unless [`UnusedParameters::Ignore`](crate::UnusedParameters) was chosen). Or the communication failed, or the device of
-    /// some rank.
+    /// parameter (unless [`UnusedParameters::Ignore`](crate::UnusedParameters) was chosen). Or parameters differ between
+    /// ranks, which is found where the second step begins, and as often as [`DdpOptions::check_every`] says. Or the
+    /// communication failed, or the device of some rank.
     pub fn backward<M: Module, const D: usize>(
         &self,
         loss: Tensor<D>,
@@ -274,7 +275,7 @@ impl DistributedDataParallel {
     /// Each rank updates its buffers from its own data. All ranks must call this with the model that is
     /// trained, before evaluation, a checkpoint or a digest. To do the same as torch with
     /// `broadcast_buffers=True`, call it before each forward. Evaluation itself communicates nothing, so one
-    /// rank may evaluate alone. For a model without buffers it costs nothing.
+    /// rank may evaluate alone. For a model without buffers it costs one small message.
     ///
     /// ```
     /// use burn::{module::Module, nn::BatchNormConfig, tensor::{Device, Tensor}};
@@ -303,8 +304,8 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::NotTraining`] for a model in validation mode; nothing is sent. Or the
-    /// communication failed.
+    /// [`Error::NotTraining`] for a model in validation mode; nothing is sent. If ranks have other buffers, because one has
+    /// frozen a layer for example, every rank gets an error that names rank and tensor. Or the communication failed.
     #[doc(alias = "broadcast_buffers")]
     pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
         if !tensors::is_training(&model) {

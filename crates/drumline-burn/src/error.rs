@@ -1,3 +1,5 @@
+use std::fmt;
+
 /// The result of every fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -12,10 +14,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// let model = LinearConfig::new(2, 1).init(&device);
 /// let (ddp, model) = DistributedDataParallel::wrap(model, &ProcessGroup::alone())?;
 /// let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean().detach();
-/// assert!(matches!(ddp.backward(loss, &model), Err(Error::LossWithoutGradient)));
+/// let error = ddp.backward(loss, &model).map(drop).unwrap_err();
+/// assert!(matches!(error, Error::LossWithoutGradient));
+/// assert_eq!(format!("{error:?}"), error.to_string()); // what `unwrap` prints
 /// # Ok::<_, Error>(())
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The process group or the reduction failed. The text names the rank and the call.
@@ -73,6 +77,39 @@ pub enum Error {
         first: String,
         /// The path of the other parameter.
         second: String,
+    },
+
+    /// A frozen copy of a parameter, in the model of an exponential moving average or a target network, has the
+    /// parameter's id. burn's optimizers find gradients by id, and may give the copy the gradient.
+    #[error(
+        "`{copy}` is not trained, but has the id of parameter `{trained}`, as a clone and a loaded record do: burn's \
+         optimizer may update it in place of the parameter. Give the copy ids of its own: make it anew, and load \
+         values by name, `load_named_tensors(Model::new(&device), named_tensors(&model)?)`; or keep it outside of the \
+         wrapped model [errors.md#models-of-burn]"
+    )]
+    FrozenCopy {
+        /// The path of the parameter.
+        trained: String,
+        /// The path of its copy.
+        copy: String,
+    },
+
+    /// Two tensors of the model have the same path, by which ranks and checkpoints tell tensors apart.
+    #[error(
+        "two tensors of the model have the path `{path}`: a container between them does not name its parts; call \
+         `enter_module` and `exit_module` around each part in its `visit` and `map`, as `#[derive(Module)]` does \
+         [errors.md#models-of-burn]"
+    )]
+    SharedPath {
+        /// The path.
+        path: String,
+    },
+
+    /// No tensor of the model requires a gradient.
+    #[error("the model has no parameter to train: {problem} [errors.md#models-of-burn]")]
+    NothingToTrain {
+        /// Why, and what to do.
+        problem: String,
     },
 
     /// The model of other ranks cannot be wrapped. They get the reason as an error of its own.
@@ -162,5 +199,18 @@ pub enum Error {
 impl From<drumline::Error> for Error {
     fn from(error: drumline::Error) -> Error {
         Error::Drumline(error.into())
+    }
+}
+
+impl<B> From<drumline::WorkError<B>> for Error {
+    fn from(failed: drumline::WorkError<B>) -> Error {
+        Error::Drumline(failed.into())
+    }
+}
+
+/// The text for users, which `unwrap` and a `main` that returns an error print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }

@@ -297,6 +297,11 @@ impl Kept {
         }
     }
 
+    /// Whether there are gradients of a step that has not ended.
+    pub(crate) fn has_gradients(&self) -> bool {
+        !self.names.is_empty() && self.sums().len() > 0
+    }
+
     /// The gradients of the step, which ends.
     pub(crate) fn take(&self) -> GradientsParams {
         mem::take(&mut *self.sums())

@@ -1,10 +1,13 @@
 //! The tensors of a model, before it is wrapped.
 
-use std::{cell::RefCell, collections::HashMap};
+use std::{
+    cell::RefCell,
+    collections::{HashMap, HashSet},
+};
 
 use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
-    tensor::Tensor,
+    tensor::{Bool, Device, Int, Tensor},
 };
 use drumline::{
     DType, ProcessGroup,
@@ -16,7 +19,7 @@ use crate::{
     burn_version::REPARAMETERIZATION,
     pack,
     tap::Wrapper,
-    tensors::{self, Path},
+    tensors::{self, Path, VisitFloat},
 };
 
 /// The tensors of a model.
@@ -73,7 +76,39 @@ pub(crate) fn inspect<M: Module>(model: &M, options: &DdpOptions) -> Inspected {
     });
     inspected.ignored = ignored.into_inner();
     inspected.problem = inspected.problem.or(visited.err());
+    if inspected.parameters.is_empty() {
+        inspected.problem.get_or_insert_with(|| nothing_to_train(model));
+    }
     inspected
+}
+
+/// Says why no tensor of `model` requires a gradient.
+fn nothing_to_train<M: Module>(model: &M) -> Error {
+    #[derive(Default)]
+    struct Find {
+        has_autodiff: bool,
+        other: Option<Device>,
+    }
+    impl VisitFloat for Find {
+        fn float<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
+            let tensor = param.base();
+            self.has_autodiff |= tensor.is_autodiff();
+            self.other.get_or_insert_with(|| tensor.device());
+        }
+    }
+    let mut find = Find::default();
+    tensors::visit_floats(model, &mut find);
+    let problem = match find {
+        Find { has_autodiff: false, other: Some(device) } => format!(
+            "its device {} has no autodiff; create it on a device with autodiff, such as \
+             `Device::flex().autodiff()`, and wrap it before `valid()`",
+            pack::device_name(&device)
+        ),
+        _ => "its tensors are frozen or ignored, or were created on a device without autodiff; create it on a \
+              device with autodiff, such as `Device::flex().autodiff()`"
+            .to_owned(),
+    };
+    Error::NothingToTrain { problem }
 }
 
 impl Inspected {
@@ -114,19 +149,45 @@ impl Inspected {
 #[derive(Default)]
 struct Visitor {
     path: Path,
-    /// The path of each parameter, by id.
-    ids: HashMap<ParamId, String>,
+    paths: HashSet<String>,
+    /// The path of each floating-point tensor, by id, and whether it is trained.
+    ids: HashMap<ParamId, (String, bool)>,
     /// The reparameterization of each parameter that has one, by path.
     carried: HashMap<String, String>,
     problem: Option<Error>,
 }
 
+impl Visitor {
+    /// Returns the path of a tensor, which no other may have.
+    fn note_path(&mut self) -> String {
+        let path = self.path.name();
+        if !self.paths.insert(path.clone()) {
+            self.problem.get_or_insert(Error::SharedPath { path: path.clone() });
+        }
+        path
+    }
+}
+
 impl ModuleVisitor for Visitor {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let second = self.path.name();
-        if let Some(first) = self.ids.insert(param.id, second.clone()) {
-            self.problem.get_or_insert(Error::SharedParameter { first, second });
-        }
+        let (second, is_trained) = (self.note_path(), param.is_require_grad());
+        let problem = match self.ids.insert(param.id, (second.clone(), is_trained)) {
+            Some((first, true)) if is_trained => Error::SharedParameter { first, second },
+            Some((first, true)) => Error::FrozenCopy { trained: first, copy: second },
+            Some((first, false)) if is_trained => {
+                Error::FrozenCopy { trained: second, copy: first }
+            }
+            _ => return,
+        };
+        self.problem.get_or_insert(problem);
+    }
+
+    fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
+        self.note_path();
+    }
+
+    fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
+        self.note_path();
     }
 
     fn enter_module(&mut self, name: &str, container_type: &str) {

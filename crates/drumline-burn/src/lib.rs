@@ -93,6 +93,7 @@ mod averaged;
 #[cfg(doctest)]
 mod book;
 mod burn_version;
+mod check;
 pub mod checkpoint;
 mod clip;
 #[cfg(feature = "data")]

@@ -21,6 +21,7 @@ use drumline::{
 use crate::{
     Error, Result,
     any_model::AnyModel,
+    check,
     debug::Debug,
     gradients::{Kept, Slots},
     sync_batch_norm,
@@ -198,8 +199,7 @@ impl<'a> Together<'a> {
         let mut own = self.run(loss, true)?;
         first.debug.end_backward(began);
         let step = self.count_step();
-        let kept: Vec<GradientsParams> =
-            self.parts.iter().map(|part| part.handle.kept.take()).collect();
+        let kept = self.take_kept();
         let reducer = &self.reduction.reducer;
         if first.taps.is_none() && !reducer.has_gradients() {
             let own = self.each().zip(kept).map(|((part, slots), kept)| {
@@ -232,17 +232,24 @@ impl<'a> Together<'a> {
         self.each().map(add).fold(Ok(()), Result::and)
     }
 
-    /// Takes part in a step without data. `None` when no rank has data left.
+    /// Takes part in a step without data. `None` when no rank has data left. Micro-batches whose step this rank did not
+    /// end are data.
     pub(crate) fn shadow(&self) -> Result<Option<Vec<GradientsParams>>> {
-        if self.parts[0].handle.taps.is_none() {
+        self.refuse_others()?;
+        let reducer = &self.reduction.reducer;
+        let has_kept = self.parts.iter().any(|part| part.handle.kept.has_gradients());
+        if self.parts[0].handle.taps.is_none() && !has_kept && !reducer.has_gradients() {
             return Ok(None);
         }
-        let Some(averaged) = self.reduction.reducer.shadow()? else { return Ok(None) };
+        self.check()?;
+        let kept = self.take_kept();
+        let averaged = if has_kept { Some(reducer.finish()?) } else { reducer.shadow()? };
+        let Some(averaged) = averaged else { return Ok(None) };
         self.count_step();
-        let collect = |(part, slots): (&Part<'_>, &Slots)| {
-            part.model.collect(&averaged, slots, GradientsParams::new(), None)
+        let collect = |((part, slots), kept): ((&Part<'_>, &Slots), _)| {
+            part.model.collect(&averaged, slots, kept, None)
         };
-        Ok(Some(self.each().map(collect).collect()))
+        Ok(Some(self.each().zip(kept).map(collect).collect()))
     }
 
     /// This rank's own gradients. If `is_last`, the taps submit them.
@@ -250,10 +257,9 @@ impl<'a> Together<'a> {
         if !loss.is_tracked() {
             return Err(Error::LossWithoutGradient);
         }
-        if self.parts.iter().any(|part| part.handle.reductions.holds_others(&self.reduction)) {
-            let problem = "earlier micro-batches were for other models; end their step first, or pass the same \
-                           models to `accumulate_all` and `backward_all`";
-            return Err(Error::CannotCombine { problem: problem.to_owned() });
+        self.refuse_others()?;
+        if is_last {
+            self.check()?;
         }
         let reducer = &self.reduction.reducer;
         reducer.begin_backward();
@@ -269,6 +275,38 @@ impl<'a> Together<'a> {
         }
         self.parts.iter().for_each(|part| part.model.keep(&part.handle.kept, &gradients));
         Ok(gradients)
+    }
+
+    /// Refuses a step while micro-batches of another one wait.
+    fn refuse_others(&self) -> Result<()> {
+        if self.parts.iter().any(|part| part.handle.reductions.holds_others(&self.reduction)) {
+            let problem = "earlier micro-batches were for other models; end their step first, or pass the same \
+                           models to `accumulate_all` and `backward_all`";
+            return Err(Error::CannotCombine { problem: problem.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Compares the parameters between the ranks, if it is time to. If they differ, the step has ended.
+    fn check(&self) -> Result<()> {
+        let reducer = &self.reduction.reducer;
+        if !reducer.is_check_due() {
+            return Ok(());
+        }
+        let count = self.parts.iter().map(|part| part.handle.parameters.len()).sum();
+        let read = |digests: &mut [u64]| {
+            self.each().try_for_each(|(part, slots)| part.model.digest(slots, digests))
+        };
+        let checked = check::compare(&self.parts[0].handle.group, reducer, count, read);
+        if checked.is_err() {
+            drop(self.take_kept());
+        }
+        checked
+    }
+
+    /// The gradients that each model's ranks keep for themselves.
+    fn take_kept(&self) -> Vec<GradientsParams> {
+        self.parts.iter().map(|part| part.handle.kept.take()).collect()
     }
 
     /// The models, and the indices of their parameters.

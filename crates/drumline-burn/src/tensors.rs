@@ -1,12 +1,14 @@
 //! A model as a list of named tensors, to verify, broadcast, digest, save and load it.
 
+use std::collections::HashSet;
+
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, Parameter},
     tensor::{self, Bool, Device, Int, Tensor, TensorData},
 };
 use drumline::{
     DType, bf16,
-    ddp::{Broadcast, ParameterSpec, StateDigest},
+    ddp::{Broadcast, DdpOptions, ParameterSpec, StateDigest, verify_model},
     f16,
 };
 
@@ -179,7 +181,7 @@ impl TensorValues {
 ///
 /// # Errors
 ///
-/// A tensor has a dtype that [`TensorValues`] does not support.
+/// A tensor has a dtype that [`TensorValues`] does not support, or the path of another tensor.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::Device};
@@ -195,9 +197,13 @@ impl TensorValues {
 /// ```
 pub fn named_tensors<M: Module>(model: &M) -> Result<Vec<NamedTensor>> {
     let mut tensors = Vec::new();
+    let mut names = HashSet::new();
     visit(model, |tensor| {
         let values = tensor.values()?;
         let ParameterSpec { name, shape, .. } = tensor.spec;
+        if !names.insert(name.clone()) {
+            return Err(Error::SharedPath { path: name });
+        }
         tensors.push(NamedTensor { name, shape, values });
         Ok(())
     })?;
@@ -228,8 +234,14 @@ pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) ->
     let mut problems = Vec::new();
     let mut found = 0;
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let same = tensors.windows(2).filter(|pair| pair[0].name == pair[1].name);
+    problems.extend(same.map(|pair| format!("`{}` comes twice", pair[0].name)));
+    let mut names = HashSet::new();
     visit(&model, |tensor| {
         let spec = &tensor.spec;
+        if !names.insert(spec.name.clone()) {
+            return Err(Error::SharedPath { path: spec.name.clone() });
+        }
         match tensors.binary_search_by(|t| t.name.cmp(&spec.name)).map(|at| tensors[at].spec()) {
             Err(_) => problems.push(format!("{spec} is missing")),
             Ok(given) if given == *spec => found += 1,
@@ -282,19 +294,6 @@ pub(crate) fn digest_except<M: Module>(model: &M, skip: &dyn Fn(&str) -> bool) -
     Ok(digest.finish())
 }
 
-/// A digest of the tensors that are trained.
-#[cfg(feature = "train")]
-pub(crate) fn trained_digest<M: Module>(model: &M) -> Result<u64> {
-    let mut digest = StateDigest::default();
-    visit(model, |tensor| {
-        if tensor.is_trained {
-            digest.tensor(&tensor.spec, tensor.values()?.as_bytes());
-        }
-        Ok(())
-    })?;
-    Ok(digest.finish())
-}
-
 /// Whether a tensor of `model` is not trained.
 #[cfg(feature = "train")]
 pub(crate) fn has_buffers<M: Module>(model: &M) -> Result<bool> {
@@ -323,11 +322,16 @@ pub(crate) fn broadcast<M: Module>(
     group: &drumline::ProcessGroup,
 ) -> Result<M> {
     let chosen = |tensor: &Seen<'_>| which == Which::All || !tensor.is_trained;
-    let mut bytes = 0;
+    let (mut trained, mut others) = (Vec::new(), Vec::new());
     visit_except(&model, skip, |tensor| {
-        bytes += if chosen(&tensor) { tensor.spec.bytes() } else { 0 };
+        if chosen(&tensor) {
+            if tensor.is_trained { &mut trained } else { &mut others }.push(tensor.spec);
+        }
         Ok(())
     })?;
+    // A rank may have frozen a layer, or pass another model: its bytes would go to the wrong tensors.
+    verify_model(group, &trained, &others, &DdpOptions::default())?;
+    let bytes = trained.iter().chain(&others).map(ParameterSpec::bytes).sum();
     let mut broadcast = Broadcast::from_rank(source, group, bytes);
     let model = if broadcast.is_source() {
         visit_except(&model, skip, |tensor| {

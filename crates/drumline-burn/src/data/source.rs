@@ -72,7 +72,6 @@ impl<I, O> Clone for Source<I, O> {
 /// # let _: Option<LoadError> = None;
 /// # Ok::<_, drumline_burn::Error>(())
 /// ```
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct LoadError {
     /// The rank.
@@ -135,6 +134,13 @@ impl fmt::Display for LoadError {
             more => write!(f, " and {more} more")?,
         }
         write!(f, ": {}", self.problem)
+    }
+}
+
+/// The text for users, which `unwrap` and a `main` that returns an error print.
+impl fmt::Debug for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -19,7 +19,7 @@ use drumline::{
 };
 
 use crate::{
-    DistributedDataParallel, Error, Result,
+    DistributedDataParallel, Error, Result, check,
     gradients::{self, Slots},
     inspect::inspect,
     step::Reduction,
@@ -126,11 +126,6 @@ impl Averager {
         let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
         let mut inspected = inspect(&model, &options);
         inspected.verify(group, &options)?;
-        if inspected.parameters.is_empty() {
-            let problem = "the model of the learner has no parameter to train; create it on a device with \
-                           autodiff, such as `Device::flex().autodiff()`";
-            return Err(Error::Learner { problem: problem.to_owned() });
-        }
         let model = tensors::broadcast(model, Which::All, &|_| false, 0, group)?;
         let own = Reduction::new(&[&inspected.parameters], &options, group)?;
         let slots = own.slots().clone();
@@ -156,6 +151,17 @@ impl Averager {
         model: &M,
     ) -> Result<()> {
         gradients::accumulate(&self.reducer, &self.slots, gradients, model)
+    }
+
+    /// Whether the options ask for a comparison of parameters now.
+    pub(super) fn is_check_due(&self) -> bool {
+        self.reducer.is_check_due()
+    }
+
+    /// Compares the parameters between the ranks.
+    pub(super) fn compare<M: Module>(&self, model: &M, group: &ProcessGroup) -> Result<()> {
+        let read = |digests: &mut [u64]| check::digest(&self.slots, model, digests);
+        check::compare(group, &self.reducer, self.slots.len(), read)
     }
 
     /// Averages the sum of what this rank has: of `gradients` and of all that was accumulated.

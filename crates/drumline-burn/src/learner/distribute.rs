@@ -172,17 +172,20 @@ impl<M: LearnerModel> DistributedTraining<M> {
     /// # use burn::{module::Module, tensor::Device, train::{Learner, LearnerModel, SupervisedTraining}};
     /// # use burn::{optim::ModuleOptimizer, lr_scheduler::constant::ConstantLr};
     /// # use drumline::ProcessGroup;
-    /// use drumline_burn::{DistributedDataParallel, Result, distribute};
+    /// use drumline_burn::{DistributedDataParallel, distribute};
     ///
     /// fn train<M: LearnerModel>(
     ///     training: SupervisedTraining<M>,
     ///     model: M,
     ///     optimizer: ModuleOptimizer,
     ///     group: &ProcessGroup,
-    /// ) -> Result<()> {
+    /// ) -> Result<(), Box<dyn std::error::Error>> {
     ///     let (ddp, model) = DistributedDataParallel::wrap(model, group)?;
     ///     let learner = Learner::new(model, optimizer, ConstantLr::new(0.1));
-    ///     distribute(training, group).wrapped(&ddp).launch(learner);
+    ///     let result = distribute(training, group).wrapped(&ddp).launch(learner);
+    ///     if let Some(error) = result.error {
+    ///         return Err(error.to_string().into());
+    ///     }
     ///     println!("{:?}", ddp.stats());
     ///     Ok(())
     /// }

@@ -176,22 +176,16 @@ impl<M: LearnerModel> Run<'_, M> {
             self.learner.lr_step();
             self.learner.optimizer_step(gradients);
         }
-        if !self.is_compared {
+        if !self.is_compared || self.averager.is_check_due() {
             self.is_compared = true;
-            self.compare("after the first step")?;
+            self.compare()?;
         }
         Ok((output.item, batch.progress, marks))
     }
 
     /// Compares the parameters of all ranks.
-    pub(super) fn compare(&self, when: &str) -> Result<()> {
-        let own = tensors::trained_digest(&self.learner.model())?;
-        stopping::require_equal(own, self.group, |ranks| {
-            format!(
-                "{when}, the parameters of {ranks} differ from those of rank 0; give all ranks the same \
-                 optimizer, learning rate and `TrainStep::optimize`"
-            )
-        })
+    pub(super) fn compare(&self) -> Result<()> {
+        self.averager.compare(&self.learner.model(), self.group)
     }
 
     /// The epoch has ended on some rank. It must have ended on all.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drumline::{ProcessGroup, ReduceOp, Work};
 
-use crate::{Error, Result};
+use crate::Result;
 
 /// What a rank tells the others in a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,22 +72,4 @@ pub(super) fn exchange(wish: Option<Wish>, group: &ProcessGroup) -> Result<Vec<O
         _ => Wish::Fail(text.unwrap_or_default()),
     };
     Ok(all.into_iter().map(|told: Told| told.map(heard)).collect())
-}
-
-/// Returns the same error on all ranks if `own` is not equal on all of them. `problem` makes the text of the error
-/// from the ranks that have another value than rank 0.
-pub(super) fn require_equal(
-    own: u64,
-    group: &ProcessGroup,
-    problem: impl FnOnce(&str) -> String,
-) -> Result<()> {
-    let mut all = vec![0; group.world_size()];
-    group.all_gather(&[own], &mut all)?;
-    let differing: Vec<String> =
-        (0..all.len()).filter(|&rank| all[rank] != all[0]).map(|rank| rank.to_string()).collect();
-    match &differing[..] {
-        [] => Ok(()),
-        [rank] => Err(Error::Learner { problem: problem(&format!("rank {rank}")) }),
-        ranks => Err(Error::Learner { problem: problem(&format!("ranks {}", ranks.join(", "))) }),
-    }
 }

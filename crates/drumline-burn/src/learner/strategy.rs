@@ -153,7 +153,7 @@ impl Strategy {
             if flow != Flow::GoOn {
                 break;
             }
-            run.compare(&format!("at the end of epoch {epoch}"))?;
+            run.compare()?;
             run.sync_buffers()?;
 
             let mut stops_early = false;
@@ -224,13 +224,18 @@ impl Strategy {
 
 /// Whether all ranks get this error.
 fn is_agreed(error: &Error) -> bool {
-    use drumline::train::Error::{Gradients, ModelMismatch};
+    use drumline::train::Error::{Gradients, ModelMismatch, ParametersDiffer};
     match error {
-        Error::Drumline(error) => matches!(error, ModelMismatch { .. } | Gradients { .. }),
-        // The ranks have told each other the last four.
+        Error::Drumline(error) => {
+            matches!(error, ModelMismatch { .. } | Gradients { .. } | ParametersDiffer { .. })
+        }
+        // The ranks have told each other all but the first.
         Error::Learner { .. }
         | Error::AlreadyWrapped { .. }
         | Error::SharedParameter { .. }
+        | Error::FrozenCopy { .. }
+        | Error::SharedPath { .. }
+        | Error::NothingToTrain { .. }
         | Error::UnsupportedDType { .. }
         | Error::OnOtherRanks { .. } => true,
         _ => false,

@@ -1,7 +1,9 @@
 use std::{fmt, sync::Arc};
 
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::ModuleOptimizer,
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, Param},
+    optim::ModuleOptimizer,
     tensor::Tensor,
 };
 use drumline::{
@@ -12,8 +14,9 @@ use drumline::{
 use super::{gradients::ShardedGradients, shards::Shards, values};
 use crate::{
     DistributedDataParallel, Error, Result,
-    agreement::agree,
+    agreement::{agree, same_settings},
     checkpoint::{IntoOptimizer, names_with_state},
+    tensors::{VisitFloat, visit_floats},
 };
 
 /// Data-parallel training in which each rank keeps the optimizer's state of a part of the parameters: stage 1 of ZeRO,
@@ -83,7 +86,8 @@ impl ShardedOptimizer {
     /// # Errors
     ///
     /// As for [`DistributedDataParallel::wrap`]. [`Error::Sharded`] on every rank if the optimizer of some rank has state
-    /// already for a parameter that another rank owns: it names rank and parameter.
+    /// already for a parameter that another rank owns: it names rank and parameter. So it is if ranks have other
+    /// configurations of the optimizer.
     pub fn wrap<M: Module>(
         model: M,
         optimizer: impl IntoOptimizer<Optimizer = ModuleOptimizer>,
@@ -134,7 +138,10 @@ impl ShardedOptimizer {
                 Some((name, owner)) => Err(name_foreign(name, owner)),
             }
         });
-        agree(group, has_own_state_alone)?.map_err(|problem| Error::Sharded { problem })?;
+        let sharded = |problem| Error::Sharded { problem };
+        agree(group, has_own_state_alone)?.map_err(sharded)?;
+        let settings = [("the optimizer", config.clone().unwrap_or_default())];
+        same_settings(group, &settings)?.map_err(sharded)?;
         Ok((Self { ddp, optimizer, config, shards: Arc::new(shards) }, model))
     }
 
@@ -197,7 +204,9 @@ impl ShardedOptimizer {
     /// # Errors
     ///
     /// The communication failed, or the device of some rank: every rank gets an error that names rank and parameter.
-    /// [`Error::Sharded`] if `gradients` are of another `ShardedOptimizer`; nothing is sent then.
+    /// [`Error::Sharded`] on every rank if ranks have other learning rates in the first step, or in one that
+    /// [`DdpOptions::check_every`] names. [`Error::Sharded`] if `gradients` are of another `ShardedOptimizer`; nothing is
+    /// sent then.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -210,8 +219,22 @@ impl ShardedOptimizer {
                            one's `backward`";
             return Err(Error::Sharded { problem: problem.to_owned() });
         }
+        let learning_rate = learning_rate.into();
+        self.check_rates(&learning_rate, &model)?;
         let model = self.optimizer.step(learning_rate, model, here);
         values::gather(model, &self.shards, &self.ddp.handle().reductions.own.reducer)
+    }
+
+    /// Compares the learning rates of the ranks, if it is time to: the values of parameters would not show a difference.
+    fn check_rates<M: Module>(&self, rates: &ModuleLearningRate, model: &M) -> Result<()> {
+        if !self.ddp.handle().reductions.own.reducer.is_check_step() {
+            return Ok(());
+        }
+        let mut collect = Rates { rates, shards: &self.shards, found: Vec::new() };
+        visit_floats(model, &mut collect);
+        let found: Vec<(&str, String)> =
+            collect.found.iter().map(|(name, rate)| (&name[..], rate.clone())).collect();
+        same_settings(self.group(), &found)?.map_err(|problem| Error::Sharded { problem })
     }
 
     /// Copies rank 0's buffers to all ranks, as [`DistributedDataParallel::sync_buffers`].
@@ -303,6 +326,22 @@ impl ShardedOptimizer {
 
     pub(crate) fn config(&self) -> Option<&str> {
         self.config.as_deref()
+    }
+}
+
+/// Collects the learning rates of the parameters that have owners.
+struct Rates<'a> {
+    rates: &'a ModuleLearningRate,
+    shards: &'a Shards,
+    found: Vec<(String, String)>,
+}
+
+impl VisitFloat for Rates<'_> {
+    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
+        if self.shards.owner(name).is_some() {
+            let rate = self.rates.lr_from_param(param.id, Some(name));
+            self.found.push((format!("the learning rate of `{name}`"), rate.to_string()));
+        }
     }
 }
 

@@ -6,9 +6,11 @@ mod clip;
 #[path = "../common/mod.rs"]
 mod common;
 mod ddp;
+mod diverged;
 mod ignored;
 mod no_copy;
 mod overlap;
+mod paths;
 mod scaler;
 mod sharded;
 mod short_types;

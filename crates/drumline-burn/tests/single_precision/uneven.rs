@@ -1,6 +1,6 @@
 //! Ranks with different numbers of batches.
 
-use crate::common::{on_ranks, tensor};
+use crate::common::{Mlp, gradients_of, on_ranks, tensor};
 use burn::{
     module::Module,
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
@@ -103,5 +103,60 @@ fn ranks_with_10_7_3_and_0_batches_end_together() {
     for divisor in [Divisor::InitialWorld, Divisor::ActiveRanks] {
         train([10, 7, 3, 0], divisor);
         train([0, 3, 10, 7], divisor);
+    }
+}
+
+/// The gradients of one rank's batch, by parameter.
+fn plain(model: &Mlp, rank: usize) -> Vec<Vec<f32>> {
+    let gradients = loss(&model.clone(), rank).backward();
+    gradients_of(model, &GradientsParams::from_grads(gradients, model))
+}
+
+fn loss(model: &Mlp, rank: usize) -> Tensor<1> {
+    model.forward(tensor([3, 4], rank, &device())).square().mean()
+}
+
+#[test]
+fn micro_batches_whose_step_a_rank_did_not_end_are_data() {
+    let start = Mlp::new(4, 1, &device()); // the same on all ranks, also what is ignored
+    for world_size in 1..=3 {
+        for divisor in [Divisor::InitialWorld, Divisor::ActiveRanks] {
+            on_ranks(world_size, |group| {
+                let rank = group.rank();
+                let options = DdpOptions::default().divisor(divisor).ignore(["head"]);
+                let (ddp, model) =
+                    DistributedDataParallel::wrap_with(start.clone(), &group, &options).unwrap();
+                let averages = |ranks: usize| -> Vec<f32> {
+                    let own = (0..ranks).map(|rank| plain(&model, rank)[0].clone());
+                    let sum = own.reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a + b).collect());
+                    let divisor = if divisor == Divisor::ActiveRanks { ranks } else { world_size };
+                    sum.unwrap().iter().map(|it| it / divisor as f32).collect()
+                };
+                let check = |gradients: &GradientsParams, ranks| {
+                    let found = gradients_of(&model, gradients);
+                    for (found, wanted) in found[0].iter().zip(averages(ranks)) {
+                        assert!(
+                            (found - wanted).abs() < 1e-6,
+                            "{divisor:?}: {found}, not {wanted}"
+                        );
+                    }
+                    assert_eq!(found[2], plain(&model, rank)[2], "this rank keeps its own");
+                };
+                for _epoch in 0..2 {
+                    // The last rank has no data for the end of its step.
+                    let gradients = if rank + 1 == world_size {
+                        ddp.accumulate(loss(&model, rank), &model).unwrap();
+                        ddp.shadow(&model).unwrap().unwrap()
+                    } else {
+                        ddp.backward(loss(&model, rank), &model).unwrap()
+                    };
+                    check(&gradients, world_size);
+                    assert!(ddp.shadow(&model).unwrap().is_none());
+                }
+                let gradients = ddp.backward(loss(&model, rank), &model).unwrap();
+                check(&gradients, world_size);
+                assert_eq!(ddp.stats().steps, 3);
+            });
+        }
     }
 }
