@@ -1,13 +1,17 @@
-//! Hosts that are network namespaces, and the ranks that run there.
+//! Hosts with ranks on them.
 
 use std::{
-    fs,
+    env, fs,
     io::{BufRead, BufReader},
+    path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
 };
 
-use crate::ranks::{TASK, URL};
+pub(super) use crate::network::{Family, skip};
+use crate::{
+    network::{self, Network},
+    ranks::{TASK, URL},
+};
 
 const PORT: u16 = 29500;
 
@@ -15,35 +19,9 @@ pub(super) const SECRET: &str = "the secret of the tests over namespaces";
 
 /// Some hosts in one network.
 pub(super) struct Hosts {
-    name: String,
+    network: Network,
     pub(super) count: usize,
-    family: Family,
-}
-
-/// Which addresses hosts have, and no others.
-#[derive(Clone, Copy)]
-pub(super) enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    fn address(self, host: usize) -> String {
-        match self {
-            // 198.18.0.0/15 is for tests of networks.
-            Family::V4 => format!("198.18.0.{}", host + 1),
-            Family::V6 => format!("fd00::{:x}", host + 1),
-        }
-    }
-
-    fn give_address(self, netns: &str, host: usize) -> Result<(), String> {
-        let address = self.address(host);
-        match self {
-            Family::V4 => ip(&format!("-n {netns} addr add {address}/24 dev eth0")),
-            Family::V6 => ip(&format!("-n {netns} addr add {address}/64 dev eth0 nodad"))
-                .and_then(|()| ip(&format!("-n {netns} -4 addr flush dev lo"))),
-        }
-    }
+    program: PathBuf,
 }
 
 impl Hosts {
@@ -53,79 +31,47 @@ impl Hosts {
     }
 
     pub(super) fn with(family: Family, count: usize) -> Option<Hosts> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let hosts = Hosts { name: format!("dl{}-{number}", std::process::id()), count, family };
-        match hosts.build() {
-            Ok(()) => Some(hosts),
-            Err(reason) => {
-                skip(&format!("no network namespaces here: {reason}"));
-                None
-            }
-        }
-    }
-
-    fn build(&self) -> Result<(), String> {
-        let switch = self.switch();
-        ip(&format!("netns add {switch}"))?;
-        ip(&format!("-n {switch} link add bridge type bridge"))?;
-        ip(&format!("-n {switch} link set bridge up"))?;
-        for host in 0..self.count {
-            let netns = self.netns(host);
-            ip(&format!("netns add {netns}"))?;
-            let cable = format!("link add eth0 netns {netns} type veth peer name to{host}");
-            ip(&format!("{cable} netns {switch}"))?;
-            ip(&format!("-n {switch} link set to{host} master bridge up"))?;
-            ip(&format!("-n {netns} link set eth0 up"))?;
-            ip(&format!("-n {netns} link set lo up"))?;
-            self.family.give_address(&netns, host)?;
-        }
-        Ok(())
-    }
-
-    fn switch(&self) -> String {
-        format!("{}-switch", self.name)
-    }
-
-    fn netns(&self, host: usize) -> String {
-        format!("{}-{host}", self.name)
+        let program = env::current_exe().unwrap();
+        let network = Network::new(count, family, &[program.parent().unwrap()])?;
+        Some(Hosts { network, count, program })
     }
 
     pub(super) fn pull_the_cable_of(&self, host: usize) {
-        ip(&format!("-n {} link set to{host} down", self.switch())).unwrap();
+        self.network.pull_the_cable_of(host);
+    }
+
+    /// A command whose further arguments are what to run on a host.
+    pub(super) fn on(&self, host: usize) -> Command {
+        self.network.on(host, Path::new("/"))
     }
 
     /// Gives every host another interface, `eth1`, in a network of its own.
     pub(super) fn add_cables(&self) {
         for host in 0..self.count {
-            let (netns, switch) = (self.netns(host), self.switch());
-            let cable = format!("link add eth1 netns {netns} type veth peer name also{host}");
-            ip(&format!("{cable} netns {switch}")).unwrap();
-            ip(&format!("-n {switch} link set also{host} master bridge up")).unwrap();
-            ip(&format!("-n {netns} link set eth1 up")).unwrap();
+            let on_host = |line: &str| self.network.set(Some(host), line).unwrap();
+            on_host(&format!("ip link add eth1 type veth peer name also{host}"));
+            on_host(&format!("ip link set also{host} netns {}", self.network.bridge()));
+            on_host("ip link set eth1 up");
             // Of the same block for tests.
-            ip(&format!("-n {netns} addr add 198.19.0.{}/24 dev eth1", host + 1)).unwrap();
+            on_host(&format!("ip addr add 198.19.0.{}/24 dev eth1", host + 1));
+            self.network.set(None, &format!("ip link set also{host} master bridge up")).unwrap();
         }
     }
 
     /// The bytes that a host has sent over an interface.
     pub(super) fn sent(&self, host: usize, interface: &str) -> u64 {
-        let file = format!("/sys/class/net/{interface}/statistics/tx_bytes");
-        let output = Command::new("ip")
-            .args(["netns", "exec", &self.netns(host), "cat", &file])
-            .output()
-            .unwrap();
-        String::from_utf8_lossy(&output.stdout).trim().parse().unwrap()
+        let output = self.on(host).args(["cat", "/proc/net/dev"]).output().unwrap();
+        let table = String::from_utf8(output.stdout).unwrap();
+        let front = format!("{interface}:");
+        let line = table.lines().find_map(|line| line.trim().strip_prefix(&front)).unwrap();
+        line.split_whitespace().nth(8).unwrap().parse().unwrap()
     }
 
     /// Lets `megabits` per second out of every host.
     pub(super) fn slow_down(&self, megabits: usize) -> Result<(), String> {
-        for host in 0..self.count {
-            let shape = format!("tbf rate {megabits}mbit burst 64kb latency 400ms");
-            let line = format!("-n {} qdisc add dev eth0 root {shape}", self.netns(host));
-            run("tc", &line)?;
-        }
-        Ok(())
+        let shape = format!("tbf rate {megabits}mbit burst 64kb latency 400ms");
+        let line = format!("tc qdisc add dev eth0 root {shape}");
+        (0..self.count).try_for_each(|host| self.network.set(Some(host), &line))
     }
 
     /// Starts rank `rank` of `world_size` on the host of its number, modulo the hosts.
@@ -158,15 +104,11 @@ impl Hosts {
         task: &str,
         variables: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Rank {
-        let master = match self.family {
-            Family::V4 => self.family.address(0),
-            Family::V6 => format!("[{}]", self.family.address(0)),
-        };
-        let url = format!("tcp://{master}:{PORT}?rank={rank}&world_size={world_size}");
-        let mut command = Command::new("ip");
+        let master = self.network.endpoint(0, PORT);
+        let url = format!("tcp://{master}?rank={rank}&world_size={world_size}");
+        let mut command = self.on(host);
         command
-            .args(["netns", "exec", &self.netns(host)])
-            .arg(std::env::current_exe().unwrap())
+            .arg(&self.program)
             .args(["--exact", "ranks::rank", "--nocapture"])
             .env(TASK, task)
             .env(URL, url)
@@ -188,34 +130,6 @@ impl Hosts {
     pub(super) fn start_all(&self, world_size: usize, task: &str) -> Vec<Rank> {
         (0..world_size).map(|rank| self.start(rank, world_size, task, Some(SECRET))).collect()
     }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        // What was never made cannot be removed.
-        let _ = ip(&format!("netns del {}", self.switch()));
-        for host in 0..self.count {
-            let _ = ip(&format!("netns del {}", self.netns(host)));
-        }
-    }
-}
-
-/// The rest of the test needs what this machine lacks. Where `DRUMLINE_TEST_HOSTS` is set, as in CI, that is a
-/// failure.
-pub(super) fn skip(reason: &str) {
-    assert!(std::env::var_os("DRUMLINE_TEST_HOSTS").is_none(), "{reason}");
-    println!("SKIPPED: {reason}");
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    run("ip", arguments)
-}
-
-fn run(program: &str, arguments: &str) -> Result<(), String> {
-    let output = Command::new(program).args(arguments.split(' ')).output();
-    let output = output.map_err(|error| format!("{program}: {error}"))?;
-    let told = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("{program} {arguments}: {told}")) }
 }
 
 pub(super) struct Rank {
@@ -241,21 +155,20 @@ impl Rank {
 
     /// The addresses at which somebody listens on the rank's host, as the kernel writes them.
     pub(super) fn listens_at(&self, table: &str) -> Vec<String> {
-        // `ip netns exec` has become the rank.
+        // `nsenter` has gone to the host, too.
         let table = fs::read_to_string(format!("/proc/{}/net/{table}", self.child.id())).unwrap();
         let listening = table.lines().filter(|line| line.split_whitespace().nth(3) == Some("0A"));
         listening.filter_map(|line| Some(line.split_whitespace().nth(1)?.to_owned())).collect()
     }
 
     pub(super) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
+        network::signal(&self.child, signal);
     }
 }
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        self.signal(rustix::process::Signal::KILL);
         let _ = self.child.wait();
     }
 }

@@ -1,5 +1,4 @@
-//! Jobs over several hosts: network namespaces of one machine, each with an address of its own,
-//! joined by a bridge.
+//! Jobs over several hosts: namespaces of one machine, each with an address of its own, joined by a bridge.
 //!
 //! They take root and iproute2. Without these the tests say so and do nothing; with `DRUMLINE_TEST_HOSTS` set
 //! they fail.
@@ -7,6 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod hosts;
+#[path = "../hosts/mod.rs"]
+mod network;
 mod ranks;
 
 use std::{
@@ -250,14 +251,15 @@ fn a_rank_that_is_killed_is_named_although_a_fork_of_it_lives() {
     let Some(network) = Hosts::new(2) else { return };
     let mut ranks = network.start_all(2, "fork, and work until something breaks");
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "3"));
-    let child = ranks[1].line("child: ").parse().unwrap();
-    let child = rustix::process::Pid::from_raw(child).unwrap();
+    // Its number on the host.
+    let child = ranks[1].line("child: ");
     ranks[1].line("goes on");
     ranks[1].signal(rustix::process::Signal::KILL);
     let killed = Instant::now();
     let told = ranks[0].line("culprit: ");
     let noticed_after = killed.elapsed();
-    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+    let line = format!("kill -KILL {child}");
+    assert!(network.on(1).args(["sh", "-c", &line]).status().unwrap().success());
     println!("{:.3} s after it was killed: {told}", noticed_after.as_secs_f64());
     assert!(told.starts_with("Some(1): "), "{told}");
     assert!(told.contains("the process of rank 1 has ended"), "{told}");
