@@ -1,48 +1,81 @@
-"""Unmodified programs of torch on two hosts: two launchers of this machine."""
+"""Unmodified programs on hosts with networks of their own."""
 
 from __future__ import annotations
 
-import os
 import pathlib
-import socket
-import subprocess
 import sys
 
 import pytest
+from hosts import Network
 
 pytest.importorskip("torch")
 
+# Joins one group after another.
 PROGRAM = '''
-import os
+import os, pathlib, sys
+import numpy as np
 import torch
 import torch.distributed as dist
 
-dist.init_process_group(os.environ["BACKEND"])
-numbers = torch.full((3,), dist.get_rank() + 1.0)
-dist.all_reduce(numbers)
-print("sum", numbers.tolist(), os.environ["MASTER_ADDR"], flush=True)
-dist.destroy_process_group()
+def train(wrap):
+    torch.manual_seed(dist.get_rank())
+    model = wrap(torch.nn.Linear(4, 1))
+    model(torch.full((2, 4), dist.get_rank() + 1.0)).sum().backward()
+    return model.module.weight.grad[0, 0].item()
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+tcp, directory = sys.argv[1], pathlib.Path.cwd()
+for backend, init_method in [
+    ("gloo", "env://"), ("drumline", "env://"), ("drumline", f"tcp://{tcp}"), ("drumline", f"file://{directory}/store"),
+]:
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size)
+    numbers = torch.tensor([rank + 1.0])
+    dist.all_reduce(numbers)
+    is_ours = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__module__.startswith("drumline")
+    print(f"{backend} {init_method.split(':')[0]} ours={is_ours} sum {numbers.item():g}", flush=True)
+    told = [train(torch.nn.parallel.DistributedDataParallel)]
+    if backend == "drumline":
+        import drumline
+        told.append(train(drumline.DistributedDataParallel))
+        pair = dist.new_group([0, size - 1])
+        if rank in (0, size - 1):
+            dist.all_reduce(numbers, group=pair)
+    print(f"averages {told}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+with drumline.init_process_group() as group:
+    numbers = np.array([rank + 1.0])
+    drumline.all_reduce(numbers)
+    print(f"numpy sum {numbers[0]:g}", flush=True)
 '''
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@pytest.mark.parametrize(("backend", "store"), [("gloo", "user"), ("gloo", "network"), ("drumline", "user")])
-def test_ranks_of_two_hosts_sum(tmp_path: pathlib.Path, backend: str, store: str) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM if backend == "gloo" else "import drumline.torch\n" + PROGRAM)
-    endpoint = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "drumline", "run", "--nnodes", "2", "--nproc-per-node", "2", "--torch-store", store,
-               "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-conf", "join_timeout=60", str(program)]
-    environment = os.environ | {"BACKEND": backend, "DRUMLINE_SECRET": "of the hosts of this test",
-                                "PYTHON_EXEC": sys.executable}
-    hosts = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-             for _ in range(2)]
-    for host in hosts:
-        stdout, stderr = host.communicate(timeout=180)
-        assert host.returncode == 0, stderr
-        assert stdout.count("sum [10.0, 10.0, 10.0] 127.0.0.1") == 2, stdout
+@pytest.mark.parametrize(("family", "ranks", "options", "variables"), [
+    (4, 2, ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST0"], {}),
+    (4, 1, ["--rdzv-backend", "file", "--rdzv-endpoint", "FILE", "--torch-store", "network"],
+     {"DRUMLINE_REPLACE_GLOO": "1"}),
+    (6, 1, ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST0"], {}),
+])
+def test_unmodified_programs_of_torch_sum_and_train(
+    tmp_path: pathlib.Path, family: int, ranks: int, options: list[str], variables: dict[str, str]
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with Network(2, tmp_path, family) as network:
+        places = {"HOST0": network.endpoint(0, 29400), "FILE": str(tmp_path / "meet")}
+        options = [places.get(option, option) for option in options]
+        run = [sys.executable, "-m", "drumline", "run", "--nnodes", "2", "--nproc-per-node", str(ranks), *options]
+        program = ["--rdzv-conf", "join_timeout=60", "program.py", network.endpoint(0, 29511)]
+        secret = {"DRUMLINE_SECRET": "of the hosts of this test", "PYTHON_EXEC": sys.executable}
+        hosts = [network.start(host, [*run, "--node-rank", str(host), *program], **secret, **variables)
+                 for host in range(2)]
+        size = 2 * ranks
+        total, mean = size * (size + 1) / 2, size + 1
+        for host in hosts:
+            stdout, stderr = host.communicate(timeout=300)
+            assert host.returncode == 0, stderr
+            gloo = "DRUMLINE_REPLACE_GLOO" in variables
+            for line in [f"gloo env ours={gloo} sum {total:g}", f"averages [{mean:.1f}]",
+                         *(f"drumline {kind} ours=True sum {total:g}" for kind in ("env", "tcp", "file"))]:
+                assert stdout.count(line) == ranks, f"{line}: {stdout}"
+            assert stdout.count(f"averages [{mean:.1f}, {mean:.1f}]") == 3 * ranks, stdout
+            assert stdout.count(f"numpy sum {total:g}") == ranks, stdout

@@ -84,8 +84,8 @@ pub struct Config {
     /// The network interfaces to listen on for peers, instead of `bind_addresses`: `eth,ib` for
     /// those whose names begin so, `=eth1` for exactly that one, `^docker,wlan` for the one on the
     /// way to the master or the first that is neither of these. The connections are spread over
-    /// those that are named. `DRUMLINE_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`, in which names
-    /// are exact.
+    /// those that are named. `DRUMLINE_SOCKET_IFNAME`, which may be empty for none, else
+    /// `GLOO_SOCKET_IFNAME`, in which names are exact.
     pub socket_ifname: Option<String>,
 
     /// The ports to listen on for peers, for firewalls that let only some through.
@@ -308,11 +308,12 @@ impl Config {
                 .collect::<Result<_, _>>()
                 .map_err(|_| invalid("DRUMLINE_BIND_ADDRESS", &text, "IP addresses"))?;
         }
-        config.socket_ifname = variable("DRUMLINE_SOCKET_IFNAME").or_else(|| {
+        let ifname = variable("DRUMLINE_SOCKET_IFNAME").or_else(|| {
             let exactly = |name: &str| format!("={}", name.trim());
             let names = variable("GLOO_SOCKET_IFNAME")?;
             Some(names.split(',').map(exactly).collect::<Vec<_>>().join(","))
         });
+        config.socket_ifname = ifname.filter(|names| !names.is_empty());
         if let Some(text) = variable("DRUMLINE_PORT_RANGE") {
             config.port_range = text
                 .split_once('-')
@@ -438,6 +439,10 @@ mod tests {
         assert_eq!(name.as_deref(), Some("^docker"));
         let name = read("GLOO_SOCKET_IFNAME", "eth0,eth1").unwrap().socket_ifname;
         assert_eq!(name.as_deref(), Some("=eth0,=eth1"));
+        let none = |name: &str| Some(["eth0", ""][usize::from(name == "DRUMLINE_SOCKET_IFNAME")]);
+        let is_named = |name: &str| name.ends_with("SOCKET_IFNAME");
+        let one = Config::from_variables(|it| none(it).filter(|_| is_named(it)).map(str::to_owned));
+        assert_eq!(one.unwrap(), Config::default());
         for (name, value, streams) in [
             ("GLOO_SOCKET_IFNAME", "eth0,eth1", 2),
             ("DRUMLINE_SOCKET_IFNAME", "eth0,eth1,ib0", 3),

@@ -63,6 +63,7 @@ use drumline_store::auth::Secret;
 
 use crate::{Config, Result};
 
+pub(crate) use self::plan::DRUMLINE_STORE;
 pub use self::{
     place::Rendezvous,
     plan::{Plan, StoreHost},

@@ -1,6 +1,8 @@
 //! The variables that tell a worker which rank it is and where the ranks meet. Those of torchrun are
 //! among them, so that a program for one launcher runs under the other.
 
+use std::net::SocketAddr;
+
 use drumline::{Endpoint, error_file, steps};
 
 use crate::{
@@ -46,7 +48,9 @@ pub(crate) struct Rendezvous {
     /// The file with the store's secret; `None` if the environment names the secret already.
     pub secret_file: Option<String>,
     /// The address of the store for programs that use torch, if there is one.
-    pub master: Option<(String, u16)>,
+    pub master: Option<SocketAddr>,
+    /// The network interface by which other hosts reach this one, if there are any.
+    pub interface: Option<String>,
     /// The name of the job.
     pub run_id: String,
 }
@@ -56,6 +60,8 @@ pub(crate) struct Rendezvous {
 pub(crate) struct Inherited {
     has_omp: bool,
     has_nccl_handling: bool,
+    has_interface: bool,
+    has_interface_of_gloo: bool,
     glibc_tunables: String,
     /// The devices that programs of CUDA and of HIP may use, by the variables that say so.
     visible_devices: Vec<(&'static str, String)>,
@@ -70,6 +76,8 @@ impl Inherited {
         Inherited {
             has_omp: std::env::var_os("OMP_NUM_THREADS").is_some(),
             has_nccl_handling: std::env::var_os(NCCL_HANDLING).is_some(),
+            has_interface: std::env::var_os(INTERFACE).is_some(),
+            has_interface_of_gloo: std::env::var_os(INTERFACE_OF_GLOO).is_some(),
             visible_devices: VISIBLE_DEVICES
                 .into_iter()
                 .filter_map(|name| Some((name, std::env::var(name).ok()?)))
@@ -119,6 +127,13 @@ const RSEQ: &str = "glibc.pthread.rseq";
 /// What NCCL of torch does after an error. torchrun sets it.
 const NCCL_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
+/// The interface by which gloo of torch is reached. It would ask the resolver for the host's own name, which on many hosts
+/// is a name of loopback.
+const INTERFACE_OF_GLOO: &str = "GLOO_SOCKET_IFNAME";
+
+/// The same for drumline, which also reads gloo's.
+const INTERFACE: &str = "DRUMLINE_SOCKET_IFNAME";
+
 /// The variables of this host's worker number `local_rank`. They replace inherited ones.
 pub(crate) fn worker(
     job: &Job,
@@ -157,10 +172,19 @@ pub(crate) fn worker(
     if let Some(path) = &rendezvous.secret_file {
         variables.push(("DRUMLINE_SECRET_FILE", path.clone()));
     }
-    if let Some((host, port)) = &rendezvous.master {
+    if let Some(interface) =
+        rendezvous.interface.clone().filter(|_| !inherited.has_interface_of_gloo)
+    {
+        variables.push((INTERFACE_OF_GLOO, interface));
+        if !inherited.has_interface {
+            // None: a rank of drumline finds the way to the first host by itself.
+            variables.push((INTERFACE, String::new()));
+        }
+    }
+    if let Some(master) = &rendezvous.master {
         variables.extend([
-            ("MASTER_ADDR", host.clone()),
-            ("MASTER_PORT", port.to_string()),
+            ("MASTER_ADDR", master.ip().to_string()),
+            ("MASTER_PORT", master.port().to_string()),
             // The launcher hosts the store: rank 0 connects to it instead of hosting one.
             ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
         ]);
@@ -201,7 +225,8 @@ mod tests {
             launcher: Endpoint::Unix("drumline-run-a1".into()),
             store: Endpoint::Unix("drumline-run-a1".into()),
             secret_file: Some("/proc/self/fd/100".into()),
-            master: Some(("127.0.0.1".into(), 4711)),
+            master: Some(([127, 0, 0, 1], 4711).into()),
+            interface: None,
             run_id: "a1".into(),
         };
         let without_torch = Rendezvous { master: None, ..rendezvous.clone() };
@@ -264,6 +289,7 @@ mod tests {
             store: Endpoint::Unix("x".into()),
             secret_file: None,
             master: None,
+            interface: Some("eth1".into()),
             run_id: "a1".into(),
         };
         let list = worker(&job, &world, &rendezvous, 1, &Inherited::default());
@@ -287,6 +313,17 @@ mod tests {
         assert_eq!(named, ["4", "0", "5", "2", "1"]);
         let named = ["GROUP_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT"].map(of);
         assert_eq!(named, ["2", "trainer", "4"]);
+
+        assert_eq!([INTERFACE_OF_GLOO, INTERFACE].map(of), ["eth1", ""]);
+        for (has_interface, has_interface_of_gloo, set) in
+            [(true, false, &[INTERFACE_OF_GLOO][..]), (false, true, &[]), (true, true, &[])]
+        {
+            let inherited =
+                Inherited { has_interface, has_interface_of_gloo, ..Inherited::default() };
+            let list = worker(&job, &world, &rendezvous, 1, &inherited);
+            let mut names = list.iter().map(|(name, _)| *name).filter(|it| it.ends_with("IFNAME"));
+            assert!(names.by_ref().eq(set.iter().copied()), "what the user says stays");
+        }
     }
 
     #[test]

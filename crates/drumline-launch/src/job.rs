@@ -110,12 +110,12 @@ pub enum TorchStore {
     /// Processes of this user and of root, over loopback. On several hosts each launcher offers one, and carries what
     /// its workers say to the first host, behind the secret.
     User {
-        /// A port of 127.0.0.1.
+        /// A port on loopback.
         port: u16,
     },
     /// As above, but processes of all users of the host.
     Anyone {
-        /// A port of 127.0.0.1.
+        /// A port on loopback.
         port: u16,
     },
     /// Every process that can reach the first host: for programs that need its true address.

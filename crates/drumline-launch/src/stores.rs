@@ -10,11 +10,15 @@
 //!
 //! With `--torch-store network` the store for torch listens on the network, without a secret, and nothing is carried.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    time::Duration,
+};
 
 use drumline::{
     Endpoint,
     auth::Level,
+    interface_with, own_addresses,
     steps::keys,
     store::{
         Store as _,
@@ -23,7 +27,7 @@ use drumline::{
 };
 
 use crate::{
-    Result,
+    Error, Result,
     environment::Rendezvous,
     job::TorchStore,
     launch::{Launch, new_run_id},
@@ -62,10 +66,17 @@ enum Torch {
     /// Behind a door that asks for the secret.
     Secured(Endpoint),
     /// On the network.
-    Exposed { host: String, port: u16 },
+    Exposed(SocketAddr),
 }
 
-const LOOPBACK: &str = "127.0.0.1";
+/// The loopback address of this host: that of IPv6 only where there is no other.
+fn loopback() -> IpAddr {
+    let here = IpAddr::from(Ipv4Addr::LOCALHOST);
+    match TcpListener::bind((here, 0)) {
+        Ok(_) => here,
+        Err(_) => Ipv6Addr::LOCALHOST.into(),
+    }
+}
 
 /// How long the store of the first host may take to answer another launcher, which meanwhile says nothing to the others.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
@@ -78,13 +89,12 @@ impl Launch<'_> {
             Some(store) => Some(self.serve(&[self.torch_door(store)])?),
             None => None,
         };
-        let master =
-            torch.as_ref().and_then(|it| Some((LOOPBACK.to_owned(), it.address()?.port())));
+        let master = torch.as_ref().and_then(TcpStoreServer::address);
         let endpoint = own_endpoint(&own)?;
         Ok(Stores {
             own,
             _ranks: None,
-            rendezvous: self.rendezvous(endpoint.clone(), endpoint, master),
+            rendezvous: self.rendezvous(endpoint.clone(), endpoint, master, None),
             _torch: torch.map(|server| TorchDoor::Here { _server: server }),
         })
     }
@@ -92,56 +102,65 @@ impl Launch<'_> {
     /// The stores of the first of several hosts, which the others reach at `address`.
     pub(crate) fn stores_of_first(&self, address: IpAddr) -> Result<(Stores, Announcement)> {
         let own = self.own_store()?;
-        let on_network = || self.secured(Endpoint::Tcp { host: address.to_string(), port: 0 });
-        let ranks = self.serve(&[on_network()])?;
-        let host = address.to_string();
+        let secured = |port| self.secured(tcp((address, port).into()));
+        let ranks = self.serve_at(address, 0, |port| vec![secured(port)])?;
         let (torch, place, master) = match self.job.torch_store {
             None => (None, None, None),
             Some(TorchStore::Network { port }) => {
-                let server = self.serve(&[Door::Exposed { host: host.clone(), port }])?;
-                let port = server.address().map_or(port, |address| address.port());
-                let place = Torch::Exposed { host: host.clone(), port };
-                (Some(server), Some(place), Some((host, port)))
+                let host = address.to_string();
+                let door = |port| vec![Door::Exposed { host: host.clone(), port }];
+                let server = self.serve_at(address, port, door)?;
+                let master = server.address();
+                (Some(server), master.map(Torch::Exposed), master)
             }
             Some(store) => {
-                let server = self.serve(&[on_network(), self.torch_door(store)])?;
+                let doors = |port| vec![secured(port), self.torch_door(store)];
+                let server = self.serve_at(address, 0, doors)?;
                 let place = Torch::Secured(server.endpoint().clone());
-                let Some(Endpoint::Tcp { host, port }) = server.endpoints().nth(1).cloned() else {
-                    return Err(no_address());
-                };
-                (Some(server), Some(place), Some((host, port)))
+                let master = server.endpoints().nth(1).and_then(address_of);
+                (Some(server), Some(place), master)
             }
         };
         let announcement = Announcement { ranks: ranks.endpoint().clone(), torch: place };
         let endpoint = own_endpoint(&own)?;
         let stores = Stores {
             own,
-            rendezvous: self.rendezvous(endpoint, announcement.ranks.clone(), master),
+            rendezvous: self.rendezvous(
+                endpoint,
+                announcement.ranks.clone(),
+                master,
+                Some(address),
+            ),
             _ranks: Some(ranks),
             _torch: torch.map(|server| TorchDoor::Here { _server: server }),
         };
         Ok((stores, announcement))
     }
 
-    /// The stores of another host than the first.
-    pub(crate) fn stores_at(&self, announcement: &Announcement) -> Result<Stores> {
+    /// The stores of another host than the first, which the others reach at `address`.
+    pub(crate) fn stores_at(&self, announcement: &Announcement, address: IpAddr) -> Result<Stores> {
         let own = self.own_store()?;
         let (torch, master) = match (&announcement.torch, self.job.torch_store) {
             (None, _) | (_, None) => (None, None),
-            (Some(Torch::Exposed { host, port }), _) => (None, Some((host.clone(), *port))),
+            (Some(Torch::Exposed(master)), _) => (None, Some(*master)),
             (Some(Torch::Secured(endpoint)), Some(store)) => {
                 let proof = (self.secret.secret(), self.level());
                 let relay = Relay::open(&self.torch_door(store), endpoint, proof, ANSWER_MAX)?;
-                let port = relay.address().map(|address| address.port());
-                let master = port.map(|port| (LOOPBACK.to_owned(), port));
+                let master = relay.address();
                 (Some(TorchDoor::Carried { _relay: relay }), master)
             }
         };
+        // The way to the first host leads to all of them, unless the user says otherwise.
+        let towards =
+            address_of(&announcement.ranks).filter(|_| self.job.joining.local_addr.is_none());
+        let found =
+            towards.and_then(|it| own_addresses(&self.config, Some(it)).ok()?.first().copied());
         let endpoint = own_endpoint(&own)?;
+        let ranks = announcement.ranks.clone();
         Ok(Stores {
             own,
             _ranks: None,
-            rendezvous: self.rendezvous(endpoint, announcement.ranks.clone(), master),
+            rendezvous: self.rendezvous(endpoint, ranks, master, found.or(Some(address))),
             _torch: torch,
         })
     }
@@ -160,12 +179,38 @@ impl Launch<'_> {
         Ok(TcpStoreServer::open(doors, self.config.store_bytes_max)?)
     }
 
+    /// Opens `doors` of a port of `address`: of `wanted`, or if that is 0, of one that the settings allow.
+    fn serve_at(
+        &self,
+        address: IpAddr,
+        wanted: u16,
+        doors: impl Fn(u16) -> Vec<Door>,
+    ) -> Result<TcpStoreServer> {
+        let range = match &self.config.port_range {
+            Some(range) if wanted == 0 => range.clone(),
+            _ => return self.serve(&doors(wanted)),
+        };
+        let is_free = |port| TcpListener::bind((address, port)).is_ok();
+        for port in range.clone().filter(|&port| is_free(port)) {
+            match self.serve(&doors(port)) {
+                // A rank or another launcher was faster.
+                Err(_) if !is_free(port) => {}
+                served => return served,
+            }
+        }
+        let (first, last) = (range.start(), range.end());
+        Err(Error::meeting(format!(
+            "DRUMLINE_PORT_RANGE: all ports from {first} to {last} of {address} are in use; allow some more: the first \
+             host needs two for stores, and every host one for each rank and group"
+        )))
+    }
+
     fn secured(&self, endpoint: Endpoint) -> Door {
         Door::Secured { endpoint, secret: self.secret.secret().clone(), level: self.level() }
     }
 
     fn torch_door(&self, store: TorchStore) -> Door {
-        let host = LOOPBACK.to_owned();
+        let host = loopback().to_string();
         match store {
             TorchStore::User { port } => Door::Loopback { host, port },
             TorchStore::Anyone { port } | TorchStore::Network { port } => {
@@ -178,10 +223,24 @@ impl Launch<'_> {
         &self,
         launcher: Endpoint,
         store: Endpoint,
-        master: Option<(String, u16)>,
+        master: Option<SocketAddr>,
+        reached_at: Option<IpAddr>,
     ) -> Rendezvous {
         let (secret_file, run_id) = (self.secret.path(), self.run_id.clone());
-        Rendezvous { launcher, store, secret_file, master, run_id }
+        let interface = reached_at.filter(|it| !it.is_loopback()).and_then(interface_with);
+        Rendezvous { launcher, store, secret_file, master, interface, run_id }
+    }
+}
+
+fn tcp(address: SocketAddr) -> Endpoint {
+    Endpoint::Tcp { host: address.ip().to_string(), port: address.port() }
+}
+
+/// The address in an endpoint that names one.
+fn address_of(endpoint: &Endpoint) -> Option<SocketAddr> {
+    match endpoint {
+        Endpoint::Tcp { host, port } => Some((host.parse::<IpAddr>().ok()?, *port).into()),
+        Endpoint::Unix(_) => None,
     }
 }
 
@@ -212,10 +271,7 @@ impl Announcement {
         let torch = match &self.torch {
             None => String::new(),
             Some(Torch::Secured(endpoint)) => format!("torch={endpoint}\n"),
-            Some(Torch::Exposed { host, port }) => {
-                let endpoint = Endpoint::Tcp { host: host.clone(), port: *port };
-                format!("master={endpoint}\n")
-            }
+            Some(Torch::Exposed(master)) => format!("master={}\n", tcp(*master)),
         };
         format!("ranks={}\n{torch}", self.ranks)
     }
@@ -229,9 +285,7 @@ impl Announcement {
             match (name, endpoint) {
                 ("ranks", endpoint) => ranks = Some(endpoint),
                 ("torch", endpoint) => torch = Some(Torch::Secured(endpoint)),
-                ("master", Endpoint::Tcp { host, port }) => {
-                    torch = Some(Torch::Exposed { host, port });
-                }
+                ("master", endpoint) => torch = Some(Torch::Exposed(address_of(&endpoint)?)),
                 _ => return None,
             }
         }
@@ -257,7 +311,7 @@ mod tests {
     fn an_announcement_survives_its_text() {
         let ranks: Endpoint = "tcp://10.0.0.1:4711".parse().unwrap();
         let torch = Torch::Secured("tcp://[fd00::1]:4712".parse().unwrap());
-        let exposed = Torch::Exposed { host: "10.0.0.1".into(), port: 29500 };
+        let exposed = Torch::Exposed(([10, 0, 0, 1], 29500).into());
         for torch in [None, Some(torch), Some(exposed)] {
             let announcement = Announcement { ranks: ranks.clone(), torch };
             assert_eq!(Announcement::from_text(&announcement.to_text()), Some(announcement));

@@ -99,10 +99,10 @@ impl Carrier {
         let is_one_host = hosts.count() == 1;
         let bound = match hosts.other_end() {
             Some(other) if !is_one_host => {
-                Bound::Stream(PlainStream::open(control, other, Transport::Tcp, &config)?)
+                Bound::Stream(PlainStream::open(control, other, Transport::Tcp)?)
             }
             Some(other) if actual != Transport::Shm => {
-                Bound::Stream(PlainStream::open(control, other, actual, &config)?)
+                Bound::Stream(PlainStream::open(control, other, actual)?)
             }
             _ => Bound::copy(),
         };

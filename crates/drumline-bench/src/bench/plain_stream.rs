@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, ErrorKind, Read, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::{
         fd::OwnedFd,
         linux::net::SocketAddrExt,
@@ -40,11 +40,10 @@ impl PlainStream {
         group: &ProcessGroup,
         other: usize,
         transport: Transport,
-        config: &Config,
     ) -> Result<Option<PlainStream>> {
         let (listener, address) = match (group.rank(), transport) {
             (0, Transport::Unix) => Listener::unix(),
-            (0, _) => Listener::tcp(config),
+            (0, _) => Listener::tcp(group.config()),
             _ => Ok((Listener::Nowhere, String::new())),
         }
         .map_err(Error::system("listen for a plain stream"))?;
@@ -129,8 +128,13 @@ enum Listener {
 }
 
 impl Listener {
+    /// Listens where the group does, or on loopback, if it is on one host.
     fn tcp(config: &Config) -> io::Result<(Listener, String)> {
-        let listener = TcpListener::bind((own_address(config), 0))?;
+        let address = config.bind_addresses.first().copied();
+        let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let ports = config.port_range.clone().unwrap_or(0..=0);
+        let mut tried = ports.map(|port| TcpListener::bind((address, port)));
+        let listener = tried.find(|it| it.is_ok()).unwrap_or(Err(ErrorKind::AddrInUse.into()))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?.to_string();
         Ok((Listener::Tcp(listener), address))
@@ -219,20 +223,6 @@ fn word() -> Word {
     word
 }
 
-/// The address at which other ranks reach this one: the configured one, else the local address of the
-/// route to `MASTER_ADDR`.
-fn own_address(config: &Config) -> IpAddr {
-    let towards_master = || {
-        let master = std::env::var("MASTER_ADDR").ok()?;
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-        // Sends nothing: the system only looks up the route.
-        socket.connect((master.as_str(), 9)).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    };
-    let configured = config.bind_addresses.first().copied();
-    configured.or_else(towards_master).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,8 +234,7 @@ mod tests {
                 .into_iter()
                 .map(|group| {
                     threads.spawn(move || {
-                        let mut stream =
-                            PlainStream::open(&group, 2, transport, &Config::default()).unwrap();
+                        let mut stream = PlainStream::open(&group, 2, transport).unwrap();
                         if let Some(stream) = &mut stream {
                             // More than the buffers of the system hold, both ways.
                             stream.both_ways(8 << 20).unwrap();

@@ -1,49 +1,115 @@
-//! Jobs on several hosts: each launcher is one host, and they meet on loopback or in a file. They share one machine, so
-//! this does not test the network; `netns.rs` does.
+//! Jobs on several hosts, each with a network of its own: they meet at the first one, in a file, or in etcd.
 
 use std::{
     env,
-    io::Write as _,
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    io::{self, Write as _},
+    net::{TcpListener, TcpStream},
+    path::Path,
     process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
-use drumline::{Config, ReduceOp, Step, init_process_group, step};
+use drumline::{
+    Config, ReduceOp, Step, connect_members, init_process_group, rendezvous::rendezvous, step,
+};
 use rustix::process::Signal;
+use tempfile::TempDir;
 
 use crate::{
     etcd,
     launch::{Ended, HANG, Launch, Started, eventually},
+    network::{Family, Network, skip},
 };
 
 const SECRET: &str = "what only the hosts of this test know";
 
+/// Hosts, and a directory that all of them see.
+struct Town {
+    network: Network,
+    shared: TempDir,
+}
+
 /// How the hosts of a test meet.
-struct Meeting(Vec<String>);
+struct Meeting<'t> {
+    town: &'t Town,
+    options: Vec<String>,
+}
 
-impl Meeting {
-    /// At the first host, which is the one that is started first.
-    fn at_first_host(nnodes: &str) -> Meeting {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let endpoint = free.local_addr().unwrap().to_string();
-        Meeting::of(nnodes, "c10d", &endpoint)
+impl Town {
+    /// `None`, with the reason printed, where this machine has no hosts for tests.
+    fn of(hosts: usize) -> Option<Town> {
+        Town::with(Family::V4, hosts)
     }
 
-    fn of(nnodes: &str, backend: &str, endpoint: &str) -> Meeting {
-        let options = ["--nnodes", nnodes, "--rdzv-backend", backend, "--rdzv-endpoint", endpoint];
+    fn with(family: Family, hosts: usize) -> Option<Town> {
+        let shared = TempDir::new().unwrap();
+        let tests = env::current_exe().unwrap();
+        let programs = [tests.as_path(), Path::new(env!("CARGO_BIN_EXE_drumline"))];
+        let [tests, programs] = programs.map(|file| file.parent().unwrap());
+        let network = Network::new(hosts, family, &[shared.path(), tests, programs])?;
+        Some(Town { network, shared })
+    }
+
+    /// At host 0.
+    fn at_first_host(&self, nnodes: &str) -> Meeting<'_> {
+        self.meeting(nnodes, "c10d", &self.network.endpoint(0, 29400))
+    }
+
+    fn meeting(&self, nnodes: &str, backend: &str, endpoint: &str) -> Meeting<'_> {
+        self.with_options(&[
+            ["--nnodes", nnodes],
+            ["--rdzv-backend", backend],
+            ["--rdzv-endpoint", endpoint],
+        ])
+    }
+
+    fn with_options(&self, options: &[[&str; 2]]) -> Meeting<'_> {
         let quick = ["--rdzv-conf", "last_call_timeout=0,join_timeout=15"];
-        Meeting(options.iter().chain(&quick).map(|&option| option.to_owned()).collect())
+        let options = options.as_flattened().iter().chain(&quick);
+        Meeting { town: self, options: options.map(|&option| option.to_owned()).collect() }
     }
 
-    /// A launcher with these further options, and the program.
-    fn host(&self, options: &[&str]) -> Launch {
+    /// The path of a file that all hosts see.
+    fn file(&self) -> String {
+        self.shared.path().join("job").to_str().unwrap().to_owned()
+    }
+
+    /// Where the hosts reach a server of this machine that listens on loopback only.
+    fn carry_to(&self, port: u16) -> String {
+        let here = "198.18.0.254";
+        self.network.set(None, &format!("ip addr replace {here}/24 dev bridge")).unwrap();
+        let listener = self.network.within(None, || TcpListener::bind((here, 0)).unwrap());
+        let address = listener.local_addr().unwrap().to_string();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+                for (mut from, mut to) in [(&client, &server), (&server, &client)]
+                    .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+                {
+                    thread::spawn(move || {
+                        let _ = io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(std::net::Shutdown::Write);
+                    });
+                }
+            }
+        });
+        address
+    }
+}
+
+impl Meeting<'_> {
+    /// A launcher on a host, with these further options, and the program.
+    fn host(&self, host: usize, options: &[&str]) -> Launch {
         let options = options.iter().map(|&option| option.to_owned());
-        Launch::new(self.0.iter().cloned().chain(options)).variable("DRUMLINE_SECRET", SECRET)
+        let directory = TempDir::new_in(self.town.shared.path()).unwrap();
+        Launch::new(self.options.iter().cloned().chain(options))
+            .on(&self.town.network, host, directory)
+            .variable("DRUMLINE_SECRET", SECRET)
     }
 
-    fn shell(&self, options: &[&str], script: &str) -> Launch {
-        self.host(&[options, &["--", "sh", "-c", script]].concat())
+    fn shell(&self, host: usize, options: &[&str], script: &str) -> Launch {
+        self.host(host, &[options, &["--", "sh", "-c", script]].concat())
     }
 }
 
@@ -53,25 +119,16 @@ fn stdout(ended: &Ended) -> Vec<&str> {
 
 #[test]
 fn two_hosts_of_different_sizes_run_one_world() {
-    let meeting = Meeting::at_first_host("2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
     let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE \
                   $TORCHELASTIC_RUN_ID $MASTER_ADDR";
-    let first = meeting.shell(&["--nproc-per-node", "1", "--rdzv-id", "j"], script).start();
-    let second = meeting.shell(&["--nproc-per-node", "2", "--rdzv-id", "j"], script).start();
+    let first = meeting.shell(0, &["--nproc-per-node", "1", "--rdzv-id", "j"], script).start();
+    let second = meeting.shell(1, &["--nproc-per-node", "2", "--rdzv-id", "j"], script).start();
     let (first, second) = (first.end(), second.end());
     assert_eq!((first.code, second.code), (0, 0), "{}{}", first.stderr, second.stderr);
-    // Which of them listens first is the first host.
-    let mut all = [stdout(&first), stdout(&second)];
-    all.sort_unstable();
-    let one_two = [
-        vec!["[0] 0 0 3 1 0 2 j 127.0.0.1"],
-        vec!["[1] 1 0 3 2 1 2 j 127.0.0.1", "[2] 2 1 3 2 1 2 j 127.0.0.1"],
-    ];
-    let two_one = [
-        vec!["[0] 0 0 3 2 0 2 j 127.0.0.1", "[1] 1 1 3 2 0 2 j 127.0.0.1"],
-        vec!["[2] 2 0 3 1 1 2 j 127.0.0.1"],
-    ];
-    assert!(all == one_two || all == two_one, "{all:?}");
+    assert_eq!(stdout(&first), ["[0] 0 0 3 1 0 2 j 127.0.0.1"]);
+    assert_eq!(stdout(&second), ["[1] 1 0 3 2 1 2 j 127.0.0.1", "[2] 2 1 3 2 1 2 j 127.0.0.1"]);
 }
 
 /// The program of a rank that sums. Outside of a job, as a test, it does nothing.
@@ -80,15 +137,20 @@ fn rank_that_sums() {
     if env::var_os("HOSTS_TEST_SUM").is_none() {
         return;
     }
-    let group = init_process_group("env://", &Config::from_env().unwrap()).unwrap();
+    let config = Config::from_env().unwrap();
+    let group = init_process_group("env://", &config).unwrap();
     let mut sum = [group.rank() as f32 + 1.0];
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     println!("sum {}", sum[0]);
+    // As torch does: the store is a door on loopback, and says nothing of the other hosts.
+    let place = rendezvous("env://", &config).unwrap();
+    let ranks: Vec<usize> = (0..place.world_size).collect();
+    let (store, door) = (place.store.clone(), Some(([127, 0, 0, 1], 29500).into()));
+    let late = connect_members("late", store, place.rank, &ranks, door, &config).unwrap();
+    late.all_reduce(&mut sum, ReduceOp::Max).unwrap();
+    println!("late sum {}", sum[0]);
+    late.destroy().unwrap();
     group.destroy().unwrap();
-}
-
-fn address(server: &etcd::Server) -> String {
-    format!("127.0.0.1:{}", server.port)
 }
 
 fn this_test(name: &str) -> Vec<String> {
@@ -98,39 +160,105 @@ fn this_test(name: &str) -> Vec<String> {
 
 #[test]
 fn ranks_of_all_hosts_sum_with_every_way_to_meet() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("job");
+    let Some(town) = Town::of(3) else { return };
     let etcd = etcd::is_installed().then(|| etcd::Server::start(&[]));
-    let in_etcd = |server: &etcd::Server| Meeting::of("3", "etcd", &address(server));
-    let meetings = [Meeting::at_first_host("3"), Meeting::of("3", "file", file.to_str().unwrap())];
-    for meeting in meetings.into_iter().chain(etcd.as_ref().map(in_etcd)) {
-        let program = this_test("hosts::rank_that_sums");
-        let options = ["--nproc-per-node", "2"];
-        let options: Vec<&str> =
-            options.into_iter().chain(program.iter().map(String::as_str)).collect();
-        let start = || meeting.host(&options).variable("HOSTS_TEST_SUM", "1").start();
-        let hosts = [start(), start(), start()].map(Started::end);
-        for host in hosts {
-            assert_eq!(host.code, 0, "{}", host.stderr);
-            let text = String::from_utf8_lossy(&host.stdout);
-            assert_eq!(text.matches("sum 21").count(), 2, "{text}");
+    let in_etcd = etcd.as_ref().map(|it| town.meeting("3", "etcd", &town.carry_to(it.port)));
+    let ways = [town.at_first_host("3"), town.meeting("3", "file", &town.file())];
+    for meeting in ways.into_iter().chain(in_etcd) {
+        sum_over(&meeting, 3);
+    }
+    let first = town.network.address(0);
+    let numbers = ["0", "1", "2"].map(|number| {
+        town.with_options(&[
+            ["--nnodes", "3"],
+            ["--node-rank", number],
+            ["--master-addr", &first],
+            ["--master-port", "29500"],
+        ])
+    });
+    let hosts = [0, 1, 2].map(|host| start_sum(&numbers[host], host, "--torch-store=network"));
+    end_sum(hosts);
+}
+
+#[test]
+fn ranks_of_hosts_without_ipv4_sum() {
+    let Some(town) = Town::with(Family::V6, 2) else { return };
+    sum_over(&town.at_first_host("2"), 2);
+}
+
+/// The ports of the guide, and no others: hosts drop the first packet of a connection to any other.
+#[test]
+fn a_job_behind_a_firewall_takes_the_ports_that_the_guide_names() {
+    let Some(town) = Town::of(2) else { return };
+    for host in 0..2 {
+        let is_set = ["nft add table inet wall", HOOK, RULE]
+            .iter()
+            .try_for_each(|line| town.network.set(Some(host), line));
+        if let Err(reason) = is_set {
+            return skip(&format!("no firewall here: {reason}"));
         }
+    }
+    let meeting = town.at_first_host("2");
+    // Two stores of the first host, and for each rank two groups.
+    let start = |host, range: &str| {
+        let program = this_test("hosts::rank_that_sums");
+        let options: Vec<&str> = ["--nproc-per-node", "2"]
+            .into_iter()
+            .chain(program.iter().map(String::as_str))
+            .collect();
+        let launch = meeting.host(host, &options).variable("HOSTS_TEST_SUM", "1");
+        launch.variable("DRUMLINE_PORT_RANGE", range).start()
+    };
+    end_sum([0, 1].map(|host| start(host, "40000-40005")));
+    let few = [0, 1].map(|host| start(host, "40000-40000")).map(Started::end);
+    for host in few {
+        assert_ne!(host.code, 0);
+        let told = "DRUMLINE_PORT_RANGE: all ports from 40000 to 40000 of 198.18.0.";
+        assert!(host.stderr.contains(told), "{}", host.stderr);
+    }
+}
+
+const HOOK: &str = "nft add chain inet wall in { type filter hook input priority 0 ; }";
+const RULE: &str = "nft add rule inet wall in iifname eth0 tcp flags & (syn|ack) == syn tcp dport != { 29400, 40000-40005 } drop";
+
+fn sum_over(meeting: &Meeting<'_>, hosts: usize) {
+    end_sum(
+        (0..hosts).map(|host| start_sum(meeting, host, "--torch-store=user")).collect::<Vec<_>>(),
+    );
+}
+
+fn start_sum(meeting: &Meeting<'_>, host: usize, option: &str) -> Started {
+    let program = this_test("hosts::rank_that_sums");
+    let options = ["--nproc-per-node", "2", option];
+    let options: Vec<&str> =
+        options.into_iter().chain(program.iter().map(String::as_str)).collect();
+    meeting.host(host, &options).variable("HOSTS_TEST_SUM", "1").start()
+}
+
+fn end_sum(hosts: impl IntoIterator<Item = Started>) {
+    let hosts: Vec<Started> = hosts.into_iter().collect();
+    let ranks = 2 * hosts.len();
+    for host in hosts.into_iter().map(Started::end) {
+        assert_eq!(host.code, 0, "{}", host.stderr);
+        let text = String::from_utf8_lossy(&host.stdout);
+        assert_eq!(text.matches(&format!("sum {}", ranks * (ranks + 1) / 2)).count(), 4, "{text}");
     }
 }
 
 #[test]
 fn the_numbers_of_hosts_decide_the_order_of_ranks() {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let port = free.local_addr().unwrap().port().to_string();
-    drop(free);
-    let host = |number: &str| {
-        let options = ["--nnodes", "3", "--node-rank", number];
-        let first = ["--master-addr", "127.0.0.1", "--master-port", &port];
-        let program = ["--", "sh", "-c", "echo $GROUP_RANK $RANK"];
-        let options: Vec<&str> = [&options[..], &first, &program].concat();
-        Launch::new(options).variable("DRUMLINE_SECRET", SECRET).start()
+    let Some(town) = Town::of(3) else { return };
+    let first = town.network.address(2);
+    let host = |host: usize, number: &str| {
+        let meeting = town.with_options(&[
+            ["--nnodes", "3"],
+            ["--node-rank", number],
+            ["--master-addr", &first],
+            ["--master-port", "29500"],
+        ]);
+        meeting.shell(host, &[], "echo $GROUP_RANK $RANK").start()
     };
-    let hosts = ["2", "1", "0"].map(host).map(Started::end);
+    let hosts = [host(0, "2"), host(1, "1"), host(2, "0")].map(Started::end);
     for (number, host) in ["2", "1", "0"].into_iter().zip(hosts) {
         assert_eq!(host.code, 0, "{}", host.stderr);
         assert_eq!(stdout(&host), [format!("[{number}] {number} {number}")]);
@@ -139,22 +267,18 @@ fn the_numbers_of_hosts_decide_the_order_of_ranks() {
 
 #[test]
 fn a_spare_takes_the_place_of_a_lost_host() {
-    let meeting = Meeting::at_first_host("2");
+    let Some(town) = Town::of(3) else { return };
+    let meeting = town.at_first_host("2");
     let script = "echo rank $RANK of $WORLD_SIZE; exec sleep 100";
-    let start = |is_first: &str| {
-        let conf = format!("join_timeout=15,is_host={is_first}");
-        meeting.shell(&["--rdzv-conf", &conf], script).start()
-    };
-    let mut first = start("1");
-    let mut second = start("0");
+    let mut first = meeting.shell(0, &[], script).start();
+    let mut second = meeting.shell(1, &[], script).start();
     first.wait_for("of 2", 1);
     second.wait_for("of 2", 1);
     let run =
         concat!("exec env --default-signal ", env!("CARGO_BIN_EXE_drumline"), " run \"$@\" 2>&1");
     let mut command = Command::new("sh");
     command.args(["-c", run, "sh"]);
-    let conf = ["--rdzv-conf", "join_timeout=15,is_host=0"];
-    let mut spare = meeting.shell(&conf, script).start_as(command);
+    let mut spare = meeting.shell(2, &[], script).start_as(command);
     spare.wait_for("this one is a spare", 1);
     second.signal(Signal::KILL);
     spare.wait_for("of 2", 1);
@@ -168,9 +292,10 @@ fn a_spare_takes_the_place_of_a_lost_host() {
 
 #[test]
 fn a_failure_on_one_host_ends_the_job_on_all_with_its_code_and_text() {
-    let meeting = Meeting::at_first_host("2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
     let script = "[ $RANK = 1 ] && { echo out of patience >&2; exit 7; }; exec sleep 100";
-    let hosts = [(); 2].map(|()| meeting.shell(&[], script).start()).map(Started::end);
+    let hosts = [0, 1].map(|host| meeting.shell(host, &[], script).start()).map(Started::end);
     for host in &hosts {
         assert_eq!(host.code, 7, "{}", host.stderr);
         assert!(host.stderr.contains("rank 1 (pid "), "{}", host.stderr);
@@ -181,12 +306,13 @@ fn a_failure_on_one_host_ends_the_job_on_all_with_its_code_and_text() {
 
 #[test]
 fn after_a_failure_all_hosts_start_again() {
-    let meeting = Meeting::at_first_host("2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
     let script = "echo $RANK.$TORCHELASTIC_RESTART_COUNT
                   [ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ] && exit 7
                   [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 100";
     let options = ["--max-restarts", "1", "--restart-delay", "0"];
-    let hosts = [(); 2].map(|()| meeting.shell(&options, script).start()).map(Started::end);
+    let hosts = [0, 1].map(|host| meeting.shell(host, &options, script).start()).map(Started::end);
     let mut told: Vec<&str> = Vec::new();
     for host in &hosts {
         assert_eq!(host.code, 0, "{}", host.stderr);
@@ -198,15 +324,14 @@ fn after_a_failure_all_hosts_start_again() {
 
 #[test]
 fn a_lost_host_is_named_and_the_others_go_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("job");
+    let Some(town) = Town::of(2) else { return };
     for lost in [0, 1] {
-        let meeting = Meeting::of("1:2", "file", file.to_str().unwrap());
+        let meeting = town.meeting("1:2", "file", &town.file());
         let id = format!("lost-{lost}");
         // A world of one host may begin before the second one comes.
         let script = "echo size $WORLD_SIZE; [ -e stop ] || exec sleep 100";
         let conf = ["--rdzv-id", &id, "--rdzv-conf", "last_call_timeout=15,join_timeout=15"];
-        let mut hosts = [(); 2].map(|()| meeting.shell(&conf, script).start());
+        let mut hosts = [0, 1].map(|host| meeting.shell(host, &conf, script).start());
         hosts.iter_mut().for_each(|host| host.wait_for("size 2", 1));
         hosts[lost].signal(Signal::KILL);
         let [mut first, second] = hosts;
@@ -228,12 +353,13 @@ fn a_job_survives_the_loss_of_its_first_host_and_a_pause_of_etcd() {
     if !etcd::is_installed() {
         return;
     }
+    let Some(town) = Town::of(2) else { return };
     let server = etcd::Server::start(&[]);
-    let meeting = Meeting::of("1:2", "etcd", &address(&server));
+    let meeting = town.meeting("1:2", "etcd", &town.carry_to(server.port));
     let conf = ["--rdzv-conf", "last_call_timeout=15,join_timeout=15"];
     let script = "echo size $WORLD_SIZE; exec sleep 100";
-    let start = || meeting.shell(&conf, script).start();
-    let (mut first, mut second) = (start(), start());
+    let start = |host| meeting.shell(host, &conf, script).start();
+    let (mut first, mut second) = (start(0), start(1));
     for host in [&mut first, &mut second] {
         host.wait_for("size 2", 1);
     }
@@ -254,11 +380,11 @@ fn a_job_survives_the_loss_of_its_first_host_and_a_pause_of_etcd() {
 
 #[test]
 fn one_name_serves_one_job_after_another() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("job");
-    let meeting = Meeting::of("2", "file", file.to_str().unwrap());
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.meeting("2", "file", &town.file());
     for _ in 0..3 {
-        let hosts = [(); 2].map(|()| meeting.shell(&[], "echo up").start()).map(Started::end);
+        let hosts = [0, 1].map(|host| meeting.shell(host, &[], "echo up").start());
+        let hosts = hosts.map(Started::end);
         for host in hosts {
             assert_eq!(host.code, 0, "{}", host.stderr);
             assert!(String::from_utf8_lossy(&host.stdout).contains("up"), "{}", host.stderr);
@@ -268,11 +394,11 @@ fn one_name_serves_one_job_after_another() {
 
 #[test]
 fn without_the_first_host_there_is_no_store_and_the_job_ends_saying_so() {
-    let meeting = Meeting::at_first_host("2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
     let script = "echo up; exec sleep 100";
-    let conf = |is_first| ["--rdzv-conf", is_first];
-    let mut first = meeting.shell(&conf("join_timeout=15,is_host=1"), script).start();
-    let mut second = meeting.shell(&conf("join_timeout=15,is_host=0"), script).start();
+    let mut first = meeting.shell(0, &[], script).start();
+    let mut second = meeting.shell(1, &[], script).start();
     first.wait_for("up", 1);
     second.wait_for("up", 1);
     first.signal(Signal::KILL);
@@ -306,15 +432,16 @@ fn rank_that_steps() {
 
 #[test]
 fn a_host_that_comes_later_is_taken_in_at_one_step_of_all_ranks() {
-    let meeting = Meeting::at_first_host("1:2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("1:2");
     let program = this_test("hosts::rank_that_steps");
     let options = ["--nproc-per-node", "2"];
     let options: Vec<&str> =
         options.into_iter().chain(program.iter().map(String::as_str)).collect();
-    let start = || meeting.host(&options).variable("HOSTS_TEST_STEP", "1").start();
-    let mut first = start();
+    let start = |host| meeting.host(host, &options).variable("HOSTS_TEST_STEP", "1").start();
+    let mut first = start(0);
     first.wait_for("size 2", 2);
-    let second = start().end();
+    let second = start(1).end();
     let first = first.end();
     for host in [&first, &second] {
         assert_eq!(host.code, 0, "{}", host.stderr);
@@ -329,12 +456,13 @@ fn a_host_that_comes_later_is_taken_in_at_one_step_of_all_ranks() {
 
 #[test]
 fn hosts_that_do_not_fit_are_told_at_both_ends() {
-    let meeting = Meeting::at_first_host("2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
     let script = "exec sleep 100";
-    let first = meeting.shell(&["--rdzv-conf", "join_timeout=12,is_host=1"], script).start();
+    let first = meeting.shell(0, &["--rdzv-conf", "join_timeout=12"], script).start();
     let other = |options: &[&str], secret: &str| {
-        let options = [options, &["--rdzv-conf", "join_timeout=12,is_host=0"]].concat();
-        let mut launch = meeting.shell(&options, script);
+        let options = [options, &["--rdzv-conf", "join_timeout=12"]].concat();
+        let mut launch = meeting.shell(1, &options, script);
         launch.variables = vec![("DRUMLINE_SECRET", secret.into())];
         launch.start().end()
     };
@@ -364,17 +492,20 @@ fn hosts_that_do_not_fit_are_told_at_both_ends() {
 
 #[test]
 fn a_stranger_in_the_place_of_the_first_host_is_told() {
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
     // It takes connections, and says nothing.
-    let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let meeting = Meeting::of("2", "c10d", &stranger.local_addr().unwrap().to_string());
-    let ended = meeting.shell(&["--rdzv-conf", "join_timeout=1"], "true").start().end();
+    let place = town.network.endpoint(0, 29400);
+    let _stranger = town.network.within(Some(0), || TcpListener::bind(place).unwrap());
+    let ended = meeting.shell(1, &["--rdzv-conf", "join_timeout=1"], "true").start().end();
     assert_eq!(ended.code, 1, "{}", ended.stderr);
     assert!(ended.stderr.contains("no launcher of drumline"), "{}", ended.stderr);
 }
 
 #[test]
 fn without_a_secret_hosts_are_refused_with_what_to_do() {
-    let mut launch = Meeting::at_first_host("2").shell(&[], "true");
+    let Some(town) = Town::of(2) else { return };
+    let mut launch = town.at_first_host("2").shell(0, &[], "true");
     launch.variables.clear();
     let ended = launch.start().end();
     assert_eq!(ended.code, 1, "{}", ended.stderr);
@@ -383,19 +514,23 @@ fn without_a_secret_hosts_are_refused_with_what_to_do() {
 
 #[test]
 fn strangers_at_the_door_leave_the_job_unharmed() {
-    let meeting = Meeting::at_first_host("2");
-    let endpoint = meeting.0[5].clone();
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
+    let endpoint = town.network.endpoint(0, 29400);
     let script = "echo up; sleep 1";
-    let first = meeting.shell(&["--rdzv-conf", "join_timeout=15,is_host=1"], script).start();
+    let first = meeting.shell(0, &[], script).start();
     let began = Instant::now();
-    let mut strangers: Vec<TcpStream> = Vec::new();
-    while strangers.len() < 500 {
-        assert!(began.elapsed() < HANG);
-        let Ok(mut stranger) = TcpStream::connect(&endpoint) else { continue };
-        let _ = stranger.write_all(b"GET / HTTP/1.1\r\nHost: stranger\r\n\r\n");
-        strangers.push(stranger);
-    }
-    let second = meeting.shell(&["--rdzv-conf", "join_timeout=15,is_host=0"], script).start();
+    let _strangers = town.network.within(Some(1), || {
+        let mut strangers: Vec<TcpStream> = Vec::new();
+        while strangers.len() < 500 {
+            assert!(began.elapsed() < HANG);
+            let Ok(mut stranger) = TcpStream::connect(&endpoint) else { continue };
+            let _ = stranger.write_all(b"GET / HTTP/1.1\r\nHost: stranger\r\n\r\n");
+            strangers.push(stranger);
+        }
+        strangers
+    });
+    let second = meeting.shell(1, &[], script).start();
     for host in [first, second].map(Started::end) {
         assert_eq!(host.code, 0, "{}", host.stderr);
         assert!(host.stderr.lines().count() < 10, "{}", host.stderr);
@@ -404,14 +539,12 @@ fn strangers_at_the_door_leave_the_job_unharmed() {
 
 #[test]
 fn a_launcher_that_is_stopped_loses_its_workers_before_the_others_go_on() {
-    let meeting = Meeting::at_first_host("1:2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("1:2");
     let script = "echo size $WORLD_SIZE; exec sleep 100";
-    let start = |is_first: &str| {
-        let conf = format!("last_call_timeout=15,join_timeout=15,is_host={is_first}");
-        meeting.shell(&["--rdzv-conf", &conf], script).start()
-    };
+    let conf = ["--rdzv-conf", "last_call_timeout=15,join_timeout=15"];
     // A stopped process might keep a file locked.
-    let mut hosts = [start("0"), start("1")];
+    let mut hosts = [1, 0].map(|host| meeting.shell(host, &conf, script).start());
     hosts.iter_mut().for_each(|host| host.wait_for("size 2", 1));
     let [stopped, mut other] = hosts;
     stopped.signal(Signal::STOP);

@@ -17,6 +17,8 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::network::{self, Network};
+
 /// Far longer than any test needs: it only tells a hang from slowness.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
 
@@ -26,11 +28,15 @@ pub(crate) struct Launch {
     pub(crate) variables: Vec<(&'static str, OsString)>,
     pub(crate) directory: TempDir,
     pub(crate) marker: String,
+    /// What leads to the host of the job on which it runs.
+    pub(crate) enters: Option<Command>,
 }
 
 /// A `drumline run` that has been started.
 pub(crate) struct Started {
     pub(crate) child: Child,
+    /// Whether the child is `nsenter`, and the launcher its child.
+    is_on_host: bool,
     pub(crate) started: Instant,
     pub(crate) chunks: Receiver<Vec<u8>>,
     /// What has come out of its stdout.
@@ -57,7 +63,13 @@ impl Launch {
             variables: Vec::new(),
             directory: TempDir::new().unwrap(),
             marker: format!("DRUMLINE_TEST_MARKER={}.{count}.", std::process::id()),
+            enters: None,
         }
+    }
+
+    /// The same on a host, in a directory that this host sees.
+    pub(crate) fn on(self, network: &Network, host: usize, directory: TempDir) -> Launch {
+        Launch { enters: Some(network.on(host, directory.path())), directory, ..self }
     }
 
     /// Starts `ranks` shells that run `script`.
@@ -78,8 +90,16 @@ impl Launch {
         self.start_as(command)
     }
 
-    pub(crate) fn start_as(self, mut command: Command) -> Started {
+    pub(crate) fn start_as(self, command: Command) -> Started {
         let (name, value) = self.marker.split_once('=').unwrap();
+        let is_on_host = self.enters.is_some();
+        let mut command = match self.enters {
+            Some(mut enters) => {
+                enters.arg(command.get_program()).args(command.get_args());
+                enters
+            }
+            None => command,
+        };
         let mut child = command
             .args(&self.args)
             .env_remove("OMP_NUM_THREADS")
@@ -112,6 +132,7 @@ impl Launch {
         });
         Started {
             child,
+            is_on_host,
             started: Instant::now(),
             chunks,
             printed: Vec::new(),
@@ -136,7 +157,10 @@ impl Started {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let _ = kill_process(Pid::from_child(&self.child), signal);
+        match self.is_on_host {
+            true => network::signal(&self.child, signal),
+            false => drop(kill_process(Pid::from_child(&self.child), signal)),
+        }
     }
 
     pub(crate) fn is_running(&mut self) -> bool {

@@ -20,6 +20,8 @@ mod launch;
 mod left;
 mod logs;
 mod monitoring;
+#[path = "../../../drumline/tests/hosts/mod.rs"]
+mod network;
 mod nodes;
 mod options;
 mod predict;

@@ -12,14 +12,17 @@ use drumline_engine::{
     membership::GlobalRanks,
     recorder::{Category, What},
 };
-use drumline_store::{net::interface::describe, store::Store};
+use drumline_store::{
+    net::{Endpoint, interface::describe},
+    store::Store,
+};
 
 use super::{ProcessGroup, default_group, family::Family};
 use crate::{
     Config, Result,
     addresses::addresses,
     backend::mpi::MPI,
-    rendezvous::{Rendezvous, rendezvous},
+    rendezvous::{DRUMLINE_STORE, Rendezvous, rendezvous},
 };
 
 /// Connects all processes of the job to one group, named `world`.
@@ -160,10 +163,15 @@ fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
     }
 }
 
-/// Chooses the addresses at which peers of other hosts reach this rank, and logs why.
+/// Chooses the addresses at which peers of other hosts reach this rank, and logs why. No way leads on from loopback,
+/// where a launcher may carry a store of torch's; but the store of `drumline run` is on the first host.
 fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<()> {
-    // If the master is on loopback, no rank is on another host.
-    let Some(master) = master.filter(|master| !master.ip().is_loopback()) else { return Ok(()) };
+    let of_launcher = || match env::var(DRUMLINE_STORE).ok()?.parse() {
+        Ok(Endpoint::Tcp { host, port }) => Some(SocketAddr::new(host.parse().ok()?, port)),
+        _ => None,
+    };
+    let mut masters = master.into_iter().chain(of_launcher());
+    let Some(master) = masters.find(|it| !it.ip().is_loopback()) else { return Ok(()) };
     // If both are set, the code that listens reports the conflict.
     if config.socket_ifname.is_some() && !config.bind_addresses.is_empty() {
         return Ok(());

@@ -181,4 +181,4 @@ fn is_launchers(host: &str, port: u16, variable: &dyn Fn(&str) -> Option<String>
 }
 
 /// The variable in which `drumline run` gives the address of its store.
-const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
+pub(crate) const DRUMLINE_STORE: &str = "DRUMLINE_STORE";

@@ -33,7 +33,10 @@ use super::{
     greeting::{expect, hello, stream_of},
     stream::PeerStream,
 };
-use crate::{Config, Error, Result, board::Board, config::STREAMS_MAX, progress_thread};
+use crate::{
+    Config, Error, Result, addresses::own_addresses, board::Board, config::STREAMS_MAX,
+    progress_thread,
+};
 
 /// A text that is the same for processes of one host, one network and one user, and for no others.
 ///
@@ -211,7 +214,9 @@ fn addresses_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<Vec<IpAddr
     };
     let chosen = match (&config.socket_ifname, &config.bind_addresses[..]) {
         (Some(names), []) => interface::addresses_of(names, None)?,
-        (None, []) => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        (None, []) if elsewhere.is_empty() => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        // No master has shown the way to the others.
+        (None, []) => own_addresses(config, None)?,
         (None, addresses) => addresses.to_vec(),
         (Some(names), addresses) => {
             let problem = format!("both are set, to {names} and {addresses:?}; which is meant?");

@@ -444,7 +444,8 @@ impl Session<'_, '_, '_> {
             let error = Error::meeting("the first host does not say where the ranks meet");
             return self.cannot_start(&world, &error);
         };
-        match self.launch.stores_at(&announcement) {
+        let Some(arrival) = &self.arrival else { return };
+        match self.launch.stores_at(&announcement, arrival.address) {
             Ok(stores) => self.start_workers(&world, stores),
             // The next round tries again.
             Err(error) if since.elapsed() < MEET_MAX => {

@@ -120,12 +120,17 @@ pub fn address_towards(place: SocketAddr) -> Result<IpAddr> {
 
 /// The interfaces with these addresses, as text: `198.18.0.1 (eth0)`.
 pub fn describe(addresses: &[IpAddr]) -> String {
-    let all = if_addrs::get_if_addrs().unwrap_or_default();
-    let one = |address: &IpAddr| match all.iter().find(|one| one.ip() == *address) {
-        Some(interface) => format!("{address} ({})", interface.name),
+    let one = |address: &IpAddr| match interface_with(*address) {
+        Some(name) => format!("{address} ({name})"),
         None => address.to_string(),
     };
     addresses.iter().map(one).collect::<Vec<_>>().join(" and ")
+}
+
+/// The name of the interface with this address.
+pub fn interface_with(address: IpAddr) -> Option<String> {
+    let all = if_addrs::get_if_addrs().unwrap_or_default();
+    all.into_iter().find(|one| one.ip() == address).map(|one| one.name)
 }
 
 #[cfg(test)]
