@@ -85,7 +85,9 @@ def ways(name: str, on_drumline: Any) -> dict[str, nn.Module]:
         "torch DDP + drumline": theirs(
             make(name), process_group=on_drumline, gradient_as_bucket_view=True
         ),
-        "drumline DDP": DistributedDataParallel(make(name), process_group=on_drumline),
+        "drumline DDP": DistributedDataParallel(
+            make(name), process_group=on_drumline, gradient_as_bucket_view=True
+        ),
     }
 
 

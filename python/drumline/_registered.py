@@ -37,11 +37,14 @@ def zeros(group: _core.Group, shape: Shape, dtype: Any) -> Any:
     return np.frombuffer(_as_buffer(memory), kind).reshape(sizes)
 
 
-def storage_of(owner: _core.Registered | _core.AsyncReduce) -> Any:
-    """A torch storage on the memory of the owner. The storage keeps the owner alive."""
+def storage_of(
+    owner: _core.Registered | _core.AsyncReduce, offset: int = 0, length: int = -1
+) -> Any:
+    """A torch storage on the memory of the owner, or on ``length`` bytes of it. The storage keeps the owner alive."""
     import torch
 
-    return torch.frombuffer(_as_buffer(owner), dtype=torch.uint8).untyped_storage()
+    memory = _as_buffer(owner)
+    return torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=length).untyped_storage()
 
 
 def _as_buffer(owner: _core.Registered | _core.AsyncReduce) -> Any:

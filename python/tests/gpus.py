@@ -162,6 +162,11 @@ class Gpus:
         for one, other in zip(to, source, strict=True):
             self.set(one, self.get(other))
 
+    def fetch(self, tensor):
+        import torch
+
+        return torch.from_numpy(self.get(tensor))
+
     def mark(self, device):
         return device
 

@@ -8,11 +8,12 @@ import threading
 from datetime import timedelta
 
 import pytest
-from ranks import run_and_see, wait_for
+from ranks import run, run_and_see, wait_for
 from test_ddp import connect, network
 
 torch = pytest.importorskip("torch")
 
+import drumline  # noqa: E402
 from drumline import DistributedDataParallel  # noqa: E402
 
 
@@ -181,3 +182,186 @@ def after_stop(rank, world_size, directory):
 def test_after_stop_gradients_are_not_averaged():
     for how, text in run_and_see(2, after_stop):
         assert how == "raised" and "not reduced" in text, text
+
+
+def diverging(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+    x = torch.randn(4, 12, generator=torch.Generator().manual_seed(rank))
+
+    def told(odd, what, steps=3, model=None, **options):
+        """What each step has raised. ``what(model, optimizer, step)`` is done before it on rank ``odd``."""
+        model = DistributedDataParallel(network(), **options) if model is None else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        said = []
+        for step in range(steps):
+            if rank == odd:
+                what(model, optimizer, step)
+            try:
+                optimizer.zero_grad()
+                model(x * (1 + step)).square().sum().backward()
+                said.append("")
+            except drumline.DrumlineError as error:
+                said.append(str(error))
+            optimizer.step()
+        model.reducer.stop()
+        return said
+
+    def rate(model, optimizer, step):
+        optimizer.param_groups[0]["lr"] = 0.2
+
+    def later(model, optimizer, step):
+        if step == 2:
+            with torch.no_grad():
+                model.module[3].weight[0, 0] += 1
+
+    def load(model, optimizer, step):
+        if step == 0:
+            torch.manual_seed(9)
+            model.module[3].reset_parameters()
+
+    def unwrapped(model, optimizer, step):
+        if step == 1:
+            with model.no_sync():
+                model.module(x).sum().backward()
+            optimizer.step()
+
+    def freeze(model, optimizer, step):
+        for group in optimizer.param_groups:
+            group["params"] = group["params"][:-1]
+
+    def nothing(model, optimizer, step):
+        pass
+
+    ignoring = network()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignoring, ["3.weight", "3.bias"])
+    with_nan = network()
+    with torch.no_grad():
+        with_nan[3].weight[0] = float("nan")
+    out = {
+        "rate": told(1, rate),
+        "of rank 0": told(0, rate),
+        "load": told(2, load),
+        "frozen": told(1, freeze),
+        "unwrapped": told(1, unwrapped),
+        "every": told(1, later, 6, check_every=2),
+        "first only": told(1, later, 6, check_every=None),
+        "equal": told(None, nothing, 4, check_every=1),
+        "views": told(None, nothing, 4, check_every=1, gradient_as_bucket_view=True),
+        "NaN": told(None, nothing, model=DistributedDataParallel(with_nan)),
+        "ignored": told(1, load, model=DistributedDataParallel(ignoring)),
+        "no buffers": told(None, nothing, broadcast_buffers=False),
+        "not compared": told(1, rate, init_sync=False),
+    }
+    model = DistributedDataParallel(network())
+    hook = lambda state, bucket: torch.futures.collect_all([])  # noqa: E731
+    model.register_comm_hook(None, lambda state, bucket: hook(state, bucket).then(lambda _: bucket.buffer()))
+    out["hook"] = told(1, rate, model=model)
+    # A rank whose data has ended keeps its parameters until all have ended.
+    model = DistributedDataParallel(network(), check_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for step in range(1 + 2 * rank):
+            optimizer.zero_grad()
+            model(x * (1 + step)).square().sum().backward()
+            optimizer.step()
+    model.reducer.stop()
+    with pytest.raises(drumline.DrumlineError, match=r"check_every.*\[\[0, 1\], \[5, 1\], \[0, 1\]\]"):
+        DistributedDataParallel(network(), check_every=5 if rank == 1 else 0)
+    with pytest.raises(ValueError, match="check_every.* -1"):
+        DistributedDataParallel(network(), check_every=-1)
+    leave()
+    return out
+
+
+def test_parameters_that_differ_after_a_step_are_named_with_the_rank():
+    outs = run(3, diverging)
+    assert outs[0] == outs[1] == outs[2], outs
+    out = outs[0]
+    quiet = ("first only", "equal", "views", "NaN", "ignored", "no buffers", "not compared", "hook")
+    for name in quiet:
+        assert not any(out[name]), (name, out[name])
+    for name, rank, parameter, step in (
+        ("rate", 1, "0.weight", 1), ("of rank 0", 0, "0.weight", 1), ("load", 2, "3.weight", 1),
+        ("frozen", 1, "3.bias", 1), ("unwrapped", 1, "0.weight", 1), ("every", 1, "3.weight", 2),
+    ):  # fmt: skip
+        told = [(at, text) for at, text in enumerate(out[name]) if text]
+        assert told[0][0] == step, (name, out[name])
+        wanted = f"after step {step}, parameter `{parameter}` has other values on rank {rank} than on most ranks"
+        assert wanted in told[0][1], (name, told)
+    assert [bool(text) for text in out["every"]] == [False, False, True, False, True, False]
+
+
+def changed_modules(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+    x = torch.ones(4, 12)
+
+    def adapted(model):
+        model.module[0].register_parameter("more", torch.nn.Parameter(torch.ones(1)))
+
+    def replaced(model):
+        model.module[3] = torch.nn.Linear(40, 3)
+
+    def assigned(model):
+        state = {name: it.clone() for name, it in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+
+    def unfrozen(model):
+        model.module[0].bias.requires_grad_(True)
+
+    def swapped(model):
+        torch.utils.swap_tensors(model.module[0].bias, torch.nn.Parameter(torch.ones(40)))
+
+    said = []
+    for change in (adapted, replaced, assigned, unfrozen, swapped):
+        module = network()
+        module[0].bias.requires_grad_(change is not unfrozen)
+        model = DistributedDataParallel(module)
+        model(x).sum().backward()
+        with pytest.raises(RuntimeError) as raised:
+            change(model)
+            model(x).sum().backward()
+        said.append(str(raised.value))
+        model.reducer.stop()
+    # What does not concern training may change.
+    model = DistributedDataParallel(network())
+    model.module[2] = torch.nn.Sequential(torch.nn.Tanh())
+    model.module[0].bias.requires_grad_(False)
+    model.module[0].bias.requires_grad_(True)
+    model(x).sum().backward()
+    model.reducer.stop()
+    leave()
+    return said
+
+
+def test_parameters_that_came_after_the_wrapper_are_named():
+    for said in run(2, changed_modules):
+        names = ("0.more", "3.weight", "0.weight", "0.bias")
+        for name, text in zip(names, said, strict=False):
+            assert f"parameter {name} was not there or not trained" in text, text
+        assert "swap" in said[-1], said
+
+
+class Skipping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, x, layers):
+        for layer in layers:
+            x = getattr(self, layer)(x)
+        return x
+
+
+def not_static(rank, world_size, directory, first, then):
+    connect(rank, world_size, directory)
+    model = DistributedDataParallel(Skipping(), static_graph=True)
+    for layers in (first, first, then):
+        model(torch.ones(1, 2), layers).sum().backward()
+
+
+@pytest.mark.parametrize("first, then", [("a", "ab"), ("ab", "a")])
+def test_a_graph_that_is_not_static_is_told(first, then):
+    outcomes = run_and_see(2, not_static, first, then)
+    for how, text in outcomes:
+        assert how == "raised" and "the graph is not static" in text and "b.bias" in text, text
+        assert "find_unused_parameters=True" in text and "or static_graph=True" not in text, text

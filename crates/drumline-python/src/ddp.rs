@@ -2,7 +2,7 @@
 
 use drumline::{
     DType,
-    ddp::{Broadcast, DdpOptions, ParameterSpec, UnusedParameters},
+    ddp::{Broadcast, DdpOptions, ParameterSpec, StateDigest, UnusedParameters},
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 
@@ -37,10 +37,7 @@ pub(crate) fn verify_model(
 /// Gives the bytes of `tensors` on rank 0 to all ranks. All ranks pass the same lengths.
 #[pyfunction]
 pub(crate) fn broadcast(py: Python<'_>, group: &Group, mut tensors: Vec<Memory>) -> PyResult<()> {
-    if let Some(other) = tensors.iter().find(|tensor| tensor.dtype != DType::U8) {
-        let problem = format!("broadcast takes bytes, not elements of type {}", other.dtype);
-        return Err(PyValueError::new_err(problem));
-    }
+    check_bytes("broadcast", &tensors)?;
     let group = group.get()?;
     signals::run(py, || {
         let total_bytes = tensors.iter().map(Memory::len).sum();
@@ -48,6 +45,28 @@ pub(crate) fn broadcast(py: Python<'_>, group: &Group, mut tensors: Vec<Memory>)
         tensors.iter_mut().try_for_each(|tensor| broadcast.tensor(tensor.write::<u8>()))?;
         broadcast.finish()
     })
+}
+
+/// A digest of the bytes of each tensor, equal on all ranks if these are.
+#[pyfunction]
+pub(crate) fn digests(py: Python<'_>, tensors: Vec<Memory>) -> PyResult<Vec<i64>> {
+    check_bytes("digests", &tensors)?;
+    let digest = |tensor: &Memory| {
+        let mut digest = StateDigest::default();
+        digest.tensor(&ParameterSpec::new("", [tensor.len()], DType::U8), tensor.read::<u8>());
+        digest.finish() as i64
+    };
+    Ok(py.detach(|| tensors.iter().map(digest).collect()))
+}
+
+fn check_bytes(operation: &str, tensors: &[Memory]) -> PyResult<()> {
+    match tensors.iter().find(|tensor| tensor.dtype != DType::U8) {
+        None => Ok(()),
+        Some(other) => {
+            let problem = format!("{operation} takes bytes, not elements of type {}", other.dtype);
+            Err(PyValueError::new_err(problem))
+        }
+    }
 }
 
 fn specs(tensors: Vec<Spec>) -> PyResult<Vec<ParameterSpec>> {

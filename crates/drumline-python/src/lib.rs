@@ -40,7 +40,7 @@ mod _core {
         async_reduce::AsyncReduce,
         backend::{BackendCall, register_backend},
         callbacks::wait_for_callbacks,
-        ddp::{broadcast, verify_model},
+        ddp::{broadcast, digests, verify_model},
         device::{DeviceGroup, DeviceMessages, DeviceWork},
         device_async_reduce::DeviceAsyncReduce,
         error::{

@@ -69,7 +69,7 @@ impl Memory {
     }
 
     /// The elements in their present state.
-    fn read<T: Element>(&self) -> &[T] {
+    pub(crate) fn read<T: Element>(&self) -> &[T] {
         // SAFETY: `extract` has checked the alignment, and that the bytes fit the address space. The package
         // promises that they are mapped and initialised while the owner lives, and `self` holds the owner.
         // Every bit pattern is a `T` (`Element: Pod`). Another Python thread may write to them meanwhile, as

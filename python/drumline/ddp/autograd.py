@@ -1,9 +1,12 @@
-"""Callbacks of autograd, for gradients and for the end of backward."""
+"""Callbacks of autograd, for gradients and for the end of backward, and averages as a part of its graph."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 
 class End:
@@ -23,13 +26,34 @@ class End:
             self._on_failure()
 
 
-def calling(owner: object, method: str, *args: object) -> Callable[..., None]:
+def calling(owner: object, method: str, *args: object) -> Callable[..., Any]:
     """A hook that calls a method of ``owner``, and does not keep ``owner`` alive."""
     reference = weakref.ref(owner)
 
-    def hook(*more: object) -> None:
+    def hook(*more: object) -> Any:
         living = reference()
-        if living is not None:
-            getattr(living, method)(*args, *more)
+        return None if living is None else getattr(living, method)(*args, *more)
 
     return hook
+
+
+class Averaged(torch.autograd.Function):
+    """The average in the place of a rank's own gradient, for a backward with ``create_graph``.
+
+    The average over ``n`` ranks has the derivative ``1/n`` by each rank's own value. The gradient of the parameter that
+    it leads to is averaged in its turn. So a derivative passes here as it comes.
+    """
+
+    @staticmethod
+    def of(own: Any, average: Any) -> Any:
+        """The average, with the derivatives of ``own``."""
+        with torch.enable_grad():
+            return Averaged.apply(own, average)
+
+    @staticmethod
+    def forward(ctx: Any, own: Any, average: Any) -> Any:  # noqa: D102
+        return torch.empty_like(own).copy_(average)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: D102
+        return gradients[0], None

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drumline import _core
-from drumline.ddp.buckets import wire_type
+from drumline.ddp.buckets import copy, wire_type
+from drumline.ddp.groups import gathered, number_of
 from drumline.ddp.hooks import GradBucket, HookBuckets
 from drumline.torch import on_device
 from drumline.torch.on_device import OnDevice, Placing
-from drumline.torch.tensors import CODE, Staging
+from drumline.torch.tensors import Staging
 
 if TYPE_CHECKING:
     from drumline.ddp.reducer import Reducer
 
-_U64 = CODE[torch.int64]
 _TOGETHER_BYTES = 32 << 20
 
 
@@ -33,14 +32,9 @@ class Devices:
         self._group = group
         devices = [tensor.device for tensor in tensors]
         own = _spread(devices)
-        mine = torch.tensor([own], dtype=torch.int64)
-        all_of_them = torch.empty(group.world_size, dtype=torch.int64)
-        group.all_gather(
-            (mine.data_ptr(), 1, _U64, mine),
-            [(all_of_them.data_ptr(), group.world_size, _U64, all_of_them)],
-        )
+        is_same = all(it == [own] for it in gathered(group, [own]))
         self._on: OnDevice | None = None
-        if own != 0 and bool((all_of_them == own).all()):
+        if own != 0 and is_same:
             self._on = OnDevice(group)
             for device in dict.fromkeys(devices):
                 self._on.staging_on(device)
@@ -72,8 +66,7 @@ def _spread(devices: list[Any]) -> int:
     order = [known.setdefault(device, len(known)) if device.type != "cpu" else -1 for device in devices]
     if not known or not all(on_device.can_be_used(device) for device in known):
         return 0
-    digest = hashlib.blake2b(repr(order).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little") or 1
+    return number_of(order)
 
 
 class DeviceBuckets(HookBuckets):
@@ -91,22 +84,21 @@ class DeviceBuckets(HookBuckets):
         super().abort()
 
     def _put(self, index: int) -> None:
-        parameter, place = self._parameters[index], self.places[index]
-        if place.device.type == "cpu" or parameter.grad is None:
+        place = self.places.tensors[index]
+        if place.device.type == "cpu":
             super()._put(index)
-        elif parameter.grad is not place:
-            self._apart[self._bucket_of[index]].append((place, parameter.grad))
-            parameter.grad = place
+        elif (gradient := self.places.to_copy(index)) is not None:
+            self._apart[self._bucket_of[index]].append((place, gradient))
 
     def _next_step(self) -> None:
         super()._next_step()
-        # By bucket: gradients that autograd has put elsewhere, and their places. They are copied together.
+        # By bucket: places, and the gradients that are copied there together.
         self._apart: list[list[tuple[Any, Any]]] = [[] for _ in self._buckets]
 
     def _average(self, _: object, bucket: GradBucket) -> _Average:
         apart = self._apart[bucket.index()]
         if apart:
-            on_device.GPUS.copy([place for place, _ in apart], [gradient for _, gradient in apart])
+            copy([place for place, _ in apart], [gradient for _, gradient in apart])
             apart.clear()
         return _Average(self._group, self._devices, bucket.buffer(), self._wire)
 
@@ -121,7 +113,7 @@ class _Average:
         dtype = wire_type(buffer.dtype, wire)
         if dtype != buffer.dtype:
             self._sent = _room(buffer, dtype, is_there)
-            self._copy(self._sent, buffer)
+            copy([self._sent], [buffer])
         memory = staging.write(self._sent, reduce=True)
         self._handle: Any = (
             staging.queue("all_reduce", memory, "avg", None)
@@ -134,15 +126,8 @@ class _Average:
         self._handle.wait()
         self._staging.finish()
         if self._sent is not self._buffer:
-            self._copy(self._buffer, self._sent)
+            copy([self._buffer], [self._sent])
         return self._buffer
-
-    def _copy(self, to: Any, source: Any) -> None:
-        if isinstance(self._staging, Placing):
-            on_device.GPUS.copy([to], [source])
-        else:
-            with torch.no_grad():
-                to.copy_(source)
 
 
 def _room(like: Any, dtype: Any, is_there: bool) -> Any:

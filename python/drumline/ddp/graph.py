@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+# What has no outputs inside, or too much else.
+_CLOSED = (str, bytes, int, float, type, FunctionType, ModuleType, torch.nn.Module)
+_OBJECTS_MAX = 1000
+
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """All tensors in nested lists, tuples, dicts and dataclasses."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
+    """All tensors in nested containers, and in the attributes of objects of any class."""
+    # `seen` keeps the objects alive: a new one must not get the `id` of a dropped one.
+    seen: dict[int, Any] = {}
+    waiting, objects = [value], 0
+    while waiting:
+        value = waiting.pop()
+        if value is None or isinstance(value, _CLOSED) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            waiting.extend(value)
+        elif objects < _OBJECTS_MAX:
+            objects += 1
+            waiting.extend(_attributes(value))
+
+
+def _attributes(value: Any) -> list[Any]:
+    slots = [slot for kind in type(value).__mro__ for slot in _slots(kind)]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, it, None) for it in slots)]
+
+
+def _slots(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [it for it in names if it not in ("__dict__", "__weakref__")]
 
 
 def functions_of(outputs: Any) -> list[Any]:

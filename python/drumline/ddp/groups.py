@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from drumline import _core, _exit, _world
 from drumline.groups import ProcessGroup
 from drumline.torch.store import master_of
+from drumline.torch.tensors import CODE
 
 _connected: weakref.WeakKeyDictionary[Any, _core.Group] = weakref.WeakKeyDictionary()
 
@@ -100,3 +103,21 @@ def _connect(process_group: Any) -> _core.Group:
     ranks = dist.get_process_group_ranks(process_group)
     settings = {"timeout": timeout.total_seconds()}
     return _core.Group.connect(name, store, process_group.rank(), ranks, master_of(store), settings)
+
+
+def gathered(group: _core.Group, own: Sequence[int]) -> list[list[int]]:
+    """The numbers of all ranks, by rank. All of them give equally many. A collective."""
+    mine = torch.tensor(own, dtype=torch.int64)
+    rows = torch.empty(group.world_size, len(own), dtype=torch.int64)
+    code = CODE[torch.int64]
+    group.all_gather(
+        (mine.data_ptr(), mine.numel(), code, mine), [(rows.data_ptr(), rows.numel(), code, rows)]
+    )
+    numbers: list[list[int]] = rows.tolist()
+    return numbers
+
+
+def number_of(value: object) -> int:
+    """A number for what a value looks like, the same on all ranks, and not 0."""
+    digest = hashlib.blake2b(repr(value).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little") or 1

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drumline import _core
-from drumline.ddp.buckets import put, tensor_at
+from drumline.ddp.buckets import Places, tensor_at
+from drumline.ddp.groups import gathered
 from drumline.torch import on_device
-from drumline.torch.tensors import CODE
 
 if TYPE_CHECKING:
     from drumline.ddp.reducer import Buckets, Reducer
@@ -111,7 +111,10 @@ class HookBuckets:
         self._group, self._names, self._parameters = reducer.group, reducer.names, reducer.parameters
         self._has_marks = reducer.has_marks
         self._hook, self._state = hook, state
-        self.places: list[Any] = [None] * len(self._names)
+        tensors: list[Any] = [None] * len(self._names)
+        # A storage of their own would need no copy either, but torch has none for GPUs.
+        view = (lambda index: tensors[index].detach()) if reducer.views else None
+        self.places = Places(self._names, self._parameters, tensors, view)
         self._buckets: list[GradBucket] = []
         self._bucket_of = [0] * len(self._names)
         for members in plan(self._parameters, bucket_bytes or _BUCKET_BYTES):
@@ -129,9 +132,9 @@ class HookBuckets:
         for index, parameter in zip(members, parameters, strict=True):
             self._bucket_of[index] = len(self._buckets)
             storage, offset = flat.untyped_storage(), at * flat.element_size()
-            self.places[index] = tensor_at(storage, offset, flat.dtype, parameter)
+            self.places.tensors[index] = tensor_at(storage, offset, flat.dtype, parameter)
             at += parameter.numel()
-        places = [self.places[index] for index in members]
+        places = [self.places.tensors[index] for index in members]
         self._buckets.append(GradBucket(len(self._buckets), flat, places, parameters))
 
     def _next_step(self) -> None:
@@ -146,15 +149,15 @@ class HookBuckets:
         self._bring(index)
 
     def _put(self, index: int) -> None:
-        put(self._names[index], self._parameters[index], self.places[index], is_view=True)
+        self.places.put(index)
 
     def bring_zeros(self, index: int) -> None:
-        self.places[index].zero_()
+        self.places.tensors[index].zero_()
         self._bring(index)
 
     def _bring(self, index: int) -> None:
         self._is_brought[index] = True
-        device = self.places[index].device
+        device = self.places.tensors[index].device
         if device.type == on_device.GPUS.kind:
             marks = self._marks[self._bucket_of[index]]
             marks[on_device.GPUS.stream(device)] = on_device.GPUS.mark(device)
@@ -202,16 +205,7 @@ class HookBuckets:
 
     def _tell(self, own: Sequence[bool]) -> list[list[bool]]:
         """Gathers one flag per parameter from all ranks; one row per rank."""
-        mine = torch.tensor(own, dtype=torch.uint8)
-        rows = torch.empty(self._group.world_size, len(own), dtype=torch.uint8)
-        code = CODE[torch.uint8]
-        self._group.all_gather(
-            (mine.data_ptr(), mine.numel(), code, mine), [(rows.data_ptr(), rows.numel(), code, rows)]
-        )
-        return [[bool(it) for it in row] for row in rows.tolist()]
-
-    def take(self, index: int) -> None:
-        self._parameters[index].grad = self.places[index]
+        return [[bool(it) for it in row] for row in gathered(self._group, own)]
 
     def abort(self) -> None:
         self._group.abort()

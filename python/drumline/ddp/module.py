@@ -18,6 +18,7 @@ from drumline.ddp.graph import moved
 from drumline.ddp.groups import core_group, group_of, is_default
 from drumline.ddp.hooks import Compress, buckets_for
 from drumline.ddp.join import Has, Joined, Joining
+from drumline.ddp.power_sgd import power_sgd
 from drumline.ddp.precision import Precision
 from drumline.ddp.reducer import Reducer
 from drumline.ddp.sync_batch_norm import is_synchronised
@@ -29,16 +30,17 @@ _DEFAULT_BUCKET_BYTES = 4 << 20
 class DistributedDataParallel(torch.nn.Module, TorchMethods):
     """Trains the same module on all ranks, each on its own share of the data.
 
-    Like torch's class of this name, but on `AsyncReduce` of drumline's core: gradients are views into
-    memory that the ranks of a host share, and are averaged there while backward runs. After backward all
+    Like torch's class of this name, but on `AsyncReduce` of drumline's core: gradients are averaged in
+    memory that the ranks of a host share, while backward runs. After backward all
     ranks have the same gradients, bit by bit. So equal optimizers keep equal parameters equal. Autocast,
     GradScaler, clipping, accumulation and schedulers work as on one device.
 
     Construction is a collective: all ranks' parameters and buffers are compared (DrumlineError names
     the first that differs, and the rank, on every rank), then all take those of rank 0. A backward
-    that goes through the outputs of `forward` ends when all gradients are averaged. It raises, on every
+    of a `forward` ends when all gradients are averaged, also if it does not go through what `forward` has
+    returned. It raises, on every
     rank, NotBroughtError with the parameters that got no gradient somewhere, or CollectiveError with
-    the rank at fault.
+    the rank at fault. In the second step, ranks compare the parameters that the first one has left.
 
     Args (in torch's order, with torch's meaning where nothing is said):
         module: on the CPU or anywhere else; gradients of other devices are staged.
@@ -47,12 +49,14 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         output_device, dim, check_reduction: accepted and ignored.
         broadcast_buffers: rank 0's buffers for all at the beginning, before each forward while gradients are
             enabled, and for the evaluation that follows. None, as True.
-        init_sync: compare ranks, and take rank 0's values.
+        init_sync: compare ranks, and take rank 0's values. Without, parameters are not compared after
+            the first step either, unless ``check_every`` is set.
         process_group: drumline's, or torch's of any backend; None for that of the whole job.
         bucket_cap_mb: gradients shorter than this (in MiB) share buckets of this length. 4 unless set.
         find_unused_parameters: a parameter that only some ranks use is averaged with zeros; one that
             no rank uses keeps its gradient.
-        gradient_as_bucket_view: gradients are views in any case.
+        gradient_as_bucket_view: gradients lie in the memory in which they are averaged, which saves a
+            copy; a gradient that the program keeps is overwritten by the next backward.
         static_graph: the same parameters are used in every backward, equally often.
         delay_all_reduce_named_params, param_to_hook_all_reduce: both or none. These parameters are
             averaged when they are ready, like all others.
@@ -63,6 +67,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         skip_all_reduce_unused_params, batched_grad_copy, lazy_bucket_allocation: accepted and ignored.
         forward_sync_buffers: rank 0's buffers before each forward, as ``broadcast_buffers``, which it
             replaces; at the beginning they are rank 0's in any case.
+        check_every: drumline's own: after how many steps the parameters of all ranks are compared, bit by bit.
+            DrumlineError on every rank names the first that differs, and the rank. 0 or None: after the first
+            step only, and not with a communication hook of the program.
 
     Example::
 
@@ -99,6 +106,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
         lazy_bucket_allocation: bool = False,
+        check_every: int | None = 0,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -126,6 +134,10 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self.parameters_to_ignore = (
             set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) - delayed
         )
+        self.check_every = check_every or 0
+        if self.check_every < 0:
+            raise ValueError(f"check_every is a number of steps, and this is {check_every}")
+        self._compares_first = init_sync
         self._buffer_hook = None
         self._after_forward_buffers = states.AfterForward()
         self._precision.cast_buffers(self._buffers_in_use().values())
@@ -156,6 +168,14 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             wire=self._precision.reduction,
             after_step=calling(self, "_end_step"),
             devices=self._devices,
+            views=self.gradient_as_bucket_view,
+        )
+        self._layout = states.Layout(self.module, self.parameters_to_ignore)
+        self._comparison = states.Comparison(
+            self._group,
+            calling(self, "_parameters_in_use"),
+            self._compares_first,
+            self.check_every,
         )
         self._debug = Debug(self._group.debug)
         self._debug.begin(self)
@@ -171,6 +191,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         return reducer
 
     def _end_step(self) -> None:
+        self._comparison.end_step(self.reducer.steps)
         self._debug.end_step(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -204,6 +225,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
     def _before_forward(self) -> None:
         if self.reducer.sync_grad:
             self.reducer.check()
+        self._layout.check()
         if not self._has_begun:
             refuse_optimizers_in_backward(self._parameters_in_use())
             self._has_begun = True
@@ -216,17 +238,17 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._after_forward_buffers.drop()
         if self.will_sync_module_buffers() and (self._buffer_hook is None or self._buffer_hook[2]):
             self._sync_buffers()
+        if self.reducer.sync_grad:
+            self._comparison.before_forward(self.reducer.steps)
         self.reducer.times.mark("forward")
 
     def _after_forward(self, outputs: Any) -> None:
         if not self.reducer.sync_grad:
-            self.reducer.expect_nothing()
+            self.reducer.expect_nothing(outputs)
             return
         if self.will_sync_module_buffers():
             self._after_training(self._buffers_in_use())
         self.reducer.expect(outputs)
-        if self.find_unused_parameters:
-            self.reducer.filter_unused_parameters(outputs)
 
     def _after_training(self, buffers: dict[str, Any]) -> None:
         if self._buffer_hook is not None:
@@ -347,6 +369,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if isinstance(hook, Compress):
             self._hook_name = hook.name
         else:
+            if make is not None and hook is not power_sgd:
+                # It may leave ranks different, as hooks for local steps do.
+                self._comparison.compares_first = False
             self._hook_name = getattr(hook, "__name__", str(hook))
 
     @staticmethod
@@ -371,7 +396,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         state = self.__dict__.copy()
         if self._reducer is not None:
             state["_syncs"] = self._reducer.sync_grad, self._reducer.sync_backward
-        for name in ("process_group", "_group", "_devices", "_reducer", "_joined"):
+        for name in (
+            "process_group", "_group", "_devices", "_reducer", "_joined", "_layout", "_comparison",
+        ):  # fmt: skip
             state.pop(name, None)
         return state
 

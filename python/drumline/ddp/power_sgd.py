@@ -47,7 +47,7 @@ class PowerSGDState:
 
     def compresses(self, gradient: Any) -> bool:
         """Whether a gradient becomes short enough."""
-        if gradient.dim() < 2 or gradient.numel() == 0:
+        if gradient.dim() < 2 or gradient.numel() == 0 or gradient.is_complex():
             return False
         n, m = gradient.shape[0], gradient.numel() // gradient.shape[0]
         return bool((n + m) * self.rank * self.min_rate < n * m)

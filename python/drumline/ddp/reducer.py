@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -11,26 +14,27 @@ import torch
 
 from drumline import _core
 from drumline.ddp.autograd import End, calling
-from drumline.ddp.buckets import SharedBuckets
+from drumline.ddp.buckets import Places, SharedBuckets
 from drumline.ddp.device_buckets import DeviceBuckets, Devices
 from drumline.ddp.graph import functions_of, parameters_reached
 from drumline.ddp.times import Times
 from drumline.torch import profile
 
 _STOP_PATIENCE_S = 5.0
+# Forwards of which no backward has been seen. Evaluations with gradients leave some behind.
+_FORWARDS_MAX = 64
 
 
 class Buckets(Protocol):
     """The memory of gradients, and how they are averaged."""
 
-    places: list[Any]
+    places: Places
     averages: bool
     """Whether the ranks' gradients become their average, and not what a function of the user makes of them."""
 
     def bring(self, index: int) -> None: ...
     def bring_zeros(self, index: int) -> None: ...
     def synchronize(self, used: Sequence[bool]) -> list[bool]: ...
-    def take(self, index: int) -> None: ...
     def abort(self) -> None: ...
     def leave(self, patience_s: float) -> None: ...
     def drop(self) -> None: ...
@@ -44,10 +48,12 @@ class Reducer:
     `filter_unused_parameters` has found it unused (needs ``marks``), or with ``find_unused``.
 
     ``static_graph``: the first backward counts the gradients of each parameter, and later ones rely on
-    the count. ``sync_backward=False``: `synchronize` waits, not the end of backward. ``by_forward``: only
-    a backward through the outputs of an `expect`ed forward is averaged; otherwise every backward is,
-    while `sync_grad`. ``wire``: the type in which gradients travel. ``after_step`` is called when all
-    gradients of a backward are averaged. ``devices``: where the ranks keep the whole model.
+    the count. ``sync_backward=False``: `synchronize` waits, not the end of backward. ``by_forward``: a backward of an
+    `expect`ed forward is averaged, also one that does not go through its outputs; otherwise every backward is.
+    Neither is without `sync_grad`, but a backward through the outputs of an `expect`ed forward.
+    ``wire``: the type in which gradients travel. ``after_step`` is called when all gradients of a backward are
+    averaged. ``devices``: where the ranks keep the whole model. ``views``: gradients lie in the memory in which they
+    are averaged, and the next backward overwrites them; otherwise they are copied.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Reducer:
         wire: Any = None,
         after_step: Callable[[], None] = lambda: None,
         devices: Devices | None = None,
+        views: bool = False,
     ) -> None:
         self.sync_grad = True
         """Whether gradients are averaged; without, they add up on each rank."""
@@ -71,6 +78,7 @@ class Reducer:
         self.group, self.bucket_bytes = group, bucket_bytes
         self.devices = Devices(group, self.parameters) if devices is None else devices
         self.has_marks = marks or find_unused or static_graph
+        self.views = views
         self.scale: float | None = None
         self.sync_backward = sync_backward
         self.times = Times()
@@ -84,15 +92,20 @@ class Reducer:
         self._buckets: Buckets = self._make()
         # Gradients per parameter in a backward. None: a static graph before its first backward.
         self._calls: list[int] | None = None if static_graph else [1] * len(self.names)
+        self._is_static = static_graph
         self._used = [False] * len(self.names)
         self._unreached: list[int] = []
         self._tolerant = find_unused
-        self._expected = False
+        # Those whose gradients may still come. None: there was no forward yet.
+        self._forwards: deque[_Forward] | None = None
         self._lock = threading.RLock()
-        # Whether a backward that may be averaged is running.
-        self._is_running = False
+        self._backward: _Backward | None = None
         self._step: _Step | None = None
         self._failure: str | None = None
+        self._has_warned = False
+        self._process = os.getpid()
+        # torch.utils.swap_tensors would take the hooks away, unseen. It refuses tensors with weak references.
+        self._kept = [weakref.ref(parameter) for parameter in self.parameters]
         handles = [
             parameter.register_post_accumulate_grad_hook(calling(self, "_on_gradient", index))
             for index, parameter in enumerate(self.parameters)
@@ -106,12 +119,18 @@ class Reducer:
         if self.devices.are_used:
             return DeviceBuckets(self, self.devices, wire)
         return SharedBuckets(
-            self.group, self.names, self.parameters, self.bucket_bytes, self.has_marks, wire
+            self.group,
+            self.names,
+            self.parameters,
+            self.bucket_bytes,
+            self.has_marks,
+            wire,
+            self.views,
         )
 
     def set_static_graph(self) -> None:
         """As with ``static_graph``, from the next backward on. A collective."""
-        self.has_marks, self._calls = True, None
+        self.has_marks, self._is_static, self._calls = True, True, None
         self.replace_buckets(self._make)
 
     def replace_buckets(self, make: Callable[[], Buckets]) -> None:
@@ -125,15 +144,24 @@ class Reducer:
         self._finalizer.atexit = False
 
     def expect(self, outputs: Any) -> None:
-        """Has the backward through these outputs of forward averaged."""
-        functions = functions_of(outputs)
-        for function in functions:
-            function.register_prehook(self._on_outputs)
-        self._expected = not functions
+        """Has the backward of a forward averaged, whose outputs these are. Its gradients need not come by the
+        outputs."""
+        if self._forwards is None:
+            self._forwards = deque(maxlen=_FORWARDS_MAX)
+        forward = _Forward(sum(it._version for it in self.parameters))
+        # An optimizer has changed parameters that the graphs of earlier ones need.
+        while self._forwards and self._forwards[0].version != forward.version:
+            self._forwards.popleft()
+        self._forwards.append(forward)
+        for function in functions_of(outputs):
+            function.register_prehook(calling(self, "_on_outputs", forward))
 
-    def expect_nothing(self) -> None:
-        """Forward has run without `expect`."""
-        self._expected = False
+    def expect_nothing(self, outputs: Any) -> None:
+        """Forward has run without `expect`, and this is what it has returned."""
+        if self._forwards is None:
+            self._forwards = deque(maxlen=_FORWARDS_MAX)
+        for function in functions_of(outputs):
+            function.register_prehook(calling(self, "_on_local_outputs"))
 
     def filter_unused_parameters(self, outputs: Any) -> None:
         """Parameters that do not take part in ``outputs`` are not waited for in the next backward."""
@@ -148,7 +176,7 @@ class Reducer:
     @property
     def is_pending(self) -> bool:
         """Whether there are averages that `synchronize` is to wait for."""
-        return self._step is not None and not self._is_running
+        return self._step is not None and self._backward is None
 
     def synchronize(self) -> None:
         """Waits for all averages of a backward, where its end has not."""
@@ -167,6 +195,11 @@ class Reducer:
         """Raises if gradients cannot be averaged any more."""
         if self._failure is not None:
             raise RuntimeError(f"gradients cannot be averaged: {self._failure}")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"gradients cannot be averaged in this process: it is a fork of process {self._process}, to which the "
+                "wrapper belongs. Use the module inside, or make a group and a wrapper here"
+            )
         if self.group.is_destroyed:
             raise RuntimeError(
                 f"gradients cannot be averaged: group {self.group.name!r} has been destroyed. Make a group, "
@@ -190,6 +223,7 @@ class Reducer:
         """Takes part in a backward of the other ranks, with gradients that were added up before or else with zeros, and
         gets the averages."""
         self.check()
+        self._buckets.places.begin()
         rest = [self._is_rest(index) for index in range(len(self.names))]
         self._used = [False] * len(self.names)
         for index, is_there in enumerate(rest):
@@ -198,19 +232,36 @@ class Reducer:
             else:
                 self._buckets.bring_zeros(index)
         self._take(self._buckets.synchronize([it or not self.has_marks for it in rest]))
+        self.steps += 1
+        self._after_step()
 
     # Callbacks of backward.
 
-    def _on_outputs(self, _gradients: Any) -> None:
-        self._begin()
+    def _on_outputs(self, forward: _Forward, _gradients: Any) -> None:
+        with self._lock:
+            backward = self._begin()
+            backward.is_local, backward.by_outputs = False, True
+            if not _keeps_graph():
+                backward.forwards.append(forward)
+            elif self._forwards is not None and forward not in self._forwards:
+                self._forwards.append(forward)
+            early, backward.early = backward.early, []
+            for index in early:
+                self._have_gradient(index)
 
-    def _begin(self) -> None:
+    def _on_local_outputs(self, _gradients: Any) -> None:
+        with self._lock:
+            if self._backward is None:
+                self._begin().is_local = True
+
+    def _begin(self) -> _Backward:
         """Asks autograd to call at the end of the running backward, the outermost one if nested."""
-        if not self._is_running:
-            self._is_running = True
+        if self._backward is None:
+            self._backward = _Backward()
             self.times.mark("backward")
             # No other reference: the callback must be dropped when backward drops it.
             torch.autograd.Variable._execution_engine.queue_callback(End(self._on_end, self._on_failure))
+        return self._backward
 
     def _on_gradient(self, index: int, _parameter: Any) -> None:
         # Autograd has a thread for each GPU.
@@ -219,21 +270,19 @@ class Reducer:
 
     def _have_gradient(self, index: int) -> None:
         self._used[index] = True
-        if not self._is_running:
-            if not (self._expected or (self.sync_grad and not self._by_forward)):
+        if self._backward is None:
+            if not self._is_awaited(index):
+                self._stays_here(index)
                 return
-            self._begin()
+            # Its outputs, if it comes by some, have been passed before.
+            self._begin().by_outputs = False
+        backward = self._begin()
+        if backward.is_local:
+            backward.early.append(index)
+            return
         step = self._step
         if step is None:
-            self.check()
-            self.times.mark("gradient")
-            step = self._step = _Step(len(self.names), self._calls)
-            step.event = profile.begin("drumline:all_reduce", self.parameters)
-            if self._calls is not None:
-                idle = [i for i, calls in enumerate(self._calls) if calls == 0]
-                for unused in {*self._unreached, *idle}:
-                    step.due[unused] = 0
-                    self._bring_unused(step, unused)
+            step = self._begin_step(index)
         step.came[index] += 1
         step.due[index] -= 1
         if step.due[index] == 0:
@@ -242,25 +291,83 @@ class Reducer:
         elif step.is_brought[index]:
             raise RuntimeError(self._too_often(index))
 
+    def _is_awaited(self, index: int) -> bool:
+        """Whether a gradient that comes by no outputs is to be averaged."""
+        if not self._by_forward or not self.sync_grad:
+            return self.sync_grad
+        return any(forward.awaits(index) for forward in self._forwards or ())
+
+    def _stays_here(self, index: int) -> None:
+        """A gradient that belongs to no forward of the wrapper is this rank's alone."""
+        is_other = os.getpid() != self._process
+        if not self.sync_grad or is_other or self.group.world_size == 1:
+            return
+        which = f"parameter {self.names[index]} got a gradient that is not averaged"
+        how = "run this backward under no_sync() of the wrapper if that is meant"
+        if self._forwards is None:
+            raise RuntimeError(
+                f"{which}: forward of the wrapper has never been called, only the module inside. Call the wrapper, or "
+                f"{how}"
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{which}: it belongs to no forward of the wrapper. Call the wrapper and not the module inside, or {how}",
+                stacklevel=2,
+            )
+
+    def _begin_step(self, index: int) -> _Step:
+        self.check()
+        self.times.mark("gradient")
+        if self._calls is not None and self._calls[index] == 0:
+            raise RuntimeError(self._too_often(index))
+        step = self._step = _Step(len(self.names), self._calls)
+        step.event = profile.begin("drumline:all_reduce", self.parameters)
+        self._buckets.places.begin()
+        if self._calls is not None:
+            idle = [i for i, calls in enumerate(self._calls) if calls == 0]
+            for unused in {*self._unreached, *idle}:
+                step.due[unused] = 0
+                self._bring_unused(step, unused)
+        return step
+
     def _bring_unused(self, step: _Step, index: int) -> None:
-        """Brings what was accumulated before, or zeros. `_finish` restores it if no rank uses the parameter."""
-        gradient = self.parameters[index].grad
-        if gradient is None:
+        """Brings what was accumulated before, or zeros. The parameter keeps that if no rank uses it."""
+        if self.parameters[index].grad is None:
             self._used[index] = False
         elif not self._used[index]:
-            step.before[index] = gradient.clone()
+            self._buckets.places.lift(index)
         step.is_brought[index] = True
         self._buckets.bring(index)
 
     def _on_end(self) -> None:
         """Backward has ended without an error."""
-        self._is_running = False
-        if self._step is not None and self.sync_backward:
-            self._finish(self._step)
+        backward, self._backward = self._backward, None
+        if backward is None:
+            return
+        self._forget_forwards(backward)
+        if self._step is not None:
+            self._step.by_outputs = backward.by_outputs
+            if self.sync_backward:
+                self._finish(self._step)
+
+    def _forget_forwards(self, backward: _Backward) -> None:
+        """Those whose graph was freed give no more gradients, but to parameters that have got none."""
+        forwards, step = self._forwards, self._step
+        if not forwards:
+            return
+        if step is not None and not backward.by_outputs and not backward.keeps_graph:
+            backward.forwards.append(forwards[0])
+        for forward in dict.fromkeys(backward.forwards):
+            if step is not None:
+                lacking = range(len(step.came)) if forward.lacking is None else forward.lacking
+                forward.lacking = {index for index in lacking if step.came[index] == 0}
+            if (step is None or not forward.lacking) and forward in forwards:
+                forwards.remove(forward)
 
     def _on_failure(self) -> None:
         """Backward has raised."""
-        self._is_running = False
+        self._backward = None
         if self._step is not None:
             profile.end(self._step.event, [])
             self._step = None
@@ -278,7 +385,7 @@ class Reducer:
         try:
             used_anywhere = self._synchronize(step, used)
         except _core.NotBroughtError as error:
-            raise _core.NotBroughtError(f"backward, {error}. {_UNUSED}") from None
+            raise _core.NotBroughtError(f"backward, {error}. {self._unused_text(step)}") from None
         except _core.CollectiveError as error:
             text = f"backward, {error}. Look at what the ranks that are named here have printed"
             told = type(error)(text)
@@ -287,9 +394,6 @@ class Reducer:
         if self._calls is None:
             self._calls = step.came
         self._take(used_anywhere)
-        for index, gradient in step.before.items():
-            if not used_anywhere[index]:
-                self.parameters[index].grad.copy_(gradient)
         self.steps += 1
         self.times.end_step()
         self._after_step()
@@ -302,15 +406,14 @@ class Reducer:
 
     def _take(self, used: Sequence[bool]) -> None:
         """Makes averages the gradients of the parameters that were used."""
-        gradients, self.unused_bytes = [], 0
-        for index, (parameter, is_used) in enumerate(zip(self.parameters, used, strict=True)):
-            if is_used:
-                self._buckets.take(index)
-                gradients.append(parameter.grad)
-            elif self.has_marks:
-                self.unused_bytes += parameter.nbytes
+        gradients = self._buckets.places.take(
+            [index for index, is_used in enumerate(used) if is_used]
+        )
+        unused = (it for it, is_used in zip(self.parameters, used, strict=True) if not is_used)
+        self.unused_bytes = sum(it.nbytes for it in unused) if self.has_marks else 0
         if gradients and self.scale is not None and self._buckets.averages:
-            torch._foreach_mul_(gradients, self.scale)
+            with torch.no_grad():
+                torch._foreach_mul_(gradients, self.scale)
 
     def _too_often(self, index: int) -> str:
         name = self.names[index]
@@ -319,9 +422,28 @@ class Reducer:
                 f"parameter {name} got a gradient, but the outputs of forward do not lead to it. With "
                 "checkpoint(use_reentrant=True), find_unused_parameters cannot see what is used"
             )
+        if self._is_static:
+            expected = self._calls[index] if self._calls is not None else 0
+            return (
+                f"parameter {name} got more gradients in this backward than in the first one, which gave it {expected}: "
+                f"the graph is not static. {_NOT_STATIC}"
+            )
         return (
             f"parameter {name} got more gradients in one backward than expected: it is used in several "
             "reentrant backward passes. Use checkpoint(use_reentrant=False), or static_graph=True"
+        )
+
+    def _unused_text(self, step: _Step) -> str:
+        if self._is_static:
+            return (
+                "A parameter without a gradient got one in the first backward: the graph is not static. "
+                f"{_NOT_STATIC}"
+            )
+        if step.by_outputs:
+            return _UNUSED
+        return (
+            f"{_UNUSED}. This backward went through no output of the wrapper's forward: if it concerns only some of the "
+            "parameters, such as a penalty on weights, add it to the loss, or run it under no_sync()"
         )
 
 
@@ -329,6 +451,44 @@ _UNUSED = (
     "A parameter without a gradient has not taken part in the loss: pass find_unused_parameters=True "
     "if that may be so"
 )
+_NOT_STATIC = (
+    "With static_graph=True every backward uses the parameters that the first one used, as often. Wrap the module "
+    "without it, and with find_unused_parameters=True"
+)
+
+
+class _Forward:
+    """A forward whose gradients are averaged."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        """How often parameters had been changed."""
+        self.lacking: set[int] | None = None
+        """The parameters that have got none so far. None: all."""
+
+    def awaits(self, index: int) -> bool:
+        """Whether a gradient of this parameter may come."""
+        return self.lacking is None or index in self.lacking
+
+
+class _Backward:
+    """A backward that runs."""
+
+    def __init__(self) -> None:
+        # Whether it has come only by outputs of a forward that was not expected, and its gradients so far.
+        self.is_local = False
+        self.early: list[int] = []
+        # Whether it was seen to go through outputs of a forward, before it brought a gradient.
+        self.by_outputs = True
+        self.keeps_graph = _keeps_graph()
+        # Those whose outputs it has passed, and whose graph it frees.
+        self.forwards: list[_Forward] = []
+
+
+def _keeps_graph() -> bool:
+    """Whether the running backward leaves its graph to a later one."""
+    tells = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", torch.is_grad_enabled)
+    return bool(tells())
 
 
 class _Step:
@@ -338,8 +498,7 @@ class _Step:
         self.came = [0] * count
         self.due = [-1] * count if calls is None else list(calls)
         self.is_brought = [False] * count
-        # Gradients of parameters that this rank did not use.
-        self.before: dict[int, Any] = {}
+        self.by_outputs = True
         # From the first gradient to the last average. Buckets are the core's affair.
         self.event: profile.Event | None = None
 

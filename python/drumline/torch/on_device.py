@@ -57,6 +57,10 @@ class Gpus(Protocol):
         """Queues copies of tensors on one GPU in the caller's stream."""
         ...
 
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in the memory of the host, which waits for it."""
+        ...
+
     def mark(self, device: torch.device) -> Any:
         """What the caller's stream does now, for `follow`."""
         ...
@@ -97,6 +101,9 @@ class OfTorch:
         # The stream may be another one than that of the call, for which torch keeps them.
         for tensor in (*to, *source):
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu()
 
     def mark(self, device: torch.device) -> Any:
         return torch.cuda.current_stream(device).record_event()
