@@ -6,9 +6,8 @@ use std::{path::Path, process::Command};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_one-to-many");
 
-/// The test accuracies that `training` ends with, one for each rank, on the built-in digits.
-fn accuracies(training: &str, ranks: usize) -> Vec<f64> {
-    let directory = tempfile::tempdir().unwrap();
+/// Runs `training` in `directory`, on the built-in digits. Returns whether it succeeded, and what it printed.
+fn run(directory: &Path, training: &str, ranks: usize) -> (bool, String, String) {
     let mut command = match ranks {
         1 => Command::new(PROGRAM),
         _ => {
@@ -20,10 +19,17 @@ fn accuracies(training: &str, ranks: usize) -> Vec<f64> {
             command
         }
     };
-    command.current_dir(&directory).env_clear().env("RAYON_NUM_THREADS", "1").arg(training);
+    command.current_dir(directory).env_clear().env("RAYON_NUM_THREADS", "1").arg(training);
     let output = command.output().unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    assert!(output.status.success(), "{training}: {out}{err}");
+    (output.status.success(), out, err)
+}
+
+/// The test accuracies that `training` ends with, one for each rank.
+fn accuracies(training: &str, ranks: usize) -> Vec<f64> {
+    let directory = tempfile::tempdir().unwrap();
+    let (succeeded, out, err) = run(directory.path(), training, ranks);
+    assert!(succeeded, "{training}: {out}{err}");
     let told = out.lines().filter_map(|line| Some(line.split_once("test accuracy ")?.1));
     told.map(|accuracy| accuracy.trim_end_matches(" %").parse().unwrap()).collect()
 }
@@ -52,4 +58,17 @@ fn the_loop_in_burn_learns_on_one_and_on_two_ranks() {
 fn the_loop_in_candle_learns_on_one_and_on_two_ranks() {
     learns("candle", 1);
     learns("candle", 2);
+}
+
+#[test]
+fn a_learner_that_fails_is_a_program_that_fails() {
+    for (training, ranks) in [("learner", 1), ("learner", 2), ("wrapped", 2)] {
+        let directory = tempfile::tempdir().unwrap();
+        // No checkpoint can be written there.
+        std::fs::create_dir_all(directory.path().join("runs/learner")).unwrap();
+        std::fs::write(directory.path().join("runs/learner/checkpoint"), "a file").unwrap();
+        let (succeeded, out, err) = run(directory.path(), training, ranks);
+        assert!(!succeeded, "{training}: {out}{err}");
+        assert!(!out.contains("test accuracy"), "{training}: {out}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::{
     data::dataloader::DataLoaderBuilder,
     lr_scheduler::constant::ConstantLr,
@@ -37,5 +37,8 @@ pub(crate) fn train() -> Result<f64> {
         .num_epochs(2);
     let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.001));
     let result = training.launch(learner);
+    if let Some(error) = result.error {
+        bail!("{error}");
+    }
     Ok(result.model.accuracy(data.test)?)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::{
     lr_scheduler::constant::ConstantLr,
     optim::AdamConfig,
@@ -39,6 +39,9 @@ pub(crate) fn train() -> Result<f64> {
         .num_epochs(2);
     let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.001));
     let result = distribute(training, &group).wrapped(&ddp).launch(learner);
+    if let Some(error) = result.error {
+        bail!("{error}");
+    }
     group.destroy()?;
     Ok(result.model.accuracy(data.test)?)
 }
