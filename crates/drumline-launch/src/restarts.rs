@@ -6,7 +6,7 @@
 //! | exit code 2, 126 or 127 | no restart: the command line or the program is wrong, and stays so |
 //! | three worlds in a row ended before their first step | no restart: the next one would end there, too |
 //! | a worker hung in the kernel | no restart: what it waits for is as broken then |
-//! | a world ran for [`Restarts::calm`] | all restarts are there again, and the pause is the shortest |
+//! | a world ran for [`Restarts::reset_after`], if that is set | all restarts are there again, and the pause is the shortest |
 //!
 //! The first step is the first call of `drumline::step`. A program that never calls it counts as past its first
 //! step after 10 s.
@@ -29,14 +29,15 @@ use crate::Ending;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarts {
-    /// How many restarts are left at the beginning, for the whole job.
+    /// How often the job may start again, from its beginning to its end.
     pub max: u32,
     /// The pause before the first restart. Every further pause is twice as long.
     pub delay_min: Duration,
     /// The longest pause.
     pub delay_max: Duration,
-    /// A world that ran this long gives all restarts back.
-    pub calm: Duration,
+    /// A world that ran this long gives all restarts back: a job that runs for weeks then ends only if it fails
+    /// often in a short time. `None`: nothing gives them back.
+    pub reset_after: Option<Duration>,
 }
 
 impl Default for Restarts {
@@ -45,7 +46,7 @@ impl Default for Restarts {
             max: 0,
             delay_min: Duration::from_secs(1),
             delay_max: Duration::from_secs(60),
-            calm: Duration::from_secs(600),
+            reset_after: None,
         }
     }
 }
@@ -118,7 +119,7 @@ impl RestartBudget {
         RestartBudget { restarts, used: 0, stillborn: 0 }
     }
 
-    /// How many restarts are used. After calm this is 0 again.
+    /// How many restarts are used, since [`Restarts::reset_after`] has given them back.
     pub fn used(&self) -> u32 {
         self.used
     }
@@ -133,7 +134,7 @@ impl RestartBudget {
 
     /// Decides what follows this failure.
     pub fn after(&mut self, world: EndedWorld) -> Next {
-        if world.lived >= self.restarts.calm {
+        if self.restarts.reset_after.is_some_and(|calm| world.lived >= calm) {
             self.used = 0;
         }
         let has_stepped = world.stepped || world.lived >= STEPPED_AFTER;
@@ -190,9 +191,21 @@ mod tests {
     }
 
     #[test]
-    fn calm_gives_all_restarts_back() {
+    fn the_number_of_restarts_is_a_cap_however_long_a_world_runs() {
         let mut budget = budget(2);
-        assert_eq!(pauses(&mut budget, LATE), [1, 2]);
+        let long = EndedWorld { lived: Duration::from_secs(30 * 24 * 3600), ..LATE };
+        assert_eq!(pauses(&mut budget, long), [1, 2]);
+        assert_eq!(budget.after(long), Next::End(NoRestart::UsedUp(2)));
+        assert_eq!(budget.used(), 2);
+    }
+
+    #[test]
+    fn a_world_that_ran_long_enough_gives_all_restarts_back_if_asked() {
+        let reset_after = Some(Duration::from_secs(600));
+        let restarts = Restarts { max: 2, reset_after, ..Restarts::default() };
+        let mut budget = RestartBudget::new(restarts);
+        let shorter = EndedWorld { lived: Duration::from_millis(599_999), ..LATE };
+        assert_eq!(pauses(&mut budget, shorter), [1, 2]);
         let calm = EndedWorld { lived: Duration::from_secs(600), ..LATE };
         assert_eq!(budget.after(calm), Next::Restart(Duration::from_secs(1)));
         assert_eq!(budget.used(), 1);

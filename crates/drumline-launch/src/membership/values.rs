@@ -43,10 +43,10 @@ impl Terms {
     pub fn difference(&self, of_the_job: &Terms) -> Option<String> {
         let hosts = |terms: &Terms| format!("{}:{}", terms.hosts.min, terms.hosts.max);
         let restarts = |terms: &Terms| {
-            let Restarts { max, delay_min, delay_max, calm } = terms.restarts;
-            format!(
-                "{max} restarts, {delay_min:?}..{delay_max:?} before each, all back after {calm:?}"
-            )
+            let Restarts { max, delay_min, delay_max, reset_after } = terms.restarts;
+            let reset = reset_after.map(|calm| format!(", all back after {calm:?}"));
+            let reset = reset.unwrap_or_default();
+            format!("{max} restarts, {delay_min:?}..{delay_max:?} before each{reset}")
         };
         let facts = [
             ("version of drumline", self.version.clone(), of_the_job.version.clone()),

@@ -79,7 +79,7 @@ pub(super) fn draw(rng: &mut Rng) -> Scenario {
             max: [0, 1, 3][rng.usize(0..3)],
             delay_min: Duration::from_millis(rng.u64(0..=2_000)),
             delay_max: Duration::from_secs(4),
-            calm: Duration::from_secs(100_000),
+            reset_after: None,
         },
     };
     let joining = Joining {

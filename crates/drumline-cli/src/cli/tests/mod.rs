@@ -58,7 +58,7 @@ fn parsed(line: &str) -> Result<Command, clap::Error> {
 #[test]
 fn a_line_becomes_a_job() {
     let line = "run --nproc-per-node 4 --role trainer --virtual-local-rank --max-restarts 3 \
-                --restart-delay 2s..9s --log-dir logs -r 1 -t 0-1:3,3:2 --local-ranks-filter 0,2-3 \
+                --restart-delay 2s..9s --reset-restarts-after 10m --log-dir logs -r 1 -t 0-1:3,3:2 --local-ranks-filter 0,2-3 \
                 --duplicate-stdout-filters loss,a,,b --duplicate-stderr-filters error \
                 --log-line-prefix-template $hostname: --numa-binding core-complex --security tls \
                 --torch-store anyone --rdzv-id job7 --signals-to-handle SIGTERM,USR1=end \
@@ -74,7 +74,10 @@ fn a_line_becomes_a_job() {
     assert_eq!((job.run_id.as_deref(), job.virtual_local_rank), (Some("job7"), true));
     let seconds = Duration::from_secs;
     assert_eq!((job.restarts.max, job.restarts.delay_min), (3, seconds(2)));
-    assert_eq!(job.restarts.delay_max, seconds(9));
+    assert_eq!(
+        (job.restarts.delay_max, job.restarts.reset_after),
+        (seconds(9), Some(seconds(600)))
+    );
     assert_eq!(job.logs.dir.as_deref(), Some(Path::new("logs")));
     let (out, err) =
         (Streams { stdout: true, stderr: false }, Streams { stdout: false, stderr: true });

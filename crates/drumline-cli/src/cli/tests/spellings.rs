@@ -41,6 +41,7 @@ const OF_TORCHRUN: [(&str, Option<&str>); 38] = [
     ("virtual-local-rank", None),
     // Ours.
     ("restart-delay", Some("2s..3s")),
+    ("reset-restarts-after", Some("10m")),
     ("kill-after", Some("5")),
     ("step-timeout", Some("5m")),
     ("health-port", Some("8080")),
