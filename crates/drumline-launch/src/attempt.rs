@@ -23,6 +23,7 @@ use crate::{
     monitor::workers::WorkerNews,
     output::Console,
     prefix::host_name,
+    recipients::Table,
     report::{Fate, Report},
     stores::Stores,
     supervisor::{Event, Exit, Order, Supervisor, Verdict},
@@ -158,6 +159,11 @@ impl Attempt {
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
         let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
         let killed = killed.filter_map(pid);
+        if let Event::Exited(exits) = &event {
+            for (worker, _) in *exits {
+                self.workers.get_mut(*worker).into_iter().for_each(Worker::signal_rest);
+            }
+        }
         for (rank, lines) in waits::of(killed.collect()) {
             self.waits[rank] = lines;
         }
@@ -165,8 +171,9 @@ impl Attempt {
             if let Some(worker) = self.workers.get(order.worker) {
                 worker.signal(order.signal);
                 // A stopped process handles a signal only once it continues.
+        let table = Table::default();
                 if !is_news {
-                    worker.signal(Signal::CONT);
+                    worker.go_on();
                 }
             }
         }

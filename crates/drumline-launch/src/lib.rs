@@ -44,9 +44,16 @@
 //! | all ranks exit with 0 | nothing | 0 |
 //! | a rank fails | SIGTERM to the others after 100 ms, SIGKILL after `--kill-after` (500 ms), report | that of the first rank to fail; 128 + n for signal n |
 //! | a rank [hangs](Hangs) | SIGKILL to it; then as if it had failed | 137 |
-//! | SIGINT, SIGTERM, SIGHUP or SIGQUIT to the launcher | passes it on, SIGKILL after `--shutdown-timeout` (30 s) or a second Ctrl-C | 128 + n |
+//! | SIGINT, SIGTERM, SIGHUP or SIGQUIT to the launcher | passes it on ([to whom](#signals)), SIGKILL after `--shutdown-timeout` (30 s) or a second Ctrl-C | 128 + n |
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
 //! | SIGKILL to the launcher | nothing: it is dead, and the keeper kills everything | 137 |
+//!
+//! # Signals
+//!
+//! A rank that handles a signal, ignores or blocks it gets it alone: its children, such as loaders of data, go on, so
+//! that it can finish its step and save. Of a rank that does not, the whole process group gets the signal (of SIGUSR1 and
+//! SIGUSR2 the process alone). A shell lets signals through to the programs that it runs; it gets one itself if it has a
+//! trap. When a rank has ended, the rest of its group gets the signal. SIGKILL goes to the whole group.
 //!
 //! Before it sends SIGKILL, the launcher looks up in `/proc` where each thread of the rank waits: the system
 //! call, the file or socket, and the function of the kernel. It adds the result to the report.
@@ -111,6 +118,7 @@ mod prefix;
 mod processes;
 pub mod program;
 mod quote;
+mod recipients;
 mod report;
 mod restarts;
 mod run;

@@ -25,7 +25,7 @@ impl Signals {
     /// starts a job in the background, ignore signals on purpose.
     pub(crate) fn listen_to(signals: impl IntoIterator<Item = Signal>) -> Result<Signals> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let ignored = ignored(&status);
+        let ignored = mask(&status, "SigIgn:");
         let heard = signals.into_iter().chain(JOB_CONTROL).map(Signal::as_raw);
         let heard = heard.filter(|number| ignored >> (number - 1) & 1 == 0);
         UnixStream::pair()
@@ -45,9 +45,9 @@ impl Signals {
     }
 }
 
-/// The set of ignored signals, number n in bit n - 1, from the text of `/proc/self/status`.
-fn ignored(status: &str) -> u64 {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+/// A set of signals, number n in bit n - 1, by its name in the text of `/proc/PID/status`.
+pub(crate) fn mask(status: &str, name: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
@@ -57,10 +57,11 @@ mod tests {
 
     #[test]
     fn the_mask_of_ignored_signals_is_found() {
-        assert_eq!(ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t1\n"), 0x1001);
-        assert_eq!(ignored(""), 0);
+        let text = "Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t1\n";
+        assert_eq!((mask(text, "SigIgn:"), mask(text, "SigCgt:")), (0x1001, 1));
+        assert_eq!(mask("", "SigIgn:"), 0);
         let own = fs::read_to_string("/proc/self/status").unwrap();
         let pipe = Signal::PIPE.as_raw();
-        assert_eq!(ignored(&own) >> (pipe - 1) & 1, 1, "Rust programs ignore SIGPIPE");
+        assert_eq!(mask(&own, "SigIgn:") >> (pipe - 1) & 1, 1, "Rust programs ignore SIGPIPE");
     }
 }

@@ -98,7 +98,7 @@ pub(crate) fn end_trees(workers: &[Worker]) {
         for pidfd in processes::below(worker.pid(), &table).into_iter().filter_map(open) {
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
         }
-        worker.signal(Signal::KILL);
+        worker.kill();
     }
     let began = Instant::now();
     while !living.is_empty() && began.elapsed() < PATIENCE {

@@ -9,7 +9,7 @@ use rustix::{
     },
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, recipients::Table};
 
 /// A worker in a process group of its own. A Ctrl-C at the terminal therefore reaches only the
 /// launcher, which passes it on.
@@ -20,6 +20,8 @@ use crate::{Error, Result};
 pub(crate) struct Worker {
     pid: Pid,
     pidfd: OwnedFd,
+    /// The last signal, if only some of its processes have got it.
+    rest: Option<Signal>,
 }
 
 /// The ends of the pipes that a worker writes to.
@@ -34,7 +36,7 @@ impl Worker {
     pub(crate) fn of(pid: Pid) -> Result<Worker> {
         let pidfd = pidfd_open(pid, PidfdFlags::empty());
         let pidfd = pidfd.map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
-        Ok(Worker { pid, pidfd })
+        Ok(Worker { pid, pidfd, rest: None })
     }
 
     /// The process.
@@ -53,9 +55,50 @@ impl Worker {
         poll(&mut exited, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Sends `signal` to the process and, as a terminal does, to the processes it started. SIGUSR1 and
-    /// SIGUSR2 go to the process only: they would kill a child that has no handler for them.
-    pub(crate) fn signal(&self, signal: Signal) {
+    /// Sends `signal` to those processes of the rank that handle it. If none does, it goes to the whole process group, as
+    /// a terminal sends it; SIGUSR1 and SIGUSR2 then go to the process only, because they would kill a child, too.
+    pub(crate) fn signal(&mut self, signal: Signal, table: &Table) {
+        self.rest = None;
+        let recipients = match signal {
+            Signal::KILL | Signal::STOP | Signal::CONT | Signal::TSTP => Vec::new(),
+            _ => table.recipients(self.pid, signal),
+        };
+        for pid in &recipients {
+            self.send_to(*pid, signal);
+        }
+        match signal {
+            _ if recipients.is_empty() => self.send(signal),
+            Signal::USR1 | Signal::USR2 => {}
+            _ => self.rest = Some(signal),
+        }
+    }
+
+    /// Once the process has exited, the processes that it has left get the signal that it alone has got.
+    pub(crate) fn signal_rest(&mut self) {
+        if let Some(signal) = self.rest.take() {
+            let _ = kill_process_group(self.pid, signal);
+        }
+    }
+
+    /// Continues the process and its group, if they are stopped.
+    pub(crate) fn go_on(&self) {
+        self.send(Signal::CONT);
+    }
+
+    /// Kills the process and its group.
+    pub(crate) fn kill(&self) {
+        self.send(Signal::KILL);
+    }
+
+    fn send_to(&self, pid: Pid, signal: Signal) {
+        if pid == self.pid {
+            let _ = pidfd_send_signal(&self.pidfd, signal);
+        } else if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) {
+            let _ = pidfd_send_signal(&pidfd, signal);
+        }
+    }
+
+    fn send(&self, signal: Signal) {
         let to_group = !matches!(signal, Signal::USR1 | Signal::USR2);
         // These fail only if no process is left.
         if to_group {

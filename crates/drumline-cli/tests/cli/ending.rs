@@ -165,6 +165,59 @@ fn other_signals_are_passed_on_and_the_job_goes_on() {
     assert!(ended.sorted_stdout().contains(&"[1] saved"));
 }
 
+/// Signals that a rank handles, while a process that it has started does not.
+#[test]
+fn a_rank_that_handles_a_signal_saves_with_its_children_alive_also_below_a_shell() {
+    let rank = "
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL)
+def save(*_):
+    time.sleep(0.2)
+    print('saved', child.poll(), flush=True)
+    os._exit(0)
+for it in ('TERM', 'INT', 'HUP', 'USR1'):
+    signal.signal(getattr(signal, 'SIG' + it), save)
+print('ready', flush=True)
+time.sleep(1000)
+";
+    let directory = TempDir::new().unwrap();
+    let program = directory.path().join("rank");
+    fs::write(&program, rank).unwrap();
+    let program = program.to_str().unwrap();
+    let shell = format!("python3 {program} | cat; echo after");
+    for (signal, code) in
+        [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129), (Signal::USR1, 0)]
+    {
+        for command in [&["python3", program][..], &["sh", "-c", &shell]] {
+            let mut launch = Launch::new(["--no-python", "--"].iter().chain(command)).start();
+            launch.wait_for("ready", 1);
+            launch.signal(signal);
+            let ended = launch.end();
+            let told = ended.sorted_stdout();
+            assert!(told.ends_with(&["[0] ready", "[0] saved None"]), "{signal:?}: {told:?}");
+            // After SIGINT a shell ends with its child.
+            let goes_on = command[0] == "sh" && signal != Signal::INT;
+            assert!(!goes_on || told[0] == "[0] after", "{signal:?}: {told:?}");
+            assert_eq!(ended.code, code, "{}", ended.stderr);
+            // What it left got the signal, too. Those of SIGUSR1 are ended by the keeper.
+            assert_eq!(ended.stderr.contains("left behind"), code == 0, "{}", ended.stderr);
+        }
+    }
+}
+
+/// A rank without a handler ends with all that it has started.
+#[test]
+fn a_rank_that_does_not_handle_a_signal_ends_with_its_group() {
+    let child = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True) or exit()); \
+                 print('ready', flush=True); time.sleep(1000)";
+    let rank = format!("import subprocess, sys; subprocess.run([sys.executable, '-c', {child:?}])");
+    let mut launch = Launch::new(["python3", "-c", &rank]).start();
+    launch.wait_for("ready", 1);
+    launch.signal(Signal::TERM);
+    let ended = launch.end();
+    assert_eq!(ended.sorted_stdout(), ["[0] ready", "[0] told"], "{}", ended.stderr);
+}
+
 #[test]
 fn ctrl_z_stops_the_ranks_and_fg_continues_them() {
     let mut launch = Launch::script(1, "echo ready $$; exec sleep 1000");
