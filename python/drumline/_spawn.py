@@ -27,13 +27,9 @@ _WAIT_MAX_S = 3600.0
 # What to do with functions that other interpreters do not find.
 _INSTEAD = 'call start_processes(..., start_method="fork"), which copies this process'
 
-# No process dies by these because another one has gone: see `Ending::is_never_a_reaction` of the launcher.
-_NEVER_A_REACTION = {
-    -it
-    for it in (
-        signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGXCPU,
-    )
-}  # fmt: skip
+# For so many seconds after the first failure the others are not told to end: they may have failed for the same reason,
+# or before, and end later.
+_SETTLE_S = 0.1
 
 
 class ProcessException(RuntimeError):
@@ -196,11 +192,7 @@ class ProcessContext:
                 rank for rank, process in enumerate(self.processes) if process.exitcode not in (None, 0)
             ]
             if failed:
-                noticed_at = time.time()
-                if grace_period is not None:
-                    _wait(living, time.monotonic() + grace_period)
-                self.end(grace_period)
-                self._error = self._first_of(failed, noticed_at)
+                self._error = self._end_after(failed, living, grace_period)
                 raise self._error
             if not living:
                 return True
@@ -216,16 +208,25 @@ class ProcessContext:
         for process in self.processes:
             process.join()
 
-    def _first_of(self, failed: list[int], noticed_at: float) -> ProcessException:
-        """The error of the process that is the likeliest cause: the errors of other ranks often follow from it."""
-        reports = {rank: self._report(rank) for rank in failed}
-
-        def order(rank: int) -> tuple[bool, float]:
-            raised = reports[rank].raised
-            at = noticed_at if raised is None else raised[0]
-            return self.processes[rank].exitcode not in _NEVER_A_REACTION, at
-
-        rank = min(failed, key=order)
+    def _end_after(
+        self, failed: list[int], living: list[BaseProcess], grace_period: float | None
+    ) -> ProcessException:
+        """Ends all processes. The error of the one that is the likeliest cause: those of others often follow from it."""
+        ends = dict.fromkeys(failed, time.time())
+        _wait(living, time.monotonic() + max(_SETTLE_S, grace_period or 0.0))
+        # What they say or do when they are told to end does not count.
+        codes = [process.exitcode for process in self.processes]
+        reports = [self._report(rank) for rank in range(len(codes))]
+        self.end(grace_period)
+        noticed_at = time.time()
+        known = [
+            (code, report.raised[1], report.raised[0])
+            if report.raised
+            else (code, None, ends.get(rank, noticed_at))
+            for rank, (code, report) in enumerate(zip(codes, reports, strict=True))
+        ]
+        rank = _core.culprit(known)
+        rank = failed[0] if rank is None else rank
         process, report = self.processes[rank], reports[rank]
         pid, code = process.pid or 0, process.exitcode or 0
         if report.raised is not None:
@@ -241,6 +242,12 @@ class ProcessContext:
                 " before it called the function. Its stderr says why: often the program starts its processes while "
                 'it is imported, outside of `if __name__ == "__main__":`'
             )
+        if codes[rank] is None:
+            text += " when it was told to end, because another one had lost it"
+            witnesses = [(it.raised, other) for other, it in enumerate(reports) if it.raised]
+            if witnesses:
+                (_, said), other = min(witnesses)
+                text += f"\n\n-- Process {other} terminated with the following error:\n{said}"
         return ProcessExitedException(text, rank, pid, code, name)
 
     def _report(self, rank: int) -> _Report:

@@ -416,3 +416,19 @@ except drumline.ProcessRaisedException:
     pass
 """
     assert run_here(["-c", program]).stdout == "a line without an end"
+
+
+def losing(rank, seconds):
+    drumline.init_process_group()
+    if rank == 0:
+        drumline.barrier()
+    drumline.destroy_process_group()
+    time.sleep(seconds)
+    raise RuntimeError("out of patience")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.02, ""), (600, "when it was told to end, because another one had lost it")])
+def test_a_process_that_has_only_lost_another_one_is_not_blamed(seconds, text):
+    with pytest.raises(drumline.ProcessException) as raised:
+        drumline.spawn(losing, (seconds,), nprocs=2)
+    assert raised.value.error_index == 1 and text in str(raised.value)

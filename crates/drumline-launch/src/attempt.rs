@@ -26,7 +26,7 @@ use crate::{
     recipients::Table,
     report::{Fate, Report},
     stores::Stores,
-    supervisor::{Event, Exit, Order, Supervisor, Verdict},
+    supervisor::{Event, Exit, Order, Supervisor, Verdict, Words},
     sweep, waits,
     watch::{Watch, finding::Finding},
     worker::Worker,
@@ -56,7 +56,8 @@ pub(crate) struct Attempt {
 /// Workers that have ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    pub(crate) verdict: Verdict,
+    supervisor: Supervisor,
+    news: WorkerNews,
     /// When the workers started.
     pub(crate) started_at: SystemTime,
     pub(crate) first_rank: usize,
@@ -152,26 +153,29 @@ impl Attempt {
 
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
     pub(crate) fn handle(&mut self, event: Event<'_>) {
+        if self.supervisor.asks_for_words(self.started.elapsed(), &event) {
+            self.hear_words();
+        }
         self.news.hear(&event);
         let is_news = matches!(event, Event::PassOn(_));
         let is_known = matches!(event, Event::Hung { .. });
-        let orders = self.supervisor.handle(self.started.elapsed(), event);
-        let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
-        let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
-        let killed = killed.filter_map(pid);
         if let Event::Exited(exits) = &event {
             for (worker, _) in *exits {
                 self.workers.get_mut(*worker).into_iter().for_each(Worker::signal_rest);
             }
         }
+        let orders = self.supervisor.handle(self.started.elapsed(), event);
+        let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
+        let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
+        let killed = killed.filter_map(pid);
         for (rank, lines) in waits::of(killed.collect()) {
             self.waits[rank] = lines;
         }
-        for order in orders {
-            if let Some(worker) = self.workers.get(order.worker) {
-                worker.signal(order.signal);
-                // A stopped process handles a signal only once it continues.
         let table = Table::default();
+        for order in orders {
+            if let Some(worker) = self.workers.get_mut(order.worker) {
+                worker.signal(order.signal, &table);
+                // A stopped process handles a signal only once it continues.
                 if !is_news {
                     worker.go_on();
                 }
@@ -186,6 +190,19 @@ impl Attempt {
         Ok(())
     }
 
+    /// Hears what the workers have told of their failures.
+    pub(crate) fn hear_words(&mut self) {
+        let words = Telling {
+            console: &self.console,
+            files: &self.files,
+            started_at: self.started_at,
+            first_rank: self.first_rank,
+            now: self.started.elapsed(),
+        };
+        let words = words.of(&self.supervisor);
+        self.supervisor.handle(self.started.elapsed(), Event::Said(&words));
+    }
+
     /// From now on the workers are killed at this time, and no longer at the one before.
     pub(crate) fn extend_lease(&mut self, until: BootTime) {
         self.keeper.lease_until(until);
@@ -194,6 +211,11 @@ impl Attempt {
     /// The worker that has failed first, once no likelier origin can come up.
     pub(crate) fn failed(&self) -> Option<usize> {
         self.supervisor.failed()
+    }
+
+    /// Whether that worker only tells the end of another rank, which is none of this host.
+    pub(crate) fn has_only_heard(&self) -> bool {
+        self.supervisor.has_only_heard()
     }
 
     /// Whether all is read that this worker has written to its stderr.
@@ -209,8 +231,7 @@ impl Attempt {
             waits: Vec::new(),
             hung: self.hung.clone().filter(|it| it.worker == worker),
         };
-        // A worker that hangs has no ending yet.
-        let ending = fate.exit.map_or(Ending::Code(1), |exit| exit.ending);
+        let ending = self.supervisor.failure()?;
         let (pid, words) = (fate.pid, self.last_words(worker));
         let report = Report {
             verdict: Verdict::Failed { worker },
@@ -219,6 +240,7 @@ impl Attempt {
             first_rank: self.first_rank + worker,
             ranks: &[fate],
             words: &words,
+            is_victim: false,
             left: &[],
             incomplete: &[],
             logs: None,
@@ -271,15 +293,15 @@ impl Attempt {
             waits,
             hung: hung(local_rank),
         });
-        let verdict = self.supervisor.verdict().unwrap_or(Verdict::Success);
-        self.news.over(verdict, lived);
+        let fates = fates.collect();
         Ok(Ended {
-            verdict,
+            supervisor: self.supervisor,
+            news: self.news,
             started_at: self.started_at,
             first_rank: self.first_rank,
             lived,
             stepped,
-            fates: fates.collect(),
+            fates,
             left,
             console: self.console,
             stores: self.stores,
@@ -289,9 +311,33 @@ impl Attempt {
 }
 
 impl Ended {
+    /// All that the workers have written is read now.
+    pub(crate) fn has_read_all(&mut self) {
+        let words = Telling {
+            console: &self.console,
+            files: &self.files,
+            started_at: self.started_at,
+            first_rank: self.first_rank,
+            now: self.lived,
+        };
+        let words = words.of(&self.supervisor);
+        self.supervisor.handle(self.lived, Event::Said(&words));
+        self.news.over(self.verdict(), self.lived);
+    }
+
+    /// How it went. Which worker failed first is known when [all is read](Self::has_read_all).
+    pub(crate) fn verdict(&self) -> Verdict {
+        self.supervisor.verdict().unwrap_or(Verdict::Success)
+    }
+
+    /// Whether the worker that failed first only tells the end of another rank, which is none of this host.
+    pub(crate) fn has_only_heard(&self) -> bool {
+        self.supervisor.has_only_heard()
+    }
+
     /// What the worker that failed first has told of its failure.
     pub(crate) fn last_words(&self) -> LastWords {
-        let Verdict::Failed { worker } = self.verdict else { return LastWords::default() };
+        let Verdict::Failed { worker } = self.verdict() else { return LastWords::default() };
         LastWords::of(worker, &self.console, &self.files)
     }
 
@@ -309,7 +355,7 @@ impl Ended {
     /// Tells the launcher of this launcher why the world failed, in the file `to`: in the words of the worker that
     /// failed first, if that one has written a file.
     pub(crate) fn pass_on(&self, words: &LastWords, to: &Path) {
-        if !matches!(self.verdict, Verdict::Failed { .. }) {
+        if !matches!(self.verdict(), Verdict::Failed { .. }) {
             return;
         }
         let Some(ErrorFile::Failure(failure)) = &words.error else {
@@ -336,9 +382,31 @@ impl Ended {
 
     /// How the worker ended that failed first.
     pub(crate) fn first_failure(&self) -> Option<Ending> {
-        let Verdict::Failed { worker } = self.verdict else { return None };
-        // A worker that outlived SIGKILL has no ending.
-        let exit: Option<Exit> = self.fates.get(worker)?.exit;
-        Some(exit.map_or(Ending::Code(1), |exit| exit.ending))
+        self.supervisor.failure()
+    }
+}
+
+/// Reads what workers have told.
+struct Telling<'a> {
+    console: &'a Console,
+    files: &'a WorldFiles,
+    started_at: SystemTime,
+    first_rank: usize,
+    now: Duration,
+}
+
+impl Telling<'_> {
+    /// What each worker has told, by the supervisor's time and numbers. One that ended well has told nothing.
+    fn of(&self, supervisor: &Supervisor) -> Vec<(usize, Words)> {
+        let exits = supervisor.exits();
+        let count = exits.len();
+        let may_tell = |exit: Option<Exit>| !exit.is_some_and(|exit| exit.ending.is_success());
+        let telling = exits.enumerate().filter(|(_, exit)| may_tell(*exit));
+        let words = telling.map(|(worker, exit)| {
+            let words = LastWords::of(worker, self.console, self.files);
+            let noticed = exit.map_or(self.now, |exit| exit.at);
+            (worker, words.tell(self.started_at, noticed).of_ranks(self.first_rank, count))
+        });
+        words.collect()
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use drumline::blame::is_never_a_reaction;
+
 /// How a process ended: by itself, or by a signal.
 ///
 /// ```
@@ -30,6 +32,11 @@ impl Ending {
         self == Ending::Code(0)
     }
 
+    /// Whether the process ended by itself.
+    pub(crate) fn is_code(self) -> bool {
+        matches!(self, Ending::Code(_))
+    }
+
     /// The exit code of a launcher whose rank ended like this. As in a shell, 128 + number for a signal.
     pub fn exit_code(self) -> u8 {
         match self {
@@ -52,9 +59,7 @@ impl Ending {
     /// assert!(!by(6).is_never_a_reaction()); // SIGABRT: its peer may have gone before
     /// ```
     pub fn is_never_a_reaction(self) -> bool {
-        use signal_hook::consts::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGXCPU};
-        let signals = [SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGXCPU];
-        matches!(self, Ending::Signal { number, .. } if signals.contains(&number))
+        matches!(self, Ending::Signal { number, .. } if is_never_a_reaction(number))
     }
 }
 

@@ -1,8 +1,11 @@
 //! What a rank that has failed said before.
 
-use std::fmt::Write;
+use std::{
+    fmt::Write,
+    time::{Duration, SystemTime},
+};
 
-use drumline::error_file::ErrorFile;
+use drumline::{blame::Words, error_file::ErrorFile};
 
 use crate::{files::WorldFiles, output::Console, quote::quoted};
 
@@ -25,19 +28,23 @@ impl LastWords {
         }
     }
 
+    /// What they tell of the failure. Times count from `since`; a file without one is of the time `noticed`.
+    pub(crate) fn tell(&self, since: SystemTime, noticed: Duration) -> Words {
+        match &self.error {
+            Some(ErrorFile::Failure(failure)) => Words::of_failure(failure, since, noticed),
+            Some(ErrorFile::Damaged { .. }) | None => {
+                Words::of_output(&String::from_utf8_lossy(&self.tail.join(&b'\n')))
+            }
+        }
+    }
+
     /// The traceback, or else the last lines of stderr, which mostly have it, too.
     pub(crate) fn render(&self) -> Vec<u8> {
         let mut text = String::new();
         match &self.error {
             Some(ErrorFile::Failure(failure)) => {
                 text.push_str("drumline: it wrote to its error file:\n");
-                let said = match &failure.callstack {
-                    // A traceback ends with the message.
-                    Some(stack) if stack.contains(&failure.message) => stack.clone(),
-                    Some(stack) => format!("{}\n{stack}", failure.message),
-                    None => failure.message.clone(),
-                };
-                quote(&mut text, &said);
+                quote(&mut text, &failure.text());
                 return text.into_bytes();
             }
             Some(ErrorFile::Damaged { why, beginning }) => {

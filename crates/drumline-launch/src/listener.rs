@@ -84,9 +84,11 @@ impl Listener<'_> {
         loop {
             if self.events.wait(None)?.contains(&Source::Output) {
                 self.events.remove(ended.console.finished())?;
+                ended.has_read_all();
                 return Ok(true);
             }
             if self.ending_signal().is_some() {
+                ended.has_read_all();
                 return Ok(false);
             }
         }

@@ -78,7 +78,7 @@ struct Elsewhere {
 pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Result<()> {
     let Some(path) = &job.report else { return Ok(()) };
     let rank_of = |worker: usize| ended.first_rank + worker;
-    let (exit_code, stopped_by, first_failure) = match (ended.verdict, ended.first_failure()) {
+    let (exit_code, stopped_by, first_failure) = match (ended.verdict(), ended.first_failure()) {
         // Another host has the reason.
         (Verdict::Success | Verdict::Abandoned, _) => (0, None, None),
         (Verdict::Stopped(signal), _) => {

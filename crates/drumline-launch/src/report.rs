@@ -43,6 +43,8 @@ pub(crate) struct Report<'a> {
     pub(crate) first_rank: usize,
     pub(crate) ranks: &'a [Fate],
     pub(crate) words: &'a LastWords,
+    /// Whether they only tell the end of a rank of another host.
+    pub(crate) is_victim: bool,
     /// The processes that the ranks left behind.
     pub(crate) left: &'a [String],
     /// The files in which output is missing, and why.
@@ -91,6 +93,15 @@ impl Report<'_> {
     pub(crate) fn failure(self, worker: usize) -> Vec<u8> {
         let mut bytes = self.cause(worker).into_bytes();
         bytes.extend(self.words.render());
+        if self.is_victim {
+            let rank = self.first_rank + worker;
+            bytes.extend(
+                format!(
+                    "drumline: rank {rank} only lost a rank of another host, which failed first\n"
+                )
+                .into_bytes(),
+            );
+        }
         bytes
     }
 
@@ -109,11 +120,21 @@ impl Report<'_> {
                 return text;
             }
             Some(Fate { pid, exit: Some(exit), .. }) => (pid, exit),
-            Some(Fate { exit: None, .. }) | None => return String::new(),
+            // It has told its failure, or the others have lost it.
+            Some(Fate { pid, exit: None, .. }) => {
+                return format!(
+                    "drumline: rank {rank} (pid {pid}) failed, and has not ended [errors.md#the-launcher]\n"
+                );
+            }
+            None => return String::new(),
         };
-        let what = match exit.ending {
-            Ending::Code(code) => format!("exited with code {code}"),
-            Ending::Signal { number, .. } => {
+        let what = match (exit.told, exit.ending) {
+            (Some(told), ending) => format!(
+                "failed, and did not end by itself: {ending} upon {} from drumline,",
+                signal_name(told.as_raw())
+            ),
+            (None, Ending::Code(code)) => format!("exited with code {code}"),
+            (None, Ending::Signal { number, .. }) => {
                 format!("was killed by signal {number} ({})", exit.ending)
             }
         };
@@ -122,7 +143,8 @@ impl Report<'_> {
         let mut text = format!(
             "drumline: rank {rank} (pid {pid}) {what} after {after}, at {at} on {host} [errors.md#the-launcher]\n"
         );
-        if let Some(hint) = hint(exit.ending).or_else(|| refusal(&self.words.tail)) {
+        let hint = hint(exit.ending).filter(|_| exit.told.is_none());
+        if let Some(hint) = hint.or_else(|| refusal(&self.words.tail)) {
             let _ = writeln!(text, "drumline: hint: {hint}");
         }
         text
@@ -299,6 +321,7 @@ mod tests {
             host: "node7",
             ranks,
             words: NOTHING,
+            is_victim: false,
             left: &[],
             incomplete: &[],
             logs: None,
@@ -339,6 +362,26 @@ mod tests {
              7 (SIGKILL, not from drumline); 8 (SIGKILL)\n\
              drumline: had finished before: 5 (exit code 0)\n"
         );
+    }
+
+    #[test]
+    fn a_culprit_that_drumline_has_ended_and_one_of_another_host_are_told() {
+        let term = Some(Signal::TERM);
+        let ended = ranks(&[Some((Ending::Code(1), None)), Some((Ending::Code(101), term)), None]);
+        let first = |worker, is_victim| {
+            let report = Report { is_victim, ..report(Verdict::Failed { worker }, &ended) };
+            rendered(report)
+        };
+        assert_eq!(
+            first(1, false).lines().next().unwrap(),
+            "drumline: rank 1 (pid 101) failed, and did not end by itself: exit code 101 upon SIGTERM from drumline, \
+             after 12.3 s, at 1970-01-01T00:00:12.340Z on node7 [errors.md#the-launcher]"
+        );
+        assert!(
+            first(2, false).starts_with("drumline: rank 2 (pid 102) failed, and has not ended [")
+        );
+        let victim = "drumline: rank 0 only lost a rank of another host, which failed first\n";
+        assert!(first(0, true).contains(victim) && !first(0, false).contains(victim));
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
             tell(launch, &ended);
         }
         outcome::write(job, restart, &ended)?;
-        let ending = match (ended.verdict, ended.first_failure()) {
+        let ending = match (ended.verdict(), ended.first_failure()) {
             // Nobody abandons the only host.
             (Verdict::Success | Verdict::Abandoned, _) => return Ok(0),
             (Verdict::Stopped(signal), _) => return Ok(signal_exit_code(signal.as_raw())),

@@ -10,8 +10,9 @@
 //! ```
 //!
 //! For 100 ms after the first failure the supervisor sends nothing. In that time the other workers
-//! notice that a peer is gone and report it themselves. Of several failures in that time the supervisor
-//! picks the likeliest origin, before its own signals cause more endings.
+//! notice that a peer is gone and report it themselves. Who was first follows from [what each worker has
+//! told](Event::Said) and from how it ended, before the supervisor's own signals caused more endings: see
+//! `drumline::blame`.
 //!
 //! The caller hands in every [`Event`] with its time, and carries out the [`Order`]s that come back.
 //! The job is over when [`Supervisor::verdict`] is `Some`: when the last worker has exited, or when a
@@ -36,7 +37,10 @@
 
 use std::time::Duration;
 
+pub use drumline::blame::Words;
 pub use rustix::process::Signal;
+
+use drumline::blame::{Account, End, culprit};
 
 use crate::Ending;
 
@@ -85,6 +89,9 @@ impl Default for Policy {
 pub enum Event<'a> {
     /// These workers exited since the last event, in this order.
     Exited(&'a [(usize, Ending)]),
+    /// What these workers have told of their failures so far. Due before anything is sent that ends workers, and again
+    /// when the rest of their output is read: what a worker tells after it was told to end does not count.
+    Said(&'a [(usize, Words)]),
     /// The launcher has found out that this worker hangs, and ends it with this signal. The job has failed, even if
     /// the worker outlives the signal.
     Hung {
@@ -198,9 +205,8 @@ pub struct Supervisor {
     workers: Vec<Watched>,
     phase: Phase,
     /// Why the job ends; `None` while it runs.
-    cause: Option<Verdict>,
-    /// Whether the cause is a worker that hung. No other worker can be the origin then.
-    hung: bool,
+    cause: Option<Cause>,
+    last_noticed: Duration,
     /// When the latest signal arrived that asks the job to end.
     asked_at: Option<Duration>,
 }
@@ -208,7 +214,22 @@ pub struct Supervisor {
 #[derive(Clone, Copy, Debug, Default)]
 struct Watched {
     exit: Option<Exit>,
+    /// The time of that. Of several exits of one moment the first has the earliest.
+    noticed: Duration,
     told: Option<Signal>,
+    words: Words,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// A worker has failed. Which one was the first may show up later.
+    Failed,
+    /// This worker hung. No other one can be the origin then.
+    Hung(usize),
+    /// The launcher got this signal.
+    Stopped(Signal),
+    /// Another host.
+    Abandoned,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +246,9 @@ enum Phase {
 /// about that; and only then the kernel reports the first process as exited.
 const SETTLE: Duration = Duration::from_millis(100);
 
+/// So long ago a worker may have told the failure of which it still ends.
+const RECENT: Duration = Duration::from_secs(10);
+
 /// After SIGKILL a process ends at once, unless it hangs in the kernel (because of a dead disk or device).
 /// Then the supervisor gives up after this time, so that the launcher does not hang.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
@@ -240,19 +264,25 @@ impl Supervisor {
             workers: vec![Watched::default(); workers],
             phase: Phase::Running,
             cause: None,
-            hung: false,
+            last_noticed: Duration::ZERO,
             asked_at: None,
         }
     }
 
     /// Handles `event`, which happened at `now`, and returns what to do. `now` never runs backwards.
     ///
-    /// Returns nothing once there is a [`verdict`](Self::verdict).
+    /// Returns nothing once there is a [`verdict`](Self::verdict). Only [`Event::Said`] may still change which worker it
+    /// names.
     pub fn handle(&mut self, now: Duration, event: Event<'_>) -> Vec<Order> {
-        if self.verdict().is_some() {
+        if let Event::Said(told) = event {
+            self.hear(told);
+            return Vec::new();
+        }
+        if self.is_over() {
             return Vec::new();
         }
         match event {
+            Event::Said(_) => Vec::new(),
             Event::Exited(batch) => {
                 self.exited(now, batch);
                 Vec::new()
@@ -260,7 +290,7 @@ impl Supervisor {
             Event::Hung { worker, signal } => self.hangs(now, worker, signal),
             Event::End(signal) => self.asked_to_end(now, signal),
             Event::PassOn(signal) => self.order(signal),
-            Event::Abandon { within } => self.abandon(now.saturating_add(within)),
+            Event::Abandon { within } => self.abandon(now, now.saturating_add(within)),
             Event::Tick => match self.phase {
                 Phase::Failing { tell_at, kill_at } if now >= tell_at => {
                     self.end(Signal::TERM, kill_at)
@@ -285,18 +315,71 @@ impl Supervisor {
         }
     }
 
+    /// Whether [`Event::Said`] is due before this event.
+    pub fn asks_for_words(&self, now: Duration, event: &Event<'_>) -> bool {
+        match (self.phase, event) {
+            (Phase::Failing { tell_at, .. }, Event::Tick) => now >= tell_at,
+            (Phase::Failing { .. }, Event::End(_) | Event::Abandon { .. }) => true,
+            (Phase::Running, Event::Abandon { .. }) => true,
+            _ => false,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.phase == Phase::GivenUp || self.workers.iter().all(|w| w.exit.is_some())
+    }
+
     /// How the job went, as soon as it is over.
     pub fn verdict(&self) -> Option<Verdict> {
-        let over = self.phase == Phase::GivenUp || self.workers.iter().all(|w| w.exit.is_some());
-        over.then_some(self.cause.unwrap_or(Verdict::Success))
+        self.is_over().then(|| match self.cause {
+            None => Verdict::Success,
+            Some(Cause::Failed | Cause::Hung(_)) => {
+                Verdict::Failed { worker: self.first().unwrap_or(0) }
+            }
+            Some(Cause::Stopped(signal)) => Verdict::Stopped(signal),
+            Some(Cause::Abandoned) => Verdict::Abandoned,
+        })
     }
 
     /// The worker that has failed first, once no likelier origin can come up.
     pub fn failed(&self) -> Option<usize> {
-        match (self.cause, self.phase) {
-            (_, Phase::Failing { .. }) if self.verdict().is_none() => None,
-            (Some(Verdict::Failed { worker }), _) => Some(worker),
-            _ => None,
+        match self.phase {
+            Phase::Failing { .. } if !self.is_over() => None,
+            _ => self.first(),
+        }
+    }
+
+    /// How that worker ended. If it was told to end first, or does not end, the signal says nothing about it: then its
+    /// exit code counts, or how the first one ended that was not told to.
+    pub fn failure(&self) -> Option<Ending> {
+        let exit = |worker: usize| self.workers.get(worker)?.exit;
+        let own = exit(self.first()?);
+        let failed = |exit: &Exit| exit.told.is_none() && !exit.ending.is_success();
+        let others = self.exits().flatten().filter(failed).min_by_key(|exit| exit.at);
+        let told = match self.cause? {
+            Cause::Hung(_) => own,
+            _ => own.filter(failed).or(others).or(own.filter(|exit| exit.ending.is_code())),
+        };
+        let ending = told.map(|exit| exit.ending).filter(|ending| !ending.is_success());
+        Some(ending.unwrap_or(Ending::Code(1)))
+    }
+
+    /// Whether the worker that has failed first only tells the end of another rank, which is none of this host.
+    pub fn has_only_heard(&self) -> bool {
+        let words = |worker: usize| Some(self.workers.get(worker)?.words);
+        self.cause == Some(Cause::Failed)
+            && self.first().and_then(words).is_some_and(|it| matches!(it, Words::Heard { .. }))
+    }
+
+    /// Of the workers that have failed, the likeliest origin.
+    fn first(&self) -> Option<usize> {
+        match self.cause? {
+            Cause::Hung(worker) => Some(worker),
+            Cause::Failed => {
+                let accounts: Vec<Account> = self.workers.iter().map(Watched::account).collect();
+                culprit(&accounts)
+            }
+            Cause::Stopped(_) | Cause::Abandoned => None,
         }
     }
 
@@ -305,28 +388,29 @@ impl Supervisor {
         self.workers.iter().map(|worker| worker.exit)
     }
 
-    fn exited(&mut self, now: Duration, batch: &[(usize, Ending)]) {
-        for &(index, ending) in batch {
-            if let Some(worker) = self.workers.get_mut(index) {
-                worker.exit.get_or_insert(Exit { ending, at: now, told: worker.told });
+    fn hear(&mut self, told: &[(usize, Words)]) {
+        for &(index, words) in told {
+            if let Some(worker) = self.workers.get_mut(index)
+                && worker.may_still_tell()
+            {
+                worker.words = words;
             }
         }
-        if self.hung || !matches!(self.phase, Phase::Running | Phase::Failing { .. }) {
-            return;
+    }
+
+    fn exited(&mut self, now: Duration, batch: &[(usize, Ending)]) {
+        for &(index, ending) in batch {
+            if let Some(worker) = self.workers.get_mut(index)
+                && worker.exit.is_none()
+            {
+                worker.exit = Some(Exit { ending, at: now, told: worker.told });
+                worker.noticed = now.max(self.last_noticed + Duration::from_nanos(1));
+                self.last_noticed = worker.noticed;
+            }
         }
-        let known = match self.cause {
-            Some(Verdict::Failed { worker }) => Some(worker),
-            _ => None,
-        };
-        let suspects = known.into_iter().chain(batch.iter().map(|&(index, _)| index));
-        let endings =
-            suspects.filter_map(|index| Some((index, self.workers.get(index)?.exit?.ending)));
-        let failures = endings.filter(|(_, ending)| !ending.is_success());
-        // `min_by_key` returns the first of equal elements, so this is the first of the likeliest.
-        let origin = failures.min_by_key(|(_, ending)| !ending.is_never_a_reaction());
-        let Some((worker, _)) = origin else { return };
-        self.cause = Some(Verdict::Failed { worker });
-        if self.phase == Phase::Running {
+        let exits = batch.iter().filter_map(|&(index, _)| self.workers.get(index)?.exit);
+        if self.phase == Phase::Running && exits.into_iter().any(|exit| !exit.ending.is_success()) {
+            self.cause = Some(Cause::Failed);
             self.fail(now);
         }
     }
@@ -338,8 +422,7 @@ impl Supervisor {
             }
             _ => return Vec::new(),
         }
-        self.cause = Some(Verdict::Failed { worker: index });
-        self.hung = true;
+        self.cause = Some(Cause::Hung(index));
         self.fail(now);
         vec![Order { worker: index, signal }]
     }
@@ -353,7 +436,7 @@ impl Supervisor {
         let previous = self.asked_at.replace(now);
         match self.phase {
             Phase::Running => {
-                self.cause = Some(Verdict::Stopped(signal));
+                self.cause = Some(Cause::Stopped(signal));
                 self.end(signal, now.saturating_add(self.policy.shutdown_timeout))
             }
             Phase::Failing { .. } | Phase::Ending { .. }
@@ -369,11 +452,13 @@ impl Supervisor {
         }
     }
 
-    /// A failure or a signal of this host that came before stays the cause.
-    fn abandon(&mut self, deadline: Duration) -> Vec<Order> {
+    /// A failure or a signal of this host that came before stays the cause, also that of a worker that has told it and
+    /// has not ended yet.
+    fn abandon(&mut self, now: Duration, deadline: Duration) -> Vec<Order> {
         match self.phase {
             Phase::Running => {
-                self.cause = Some(Verdict::Abandoned);
+                let has_failed = self.workers.iter().any(|it| it.is_failing(now));
+                self.cause = Some(if has_failed { Cause::Failed } else { Cause::Abandoned });
                 self.end(Signal::TERM, deadline)
             }
             Phase::Failing { kill_at: at, .. } => self.end(Signal::TERM, at.min(deadline)),
@@ -401,6 +486,33 @@ impl Supervisor {
     fn order(&self, signal: Signal) -> Vec<Order> {
         let living = self.workers.iter().enumerate().filter(|(_, worker)| worker.exit.is_none());
         living.map(|(worker, _)| Order { worker, signal }).collect()
+    }
+}
+
+impl Watched {
+    /// What it tells now is not because it was told to end.
+    fn may_still_tell(&self) -> bool {
+        self.exit.map_or(self.told, |exit| exit.told).is_none()
+    }
+
+    /// Whether it has told a failure of its own, and takes its time to end. What was told long ago, it has survived.
+    fn is_failing(&self, now: Duration) -> bool {
+        let is_recent = |at| now <= Duration::saturating_add(at, RECENT);
+        self.exit.is_none() && matches!(self.words, Words::Own { at } if is_recent(at))
+    }
+
+    fn account(&self) -> Account {
+        let end = match self.exit {
+            Some(Exit { ending, told: None, .. }) => match ending.is_success() {
+                true => End::Success,
+                false => {
+                    let is_never_a_reaction = ending.is_never_a_reaction();
+                    End::Failure { at: self.noticed, is_never_a_reaction }
+                }
+            },
+            Some(Exit { told: Some(_), .. }) | None => End::Open,
+        };
+        Account { end, words: self.words }
     }
 }
 
@@ -499,6 +611,58 @@ mod tests {
         assert_eq!(first_of(&[(2, Ending::Code(1)), (0, Ending::Code(2)), (1, OK)]), failed(2));
         assert_eq!(first_of(&[(2, Ending::Code(1)), (0, SEGV), (1, SEGV)]), failed(0));
         assert_eq!(first_of(&[(1, Ending::Code(1)), (0, ABRT)]), failed(1));
+    }
+
+    #[test]
+    fn what_workers_tell_decides_until_they_are_told_to_end() {
+        let heard = Words::Heard { of: Some(1), at: None };
+        let own = |ms| Words::Own { at: at(ms) };
+        let failed = |worker| Some(Verdict::Failed { worker });
+
+        // The culprit unwinds slowly.
+        let mut slow = Supervisor::new(3, Policy::default());
+        slow.handle(at(10), Event::Exited(&[(0, Ending::Code(1))]));
+        assert!(!slow.asks_for_words(at(109), &Event::Tick));
+        assert!(slow.asks_for_words(at(110), &Event::Tick));
+        slow.handle(at(110), Event::Said(&[(0, heard), (1, own(9))]));
+        assert_eq!(slow.handle(at(110), Event::Tick), orders(&[1, 2], Signal::TERM));
+        assert_eq!((slow.failed(), slow.has_only_heard()), (Some(1), false));
+        slow.handle(at(120), Event::Said(&[(2, own(1))]));
+        let ends = [(1, Ending::Code(101)), (2, Ending::Code(1))];
+        slow.handle(at(130), Event::Exited(&ends));
+        slow.handle(at(140), Event::Said(&[(1, Words::None), (2, own(1))]));
+        assert_eq!((slow.verdict(), slow.failure()), (failed(1), Some(Ending::Code(1))));
+
+        // Its last words come after its end.
+        let mut late = Supervisor::new(2, Policy::default());
+        late.handle(at(1), Event::Exited(&[(0, Ending::Code(1)), (1, Ending::Code(1))]));
+        assert_eq!(late.verdict(), failed(0));
+        late.handle(at(1), Event::Said(&[(0, heard)]));
+        assert_eq!(late.verdict(), failed(1));
+
+        // It is a rank of another host.
+        let mut victim = Supervisor::new(2, Policy::default());
+        victim.handle(at(1), Event::Exited(&[(0, Ending::Code(1)), (1, Ending::Code(0))]));
+        assert!(!victim.has_only_heard());
+        victim.handle(at(1), Event::Said(&[(0, Words::Heard { of: None, at: None })]));
+        assert_eq!((victim.failed(), victim.has_only_heard()), (Some(0), true));
+    }
+
+    #[test]
+    fn who_has_told_a_failure_when_another_host_ends_the_job_has_failed() {
+        for (told, wanted) in [
+            (Words::Own { at: at(99_000) }, Verdict::Failed { worker: 1 }),
+            (Words::Own { at: at(80_000) }, Verdict::Abandoned),
+            (Words::Heard { of: None, at: None }, Verdict::Abandoned),
+        ] {
+            let mut supervisor = Supervisor::new(2, Policy::default());
+            let abandon = Event::Abandon { within: at(500) };
+            assert!(supervisor.asks_for_words(at(100_000), &abandon));
+            supervisor.handle(at(100_000), Event::Said(&[(1, told)]));
+            supervisor.handle(at(100_000), abandon);
+            supervisor.handle(at(100_001), Event::Exited(&[(0, OK), (1, Ending::Code(1))]));
+            assert_eq!(supervisor.verdict(), Some(wanted));
+        }
     }
 
     #[test]

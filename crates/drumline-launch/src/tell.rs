@@ -14,15 +14,16 @@ use crate::{
 pub(crate) fn tell(launch: &Launch<'_>, ended: &Ended) {
     let words = ended.last_words();
     let report = Report {
-        verdict: ended.verdict,
+        verdict: ended.verdict(),
         started_at: ended.started_at,
         host: &host_name(),
         first_rank: ended.first_rank,
         ranks: &ended.fates,
         words: &words,
+        is_victim: launch.job.meeting.is_some() && ended.has_only_heard(),
         left: &ended.left,
         incomplete: &ended.console.problems(),
-        logs: launch.files.news(matches!(ended.verdict, Verdict::Failed { .. })),
+        logs: launch.files.news(matches!(ended.verdict(), Verdict::Failed { .. })),
     };
     ended.console.report(&report.render());
     if let Some(path) = std::env::var_os(ERROR_FILE) {

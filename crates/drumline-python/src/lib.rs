@@ -53,7 +53,7 @@ mod _core {
         log::close_log,
         memory::supports,
         mpi::{is_mpi_available, meet},
-        parent::end_with_parent,
+        parent::{culprit, end_with_parent},
         registered::Registered,
         sampler::Sampler,
         store::Store,

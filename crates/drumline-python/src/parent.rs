@@ -1,7 +1,8 @@
-//! A process that ends with its parent, however the parent ends.
+//! Processes that a program starts: one that ends with its parent, however the parent ends, and which one failed first.
 
 use std::{io, thread, time::Duration};
 
+use drumline::blame::{self, Account, End, Words, is_never_a_reaction};
 use pyo3::prelude::*;
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -42,4 +43,21 @@ fn open(pid: Pid) -> rustix::io::Result<OwnedFd> {
 
 fn wait_for_end(process: &OwnedFd) {
     while let Err(Errno::INTR) = poll(&mut [PollFd::new(process, PollFlags::IN)], None) {}
+}
+
+/// The rank of a spawned job that failed first: see `drumline::blame`. For each rank the exit code (-n after signal n;
+/// `None`: it was told to end), the error that it has told, and the time, in seconds, of the error or else of the end.
+#[pyfunction]
+pub(crate) fn culprit(ranks: Vec<(Option<i32>, Option<String>, f64)>) -> Option<usize> {
+    let account = |(code, error, at): (Option<i32>, Option<String>, f64)| {
+        let at = Duration::try_from_secs_f64(at).unwrap_or_default();
+        let end = match code {
+            None => End::Open,
+            Some(0) => End::Success,
+            Some(code) => End::Failure { at, is_never_a_reaction: is_never_a_reaction(-code) },
+        };
+        let words = error.map_or(Words::None, |text| Words::of_error([&text[..]], at));
+        Account { end, words }
+    };
+    blame::culprit(&ranks.into_iter().map(account).collect::<Vec<_>>())
 }

@@ -12,7 +12,7 @@
 //! put anything there.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, Metadata, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
@@ -27,6 +27,9 @@ pub const VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// The most bytes of a file that are read. A traceback has some thousands.
 const BYTES_MAX: u64 = 1024 * 1024;
+
+/// What Rust writes before the `Debug` of an error that `main` returns.
+pub(crate) const RUST_ERROR: &str = "Error: ";
 
 /// How much is kept of a file that is not understood.
 const DAMAGED_MAX: usize = 2 * 1024;
@@ -85,6 +88,16 @@ impl Failure {
         &self.json
     }
 
+    /// What it says, once: a traceback ends with the message, and the `Debug` of an error says in other words what its
+    /// `Display` does.
+    pub fn text(&self) -> String {
+        match &self.callstack {
+            Some(stack) if stack.contains(&self.message) => stack.clone(),
+            Some(stack) if !stack.starts_with(RUST_ERROR) => format!("{}\n{stack}", self.message),
+            _ => self.message.clone(),
+        }
+    }
+
     /// Writes the file, as it was read.
     ///
     /// # Errors
@@ -134,10 +147,9 @@ impl ErrorFile {
 
     /// Reads an open file, from where it is.
     pub fn read_from(file: File) -> ErrorFile {
-        let is_file = file.metadata().is_ok_and(|it| it.is_file());
-        if !is_file {
+        let Some(about) = file.metadata().ok().filter(Metadata::is_file) else {
             return ErrorFile::damaged("it is no regular file", &[]);
-        }
+        };
         let mut bytes = Vec::new();
         if let Err(error) = file.take(BYTES_MAX + 1).read_to_end(&mut bytes) {
             return ErrorFile::damaged(format!("it cannot be read: {error}"), &bytes);
@@ -145,7 +157,11 @@ impl ErrorFile {
         if bytes.len() as u64 > BYTES_MAX {
             return ErrorFile::damaged("it has more than 1 MiB", &bytes);
         }
-        ErrorFile::parse(&bytes)
+        let mut read = ErrorFile::parse(&bytes);
+        if let (ErrorFile::Failure(failure), Ok(written)) = (&mut read, about.modified()) {
+            failure.at = Some(within_second(failure.at, written));
+        }
+        read
     }
 
     /// What the bytes of a file say.
@@ -188,6 +204,16 @@ impl ErrorFile {
     }
 }
 
+/// The time of a failure. The file says the second; the time at which it was written is finer, but that of a copy is
+/// later, and another host may have another clock.
+fn within_second(told: Option<SystemTime>, written: SystemTime) -> SystemTime {
+    let end = |second: SystemTime| second.checked_add(Duration::from_nanos(999_999_999));
+    match told.and_then(|second| Some((second, end(second)?))) {
+        Some((second, end)) => written.clamp(second, end),
+        None => written,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -221,12 +247,45 @@ mod tests {
         assert_eq!((&read.message, &read.callstack), (&written.message, &written.callstack));
         let json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         let seconds = json["message"]["extraInfo"]["timestamp"].as_str().unwrap();
-        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.parse().unwrap());
-        assert_eq!(read.at, Some(at));
+        let second = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.parse().unwrap());
+        assert_eq!(read.at, Some(within_second(Some(second), modified(&path))));
         read.pass_on(&path, -9).unwrap();
         let passed: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(passed["message"]["errorCode"], -9);
         assert_eq!(passed["message"]["message"], "ValueError: \"a\"\n");
+    }
+
+    fn modified(path: &Path) -> SystemTime {
+        fs::metadata(path).unwrap().modified().unwrap()
+    }
+
+    #[test]
+    fn the_time_is_that_of_the_file_within_the_second_that_it_names() {
+        let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+        assert_eq!(within_second(Some(at(7_000)), at(7_300)), at(7_300));
+        assert_eq!(within_second(Some(at(7_000)), at(6_999)), at(7_000));
+        let end = at(8_000) - Duration::from_nanos(1);
+        assert_eq!(within_second(Some(at(7_000)), at(9_000)), end);
+        assert_eq!(within_second(None, at(9_001)), at(9_001));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("error.json");
+        fs::write(&path, r#"{"message": "boom"}"#).unwrap();
+        let Some(ErrorFile::Failure(read)) = ErrorFile::read(&path) else { panic!() };
+        assert_eq!(read.at, Some(modified(&path)));
+    }
+
+    #[test]
+    fn the_text_says_everything_once() {
+        for (message, stack, text) in [
+            ("boom", "Traceback:\n  x\nValueError: boom\n", "Traceback:\n  x\nValueError: boom\n"),
+            ("boom", "at main", "boom\nat main"),
+            ("no data", "Error: \"no data\"", "Error: \"no data\""),
+            ("no \"data\"", r#"Error: "no \"data\"""#, "no \"data\""),
+            ("rank 1 has ended", "Error: Collective(PeerExited { peer: 1 })", "rank 1 has ended"),
+        ] {
+            assert_eq!(Failure::now(message, stack).text(), text);
+        }
+        assert_eq!(failure(r#"{"message": "boom"}"#).text(), "boom");
     }
 
     #[test]

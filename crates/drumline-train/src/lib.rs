@@ -13,6 +13,8 @@
 #![forbid(unsafe_code)]
 
 pub mod async_reduce;
+#[doc(hidden)]
+pub mod blame;
 pub mod checkpoint;
 pub mod ddp;
 mod error;

@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use crate::error_file::{self, Failure};
+use crate::error_file::{self, Failure, RUST_ERROR};
 
 /// Runs a program. If it panics or returns an error, the report of the launcher has the text, with the backtrace of a
 /// panic.
@@ -60,7 +60,7 @@ pub fn record_panics() {
 
 /// Writes an error of the program, as Rust prints it where `main` returns it.
 pub(crate) fn record_error(error: &(impl Display + Debug)) {
-    write(|| Failure::now(error.to_string(), format!("Error: {error:?}")));
+    write(|| Failure::now(error.to_string(), format!("{RUST_ERROR}{error:?}")));
 }
 
 fn write(failure: impl FnOnce() -> Failure) {

@@ -163,6 +163,69 @@ fn a_rank_that_dies_before_it_meets_the_others_is_named() {
     );
 }
 
+/// What a rank says that has lost rank 1.
+const LOST: &str = "group \"world\", rank 0: barrier, call #3, failed after 2.0ms: the process of rank 1 has ended; \
+                    look at what rank 1 printed last [errors.md#peer_exited]";
+
+/// Rank 0 fails first and has only lost rank 1. Whatever rank 1 does, it is the one that is reported.
+#[test]
+fn a_rank_that_has_only_lost_another_one_is_not_blamed() {
+    let writes = format!("printf '{FAILURE}' > $TORCHELASTIC_ERROR_FILE");
+    let exits = "exited with code 3";
+    let upon = "failed, and did not end by itself: ";
+    for (culprit, code, how) in [
+        // It ends later, by itself or not.
+        ("$go; exit 3".to_owned(), 3, exits),
+        (format!("{writes}; $go; exit 3"), 3, exits),
+        (format!("{writes}; $go; exec sleep 100"), 1, upon),
+        ("$go; exec sleep 100".to_owned(), 1, upon),
+        ("trap 'exit 7' TERM; $go; sleep 100 & wait".to_owned(), 1, upon),
+        // The rank that lost it is the one that has failed.
+        ("$go; exit 0".to_owned(), 1, ""),
+    ] {
+        let go = "go=\"touch ${TORCHELASTIC_ERROR_FILE%/*/*}/go\"";
+        let lost =
+            format!("until [ -e ${{go#* }} ]; do sleep 0.01; done; echo '{LOST}' >&2; exit 1");
+        let script = format!("{go}; [ $RANK = 1 ] || {{ {lost}; }}; {culprit}");
+        let ended = run(&script);
+        let report = ended.report();
+        let rank = if how.is_empty() { 0 } else { 1 };
+        assert!(report[0].starts_with(&format!("drumline: rank {rank} (pid ")), "{report:?}");
+        assert!(report[0].contains(how), "{culprit}: {report:?}");
+        assert_eq!(ended.code, code, "{culprit}: {report:?}");
+        let has_file = culprit.starts_with("printf");
+        assert_eq!(report.contains(&"    ValueError: no data"), has_file, "{report:?}");
+    }
+}
+
+/// The program of a rank that takes its time to end when it panics. Outside of a job, as a test, it does nothing.
+#[test]
+fn rank_that_panics_slowly() {
+    struct Slow;
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+        }
+    }
+    let Ok(rank) = env::var("RANK") else { return };
+    drumline::record_panics();
+    let _slow = Slow;
+    let config = drumline::Config::from_env().unwrap();
+    let group = drumline::init_process_group("env://", &config).unwrap();
+    assert_ne!(rank, "1", "no data");
+    group.barrier().unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn a_panic_of_rust_that_unwinds_slowly_is_the_first_failure() {
+    let this = env::current_exe().unwrap();
+    let program = [this.to_str().unwrap(), "--exact", "error_files::rank_that_panics_slowly"];
+    let ended = Launch::new(["--nproc-per-node", "3", "--"].iter().chain(&program)).start().end();
+    let report = ended.report();
+    assert!(report[0].starts_with("drumline: rank 1 (pid "), "{report:?}");
+    assert!(report.iter().any(|line| line.contains("no data")), "{report:?}");
+}
+
 /// The program of a rank. Outside of a job, as a test, it does nothing.
 #[test]
 fn rank_that_panics() {

@@ -497,6 +497,7 @@ impl Session<'_, '_, '_> {
             local_rank: 0,
             pid: 0,
             ending: Ending::Code(error.exit_code().into()),
+            has_only_heard: false,
             time: milliseconds_since_1970(),
             text: error.to_string(),
         };
@@ -600,7 +601,7 @@ impl Session<'_, '_, '_> {
         };
         let local_ranks = running.local_ranks;
         let mut ended = running.attempt.end()?;
-        let how = match ended.verdict {
+        let how = match ended.verdict() {
             supervisor::Verdict::Failed { .. } => How::Failed,
             supervisor::Verdict::Stopped(_) | supervisor::Verdict::Abandoned => How::Abandoned,
             supervisor::Verdict::Success if steps::has_stopped(&ended.stores, local_ranks) => {
@@ -617,11 +618,12 @@ impl Session<'_, '_, '_> {
     /// All output of a world is printed.
     fn have_printed(&mut self) -> Result<()> {
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
-        let Stage::Prints(ended, how) = stage else {
+        let Stage::Prints(mut ended, how) = stage else {
             self.stage = stage;
             return Ok(());
         };
         self.listener.events.remove(ended.console.finished())?;
+        ended.has_read_all();
         tell(self.launch, &ended);
         outcome::write(self.launch.job, self.attempts.saturating_sub(1), &ended)?;
         let Ended { lived, stepped, stores, .. } = *ended;
@@ -687,6 +689,8 @@ impl Running {
             return None;
         }
         self.has_told = true;
+        self.attempt.hear_words();
+        let worker = self.attempt.failed()?;
         let (pid, ending, text) = self.attempt.about_failed(worker)?;
         let mut text = String::from_utf8_lossy(&text).into_owned();
         text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
@@ -695,6 +699,7 @@ impl Running {
             local_rank: worker,
             pid: pid.as_raw_pid().unsigned_abs(),
             ending,
+            has_only_heard: self.attempt.has_only_heard(),
             time: milliseconds_since_1970(),
             text,
         })

@@ -31,6 +31,9 @@ enum Clock {
     Failure,
 }
 
+/// How much longer a world waits for another failure if the first one only tells the end of another rank.
+const VICTIM_SETTLES: u32 = 5;
+
 impl Leader {
     /// The plan that follows `plan`: the same one, if there is nothing to decide.
     pub(super) fn next(&mut self, it: Knowledge<'_>, plan: &Plan) -> Plan {
@@ -100,9 +103,11 @@ impl Leader {
         }
     }
 
-    /// Ends a world in which a worker has failed. Failures of one moment may have one origin, so it waits a little.
+    /// Ends a world in which a worker has failed. Failures of one moment may have one origin, so it waits a little. If
+    /// the first one only told the end of another rank, that one may still come up.
     fn failure(&mut self, it: Knowledge<'_>, next: &mut Plan, is_over: bool) {
-        if matches!(next.phase, Phase::Ending(_)) {
+        let has_only_heard = next.failure.as_ref().is_some_and(|it| it.failure.has_only_heard);
+        if matches!(&next.phase, Phase::Ending(why) if *why != Why::Failed || !has_only_heard) {
             return;
         }
         let failures = next.members.iter().filter_map(|member| {
@@ -112,7 +117,8 @@ impl Leader {
         // Of equal ones this is the first.
         let origin = failures
             .min_by_key(|(_, at, failure)| {
-                (!failure.ending.is_never_a_reaction(), *at, failure.time)
+                let is_reaction = !failure.ending.is_never_a_reaction();
+                (failure.has_only_heard, is_reaction, *at, failure.time)
             })
             .map(|(host, _, failure)| Origin {
                 host,
@@ -120,7 +126,9 @@ impl Leader {
                 failure: failure.clone(),
             });
         let waited = self.elapsed(it.now, Clock::Failure, origin.is_some());
-        if waited.is_some_and(|waited| waited >= it.timing.settle || is_over) {
+        let is_victim = origin.as_ref().is_some_and(|it| it.failure.has_only_heard);
+        let settle = it.timing.settle * if is_victim { VICTIM_SETTLES } else { 1 };
+        if waited.is_some_and(|waited| waited >= settle || is_over) {
             next.failure = origin;
             next.phase = Phase::Ending(Why::Failed);
         }

@@ -245,6 +245,7 @@ impl Membership {
             local_rank: 0,
             pid: 0,
             ending: Ending::Code(1),
+            has_only_heard: false,
             time: 0,
             text: String::new(),
         }

@@ -161,6 +161,8 @@ pub struct Failure {
     pub pid: u32,
     /// How it ended.
     pub ending: Ending,
+    /// Whether it only told the end of a rank of another host.
+    pub has_only_heard: bool,
     /// When, in milliseconds since 1970, by the clock of its host. It is shown, and of failures that the leader sees
     /// at once the one with the earlier time counts.
     pub time: u64,

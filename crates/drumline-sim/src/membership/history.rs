@@ -749,6 +749,7 @@ impl History {
             local_rank: 0,
             pid: 1000,
             ending,
+            has_only_heard: false,
             time: self.rng.u64(..), // clocks jump
             text: String::new(),
         };

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, os::unix::process::ExitStatusExt, process::ExitStatus};
 
+use crate::error_file::RUST_ERROR;
+
 /// Why ranks could not be started, or how the first of them failed.
 ///
 /// ```
@@ -101,6 +103,10 @@ fn said(message: Option<&str>, backtrace: Option<&str>) -> String {
         (None, _) => String::new(),
         (Some(message), Some(backtrace)) if backtrace.contains(message) => {
             format!(":\n{backtrace}\n")
+        }
+        // The `Debug` of an error says in other words what its `Display` does.
+        (Some(message), Some(backtrace)) if backtrace.starts_with(RUST_ERROR) => {
+            format!(": {message}")
         }
         (Some(message), Some(backtrace)) => format!(": {message}\n{backtrace}\n"),
         (Some(message), None) => format!(": {message}"),

@@ -4,10 +4,13 @@ use std::{
     ffi::OsString,
     fs::File,
     hash::{BuildHasher, Hasher, RandomState},
-    io::Write,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    io::{Seek, Write},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
     process::{Child, Command, ExitStatus, Stdio, id},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use drumline_group::{
@@ -25,6 +28,7 @@ use rustix::{
 
 use super::{child::VARIABLE, error::SpawnError};
 use crate::{
+    blame::{Account, End, Words, culprit, is_never_a_reaction},
     error_file::{self, ErrorFile, Failure},
     steps::STEPS_VARIABLE,
 };
@@ -33,11 +37,16 @@ use crate::{
 const NOT_INHERITED: [&str; 4] =
     ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", STEPS_VARIABLE];
 
+/// For so long after the first failure the others are not told to end: they may have failed for the same reason, or
+/// before, and end later.
+const SETTLE: Duration = Duration::from_millis(100);
+
 /// Processes of this program, each with a rank. Dropping this kills them.
 #[must_use = "dropping this kills the processes; join waits for them"]
 #[derive(Debug)]
 pub struct Processes {
     members: Vec<Member>,
+    started_at: SystemTime,
     /// Tells who has ended, the first one first.
     ends: Option<OwnedFd>,
     grace_period: Duration,
@@ -51,13 +60,21 @@ struct Member {
     pidfd: OwnedFd,
     /// What it writes of its failure: a file in memory, which it finds as one of this process.
     said: File,
-    ended: Option<ExitStatus>,
+    ended: Option<(ExitStatus, Duration)>,
+    /// What it had said when it was told to end, if it was.
+    told: Option<Words>,
 }
 
 impl Processes {
     /// In a process that another call has started.
     pub(super) fn none() -> Processes {
-        Processes { members: Vec::new(), ends: None, grace_period: Duration::ZERO, _store: None }
+        Processes {
+            members: Vec::new(),
+            started_at: SystemTime::now(),
+            ends: None,
+            grace_period: Duration::ZERO,
+            _store: None,
+        }
     }
 
     /// Runs this program again with these arguments, for each rank, up to `call`.
@@ -84,6 +101,7 @@ impl Processes {
         let ends = epoll::create(epoll::CreateFlags::CLOEXEC);
         let mut processes = Processes {
             members: Vec::with_capacity(ranks),
+            started_at: SystemTime::now(),
             ends: Some(ends.map_err(SpawnError::system("create an epoll set"))?),
             grace_period,
             _store: Some((store, file)),
@@ -125,7 +143,9 @@ impl Processes {
             Ok(pidfd)
         });
         match watched {
-            Ok(pidfd) => self.members.push(Member { child, pidfd, said, ended: None }),
+            Ok(pidfd) => {
+                self.members.push(Member { child, pidfd, said, ended: None, told: None });
+            }
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -159,17 +179,48 @@ impl Processes {
     }
 
     fn wait_until(&mut self, until: Option<Instant>) -> Result<bool, SpawnError> {
-        while self.members.iter().any(|member| member.ended.is_none()) {
-            let ended = self.wait(until)?;
-            for &rank in &ended {
-                self.look_at(rank).inspect_err(|_| self.end_all())?;
+        let mut is_late = false;
+        loop {
+            if self.members.iter().any(Member::has_failed) {
+                return Err(self.fail());
             }
-            let is_late = until.is_some_and(|until| until <= Instant::now());
-            if ended.is_empty() && is_late {
+            if self.members.iter().all(|member| member.ended.is_some()) {
+                return Ok(true);
+            }
+            if is_late {
                 return Ok(false);
             }
+            is_late = !self.collect(until)?;
         }
-        Ok(true)
+    }
+
+    /// Collects processes that end until then. Returns whether there was one, or there may still be.
+    fn collect(&mut self, until: Option<Instant>) -> Result<bool, SpawnError> {
+        let ended = self.wait(until)?;
+        for &rank in &ended {
+            self.look_at(rank)?;
+        }
+        Ok(!ended.is_empty() || until.is_none_or(|until| until > Instant::now()))
+    }
+
+    /// Ends all processes after a failure, and finds out which one was the first.
+    fn fail(&mut self) -> SpawnError {
+        let settled = Instant::now() + SETTLE;
+        while self.members.iter().any(|member| member.ended.is_none()) {
+            match self.collect(Some(settled)) {
+                Ok(true) => {}
+                Ok(false) | Err(_) => break,
+            }
+        }
+        self.end_all();
+        let now = self.now();
+        let accounts = self.members.iter().map(|it| it.account(self.started_at, now));
+        let first = culprit(&accounts.collect::<Vec<_>>()).unwrap_or(0);
+        self.error_of(first)
+    }
+
+    fn now(&self) -> Duration {
+        self.started_at.elapsed().unwrap_or_default()
     }
 
     /// The ranks that have ended in the meantime, in that order.
@@ -187,29 +238,48 @@ impl Processes {
 
     /// Collects a process that has ended.
     fn look_at(&mut self, rank: usize) -> Result<(), SpawnError> {
+        let now = self.now();
         let (Some(member), Some(ends)) = (self.members.get_mut(rank), &self.ends) else {
             return Ok(());
         };
         let status = member.child.wait().map_err(SpawnError::system("wait for the ranks"))?;
-        member.ended = Some(status);
-        epoll::delete(ends, &member.pidfd).map_err(SpawnError::system("wait for the ranks"))?;
-        let pid = member.child.id();
-        let failure = member.failure();
-        match (status.success(), failure) {
-            (true, Ok(_)) => Ok(()),
-            (true, Err(NotBegun)) => Err(SpawnError::NotReached { rank, pid }),
-            (false, said) => {
-                let said = said.unwrap_or(None);
-                let (message, backtrace) =
-                    said.map_or((None, None), |it| (Some(it.message), it.callstack));
-                Err(SpawnError::Failed { rank, pid, status, message, backtrace })
-            }
-        }
+        member.ended = Some((status, now));
+        epoll::delete(ends, &member.pidfd).map_err(SpawnError::system("wait for the ranks"))
+    }
+
+    /// Why this rank has failed.
+    fn error_of(&self, rank: usize) -> SpawnError {
+        let member = &self.members[rank];
+        let (pid, failure) = (member.child.id(), member.failure());
+        let status = member.ended.map_or_else(|| ExitStatus::from_raw(0), |(status, _)| status);
+        let said = match failure {
+            Err(NotBegun) if status.success() => return SpawnError::NotReached { rank, pid },
+            other => other.unwrap_or(None),
+        };
+        let (message, backtrace) = match said {
+            Some(failure) => (Some(failure.message), failure.callstack),
+            None if member.told.is_some() => (self.who_has_lost_it(), None),
+            None => (None, None),
+        };
+        SpawnError::Failed { rank, pid, status, message, backtrace }
+    }
+
+    /// What is told of a rank that ended only when it was told to, and has said nothing.
+    fn who_has_lost_it(&self) -> Option<String> {
+        let failed = self.members.iter().enumerate().filter(|(_, member)| member.has_failed());
+        let (rank, (_, failure)) = failed
+            .filter_map(|(rank, it)| Some((rank, (it.ended?.1, it.failure().unwrap_or(None)?))))
+            .min_by_key(|(_, (at, _))| *at)?;
+        Some(format!("it ended when it was told to; rank {rank} had lost it: {}", failure.message))
     }
 
     /// Ends the processes that still run.
     fn end_all(&mut self) {
         let until = Instant::now().checked_add(self.grace_period);
+        let (since, now) = (self.started_at, self.now());
+        for member in self.members.iter_mut().filter(|member| member.ended.is_none()) {
+            member.told = Some(member.words(since, now));
+        }
         for signal in [Signal::TERM, Signal::KILL] {
             let living = self.members.iter().filter(|member| member.ended.is_none());
             // This fails only if the process has ended.
@@ -218,13 +288,9 @@ impl Processes {
             }
             let until = until.filter(|_| signal == Signal::TERM);
             while self.members.iter().any(|member| member.ended.is_none()) {
-                let Ok(ended) = self.wait(until) else { break };
-                let is_late = until.is_some_and(|until| until <= Instant::now());
-                if ended.is_empty() && is_late {
-                    break;
-                }
-                for rank in ended {
-                    let _ = self.look_at(rank);
+                match self.collect(until) {
+                    Ok(true) => {}
+                    Ok(false) | Err(_) => break,
                 }
             }
         }
@@ -243,13 +309,39 @@ impl Drop for Processes {
 struct NotBegun;
 
 impl Member {
+    /// What it has said of its failure so far.
     fn failure(&self) -> Result<Option<Failure>, NotBegun> {
         let length = self.said.metadata().map_or(0, |it| it.len());
-        match self.said.try_clone().map(ErrorFile::read_from) {
+        let mut said = self.said.try_clone();
+        let rewound = said.as_mut().is_ok_and(|file| file.rewind().is_ok());
+        match said.map(ErrorFile::read_from) {
             _ if length == 0 => Err(NotBegun),
-            Ok(ErrorFile::Failure(failure)) => Ok(Some(failure)),
+            Ok(ErrorFile::Failure(failure)) if rewound => Ok(Some(failure)),
             _ => Ok(None),
         }
+    }
+
+    /// Whether it has ended by itself, and not well.
+    fn has_failed(&self) -> bool {
+        let is_bad = |status: ExitStatus| !status.success() || self.failure().is_err();
+        self.told.is_none() && self.ended.is_some_and(|(status, _)| is_bad(status))
+    }
+
+    fn words(&self, since: SystemTime, now: Duration) -> Words {
+        let failure = self.failure().unwrap_or(None);
+        failure.map_or(Words::None, |it| Words::of_failure(&it, since, now))
+    }
+
+    fn account(&self, since: SystemTime, now: Duration) -> Account {
+        let end = match self.ended {
+            Some((status, at)) if self.has_failed() => End::Failure {
+                at,
+                is_never_a_reaction: status.signal().is_some_and(is_never_a_reaction),
+            },
+            Some(_) if self.told.is_none() => End::Success,
+            _ => End::Open,
+        };
+        Account { end, words: self.told.unwrap_or_else(|| self.words(since, now)) }
     }
 }
 

@@ -164,6 +164,22 @@ fn of_failures_of_one_moment_the_likeliest_origin_counts() {
 }
 
 #[test]
+fn who_only_lost_a_rank_of_another_host_is_no_origin_if_that_one_is_late() {
+    let mut town = running(3, 3, 3);
+    for late in [ms(20), ms(400)] {
+        town.worker_tells(2, SEGV, true);
+        town.pass(late);
+        town.worker_fails(3, Ending::Code(1));
+        town.run_until("all end", |town| town.running().is_empty());
+        town.run_until("the leader sees it", |town| {
+            town.plan().unwrap().failure.is_some_and(|it| it.host == 3)
+        });
+        town.run_until("all run", |town| town.running() == [1, 2, 3]);
+        town.pass(secs(20));
+    }
+}
+
+#[test]
 fn a_command_line_that_is_wrong_is_not_tried_again() {
     let mut town = running(2, 2, 2);
     town.worker_fails(2, Ending::Code(127));

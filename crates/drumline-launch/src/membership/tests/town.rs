@@ -224,12 +224,18 @@ impl Town {
 
     /// A worker fails, and the launcher ends the others.
     pub(super) fn worker_fails(&mut self, number: u64, ending: Ending) {
+        self.worker_tells(number, ending, false);
+    }
+
+    /// The same, and it tells why: perhaps only that it has lost another one.
+    pub(super) fn worker_tells(&mut self, number: u64, ending: Ending, has_only_heard: bool) {
         let first_rank = self.world_of(number).members[self.world_of(number).place].first_rank;
         let failure = Failure {
             rank: first_rank,
             local_rank: 0,
             pid: 1000,
             ending,
+            has_only_heard,
             time: self.now.as_millis() as u64,
             text: "out of patience".into(),
         };

@@ -24,6 +24,7 @@ fn failure(text: &str) -> Failure {
         local_rank: 1,
         pid: 4711,
         ending: SEGV,
+        has_only_heard: false,
         time: 1_700_000_000_000,
         text: text.into(),
     }
