@@ -33,7 +33,7 @@ def train(out: pathlib.Path) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("drumline")
-    model = DistributedDataParallel(mlp(), bucket_cap_mb=16)
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=16, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     generator = torch.Generator().manual_seed(dist.get_rank())
     steps = []

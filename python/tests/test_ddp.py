@@ -369,8 +369,10 @@ def unseen(rank, world_size, directory):
             warnings.simplefilter("always")
             for _ in range(2):
                 model.module(points(rank, 0) * (1 + rank)).sum().backward()
+                torch.autograd.grad(model(points(rank, 0)).sum(), list(model.parameters()))
         assert [str(it.message).split(":")[0] for it in said] == [
-            "parameter layers.2.weight got a gradient that is not averaged"
+            "parameter layers.2.weight got a gradient that is not averaged",
+            "torch.autograd.grad has returned this rank's own gradient of parameter layers.0.weight",
         ]
         model.reducer.stop()
     # The gradient of a penalty on averaged gradients.

@@ -74,7 +74,10 @@ def steps(rank, world_size, directory, hook, devices):
     gpus, group = start(rank, world_size, directory)
     sizes = [(5,), (300, 7), (2, 3), (4000,)]
     module = model_of(gpus, rank, sizes, devices)
-    model = drumline.DistributedDataParallel(module, bucket_cap_mb=0.01)
+    views = world_size == 2
+    model = drumline.DistributedDataParallel(
+        module, bucket_cap_mb=0.01, gradient_as_bucket_view=views, check_every=1
+    )
     if hook:
         model.register_comm_hook(None, fp16_compress)
     assert isinstance(model.reducer._buckets, DeviceBuckets)
@@ -89,6 +92,8 @@ def steps(rank, world_size, directory, hook, devices):
             expected = 4.0 * (world_size - 1) / 2 + at + step
             found = values_of(gpus, parameter.grad)
             np.testing.assert_array_equal(found, np.full(sizes[at], expected))
+            place = model.reducer._buckets.places.tensors[at].untyped_storage()
+            assert (parameter.grad.untyped_storage()._cdata == place._cdata) is views
             parameter.grad = None
         gpus.set(module.mean, rank)
         if rank == 0:

@@ -102,7 +102,7 @@ class Reducer:
         self._backward: _Backward | None = None
         self._step: _Step | None = None
         self._failure: str | None = None
-        self._has_warned = False
+        self._has_warned = [False, False]
         self._process = os.getpid()
         # torch.utils.swap_tensors would take the hooks away, unseen. It refuses tensors with weak references.
         self._kept = [weakref.ref(parameter) for parameter in self.parameters]
@@ -299,8 +299,7 @@ class Reducer:
 
     def _stays_here(self, index: int) -> None:
         """A gradient that belongs to no forward of the wrapper is this rank's alone."""
-        is_other = os.getpid() != self._process
-        if not self.sync_grad or is_other or self.group.world_size == 1:
+        if not self._is_of_several():
             return
         which = f"parameter {self.names[index]} got a gradient that is not averaged"
         how = "run this backward under no_sync() of the wrapper if that is meant"
@@ -309,12 +308,32 @@ class Reducer:
                 f"{which}: forward of the wrapper has never been called, only the module inside. Call the wrapper, or "
                 f"{how}"
             )
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"{which}: it belongs to no forward of the wrapper. Call the wrapper and not the module inside, or {how}",
-                stacklevel=2,
-            )
+        self._warn(
+            0,
+            f"{which}: it belongs to no forward of the wrapper. Call the wrapper and not the module inside, or {how}",
+        )
+
+    def _is_of_several(self) -> bool:
+        """Whether gradients of this process would be averaged with others."""
+        return self.sync_grad and self.group.world_size > 1 and os.getpid() == self._process
+
+    def _warn(self, kind: int, text: str) -> None:
+        if not self._has_warned[kind]:
+            self._has_warned[kind] = True
+            warnings.warn(text, stacklevel=2)
+
+    def _look_for_taken(self) -> None:
+        """Warns of gradients that a backward has given to the program, and not to parameters."""
+        if self._has_warned[1] or not self._is_of_several():
+            return
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.requires_grad and _is_taken(parameter):
+                self._warn(
+                    1,
+                    f"torch.autograd.grad has returned this rank's own gradient of parameter {name}: it is not averaged. "
+                    "Use backward(), which averages what comes to p.grad, or average it",
+                )
+                return
 
     def _begin_step(self, index: int) -> _Step:
         self.check()
@@ -346,6 +365,8 @@ class Reducer:
         if backward is None:
             return
         self._forget_forwards(backward)
+        if self._step is None and not backward.is_local:
+            self._look_for_taken()
         if self._step is not None:
             self._step.by_outputs = backward.by_outputs
             if self.sync_backward:
@@ -483,6 +504,17 @@ class _Backward:
         self.keeps_graph = _keeps_graph()
         # Those whose outputs it has passed, and whose graph it frees.
         self.forwards: list[_Forward] = []
+
+
+def _is_taken(parameter: Any) -> bool:
+    """Whether the running backward was asked for the gradient of this parameter, by torch.autograd.grad."""
+    with torch.enable_grad():
+        node = torch.autograd.graph.get_gradient_edge(parameter).node
+    try:
+        torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch tells nothing else of such a node
+        return True
+    return False
 
 
 def _keeps_graph() -> bool:
