@@ -307,17 +307,16 @@ fn a_failure_on_one_host_ends_the_job_on_all_with_its_code_and_text() {
 /// Rank 0 has lost rank 1 of the other host and ends at once. Rank 1 has told why it fails, and takes its time.
 #[test]
 fn a_rank_that_has_only_lost_one_of_another_host_is_not_blamed() {
-    let meeting = Meeting::at_first_host("2");
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
     let lost = "group \"world\", rank 0: barrier, call #3, failed after 2.0ms: the process of rank 1 has ended; \
                 look at what rank 1 printed last [errors.md#peer_exited]";
-    let mark = TempDir::new().unwrap();
-    let mark = mark.path().join("failed");
-    let mark = mark.display();
+    let mark = town.file();
     let script = format!(
         "if [ $RANK = 0 ]; then until [ -e {mark} ]; do sleep 0.01; done; echo '{lost}' >&2; exit 1; fi
          echo '{{\"message\": \"no data\"}}' > $TORCHELASTIC_ERROR_FILE; touch {mark}; exec sleep 100"
     );
-    let launches = [0, 1].map(|_| meeting.shell(&[], &script).start());
+    let launches = [0, 1].map(|host| meeting.shell(host, &[], &script).start());
     for ended in launches.map(Started::end) {
         assert_eq!(ended.code, 1, "{}", ended.stderr);
         let report = ended.report().join("\n");
