@@ -10,7 +10,7 @@
     work.join()                                  # what the stream does next sees the average
 
 An array is an object with ``__cuda_array_interface__``, or a torch tensor on a GPU. Its elements must lie side by
-side. The driver is found at run time. No GPU of AMD has run this.
+side. The driver is found at run time. No GPU has run this.
 """
 
 from __future__ import annotations

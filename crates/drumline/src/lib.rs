@@ -62,7 +62,7 @@
 //!
 //! # What it does not do yet
 //!
-//! - No GPU of AMD has run [`device`], and there are no GPU kernels.
+//! - No GPU has run [`device`], and there are no GPU kernels.
 //! - Data between hosts is encrypted only on request ([`Config::security`]).
 
 #![forbid(unsafe_code)]
