@@ -151,7 +151,7 @@ impl Step {
 
     /// Waits until all buckets are back.
     pub(super) fn wait(&mut self, divisor: Divisor) -> Result<Marks> {
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), self.stats.communication);
         while let Some(Done { bucket, arrived, took }) = self.in_flight.wait()? {
             self.stats.communication += took;
             self.clock.done(bucket, arrived.at);
@@ -159,7 +159,8 @@ impl Step {
             self.parts[bucket] = arrived.part;
         }
         if self.group.world_size() > 1 {
-            self.stats.exposed += start.elapsed();
+            // To wake takes time, too, and is no communication.
+            self.stats.exposed += start.elapsed().min(self.stats.communication - before);
         }
         let mut marks = Marks::default();
         for (bucket, memory) in self.averages().iter().enumerate() {
@@ -250,7 +251,7 @@ impl Step {
                 whole.all_gather(part, &counts(bucket), group)
             });
         }
-        let (start, mut has_fault) = (Instant::now(), false);
+        let (start, before, mut has_fault) = (Instant::now(), self.stats.communication, false);
         while let Some(Done { bucket, arrived: Arrived { whole, part, .. }, took }) =
             self.in_flight.wait()?
         {
@@ -274,7 +275,7 @@ impl Step {
             }
             self.memory[bucket].get_or_insert(whole);
         }
-        self.stats.exposed += start.elapsed();
+        self.stats.exposed += start.elapsed().min(self.stats.communication - before);
         Ok(has_fault)
     }
 
