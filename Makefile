@@ -5,7 +5,11 @@ NPROC ?= 2
 ARGS ?=
 
 OUT ?= runs/fashion-mnist
+PYTHON ?= python3
 PYTHON_VENV := target/python-venv
+
+# Before a command: nothing of the caller's environment reaches it but what builds and tests need.
+OWN := $(PYTHON) .ci/own_environment.py
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
         command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
@@ -99,14 +103,14 @@ build-tests:
 	cargo build --locked --workspace --all-targets $(FEATURES)
 
 unit:
-	cargo test --locked --workspace $(FEATURES)
+	$(OWN) cargo test --locked --workspace $(FEATURES)
 
 # The inner loop, in less than a minute once built: the crates that differ from the last commit.
 CHANGED = $(shell { git diff --name-only HEAD; git ls-files --others --exclude-standard; } | \
             sed -n 's,^\(crates\|examples\)/\([^/]*\)/.*,-p \2,p' | sort -u)
 check: format
 	$(if $(CHANGED),cargo clippy --locked $(CHANGED) --all-targets -- -D warnings)
-	$(if $(CHANGED),cargo test --locked $(CHANGED) --lib,@echo 'no crate differs from the last commit')
+	$(if $(CHANGED),$(OWN) cargo test --locked $(CHANGED) --lib,@echo 'no crate differs from the last commit')
 
 # The protocols around a lane, and of flags and doorbells, in every interleaving that the memory model allows.
 model:
@@ -153,7 +157,7 @@ soak:
 
 # 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
 soak-python: python-package
-	DRUMLINE_SOAK=1 $(PYTHON_VENV)/bin/python -m pytest python/tests/test_soak.py
+	DRUMLINE_SOAK=1 $(PYTEST) python/tests/test_soak.py
 
 # Every decoder (or ONLY some, with commas), TIME seconds each. Needs a nightly compiler and one of C++.
 TIME ?= 60
@@ -260,11 +264,11 @@ check-pictures: $(PYTHON_VENV)/matplotlib $(PYTHON_VENV)/playwright
 	cargo build --locked $(PICTURES)
 	rm -rf $(DRAWN)
 	mkdir -p $(DRAWN)
-	target/debug/drumline bench all_reduce,all_gather --max-bytes 64K --rounds 1 --time 10ms \
+	$(OWN) target/debug/drumline bench all_reduce,all_gather --max-bytes 64K --rounds 1 --time 10ms \
 	    --transport shm,tcp --buffers staged,registered --svg $(DRAWN)/bench.svg >/dev/null
-	target/debug/drumline predict --hosts 64 --nproc-per-node 8 --operations all_reduce,all_gather \
+	$(OWN) target/debug/drumline predict --hosts 64 --nproc-per-node 8 --operations all_reduce,all_gather \
 	    --gradients-mb 400 --backward-ms 300 --svg $(DRAWN)/predict.svg >/dev/null
-	DRUMLINE_TRACE=$(DRAWN)/trace target/debug/drumline run --nproc-per-node 2 -- target/debug/fashion-mnist \
+	$(OWN) env DRUMLINE_TRACE=$(DRAWN)/trace target/debug/drumline run --nproc-per-node 2 -- target/debug/fashion-mnist \
 	    --data examples/fashion-mnist/data --epochs 2 --out $(DRAWN)/fashion-mnist
 	target/debug/drumline trace page $(DRAWN)/trace
 	cd examples/python/gpt && $(CURDIR)/$(PYTHON_VENV)/bin/python -c 'import math, pathlib, picture; \
@@ -276,7 +280,6 @@ check-pictures: $(PYTHON_VENV)/matplotlib $(PYTHON_VENV)/playwright
 # need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:
 # make torch-venv PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.15.0
-PYTHON ?= python3
 PIP_ARGS ?=
 
 torch-venv: target/torch-venv/installed
@@ -309,10 +312,10 @@ over-mpi: export DRUMLINE_SLOW_TESTS := 1
 
 over-mpi: python-package
 	@echo 'tests over $(DRUMLINE_TEST_MPI)'
-	cargo test --locked -p drumline-mpi
-	cargo test --locked -p drumline-conformance --test mpi
-	cargo test --locked -p drumline-cli --test cli foreign
-	if [ -e python/tests/test_mpi.py ]; then $(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS) python/tests/test_mpi.py; fi
+	$(OWN) cargo test --locked -p drumline-mpi
+	$(OWN) cargo test --locked -p drumline-conformance --test mpi
+	$(OWN) cargo test --locked -p drumline-cli --test cli foreign
+	if [ -e python/tests/test_mpi.py ]; then $(PYTEST) $(PYTEST_ARGS) python/tests/test_mpi.py; fi
 
 target/mpi/%/installed: | $(PYTHON_VENV)/installed
 	rm -rf $(@D)
@@ -335,29 +338,28 @@ python-package: $(PYTHON_VENV)/installed
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
 # Ranks share the processors with each other: torch's threads would wait for each other.
-python: export OMP_NUM_THREADS ?= 1
+PYTEST := $(OWN) env OMP_NUM_THREADS=1 $(PYTHON_VENV)/bin/python -m pytest
+SUITE := $(OWN) env OMP_NUM_THREADS=1 $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline
+
 python: python-package $(PYTHON_VENV)/matplotlib
 	$(PYTHON_VENV)/bin/mypy
-	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench
-	$(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(OWN) $(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench
+	$(PYTEST) $(PYTEST_ARGS)
 	if $(PYTHON_VENV)/bin/python -c 'import torch' 2>/dev/null; then \
 	    $(PYTHON_VENV)/bin/pyright --pythonpath $(PYTHON_VENV)/bin/python && \
-	    $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline --quiet \
-	        --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
+	    $(SUITE) --quiet --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
 	        --exclude test_ddp_logging_data_cpu; \
 	else echo 'torch is not here: its tests were skipped (make torch-venv)'; fi
 
 # What fails with gloo, or is not for it, need not pass. One test compares a name that is fixed in C++.
 python-suite: python
-	for ranks in 2 3 4; do $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py \
-	    --backend drumline --world-size $$ranks --baseline $(CONFORMANCE)/gloo_w$$ranks.json \
+	for ranks in 2 3 4; do $(SUITE) --world-size $$ranks --baseline $(CONFORMANCE)/gloo_w$$ranks.json \
 	    --exclude test_ddp_logging_data_cpu || exit 1; done
-	$(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline \
-	    --world-size 3 --like mpi --only all_to_all
+	$(SUITE) --world-size 3 --like mpi --only all_to_all
 
 # `make python` runs some of these.
 command-lines: torch-venv python-package
-	DRUMLINE_SLOW_TESTS=1 $(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS) python/tests/test_command_lines.py
+	DRUMLINE_SLOW_TESTS=1 $(PYTEST) $(PYTEST_ARGS) python/tests/test_command_lines.py
 
 # Libraries on top of torch, in a second environment that takes torch from the same place: 1.3 GB more.
 # Without some of them (Spark also wants Java) their tests are skipped, and say so.
