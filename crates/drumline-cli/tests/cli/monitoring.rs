@@ -260,7 +260,7 @@ fn the_port_is_taken_from_torchs_variable_and_one_in_use_is_refused() {
 
 #[test]
 fn a_service_manager_hears_how_the_job_is() {
-    let shared = TempDir::new().unwrap();
+    let shared = TempDir::new_in("/tmp").unwrap(); // a socket's path is at most 107 bytes long
     let path = shared.path().join("notify");
     let name = format!("drumline-test-{}", std::process::id());
     let abstract_address = SocketAddr::from_abstract_name(&name).unwrap();

@@ -546,7 +546,7 @@ fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 
 #[test]
 fn pipes_and_links_among_checkpoints_hold_up_nothing() {
-    let temporary = tempfile::tempdir().unwrap();
+    let temporary = tempfile::tempdir_in("/tmp").unwrap(); // a socket's path is at most 107 bytes long
     let at = |name: &str| temporary.path().join(name);
     let directory = CheckpointDirectory::new(temporary.path());
     make_pipe(&at(".step-00000003.left.partial"));
