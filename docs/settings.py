@@ -21,7 +21,7 @@ LAUNCHER = ROOT / "crates/drumline-cli/src/cli"
 OTHERS = {
     "DRUMLINE_SECRET_FILE": ("`secret`", "A file with the secret, mode 600. Set this or `DRUMLINE_SECRET`, not both."),
     "DRUMLINE_TRACE_BYTES_MAX": ("`trace`", "The most bytes that one rank's trace may take; 256 MiB unless set."),
-    "GLOO_SOCKET_IFNAME": ("`socket_ifname`", "Read where `DRUMLINE_SOCKET_IFNAME` is not set. Names are exact."),
+    "GLOO_SOCKET_IFNAME": ("`socket_ifname`", "Read where `DRUMLINE_SOCKET_IFNAME` is not set. Names are exact. On several hosts `drumline run` sets it for torch's gloo, unless it is set already."),
     "DRUMLINE_STORE": ("`env://`", "Where the ranks meet: `unix:@name` or `tcp://host:port`. `drumline run` sets it."),
     "DRUMLINE_LAUNCHER": ("set by the launcher", "Where `step` reaches the launcher of this host."),
     "DRUMLINE_STEPS": ("set by the launcher", "`step` tells the launcher which step a rank begins."),

@@ -99,7 +99,7 @@ LINES = {
         f"--monitor-interval 0.05 --start-method fork --event-log-handler null --logs-specs default {TWO} {{told}}"
     ),
     "input": Line("{told} do=read", stdin="typed\n", differs=(STDIN,)),
-    # ---- two hosts
+    # ---- two hosts. They are two launchers here, since only what they read is compared: test_several_hosts.py has networks.
     "static, two hosts": Line(
         f"--nnodes 2 --node-rank {{host}} --master-addr 127.0.0.1 --master-port {{port}} {TWO} {{told}}",
         SECRET, hosts=2, differs=(HOSTS_STORE,),

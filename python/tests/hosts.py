@@ -20,11 +20,12 @@ class Network:
     def __init__(self, count: int, directory: pathlib.Path, family: int = 4) -> None:
         """Hosts that all see ``directory``, with the addresses of IPv4 or of IPv6."""
         self.family, self.directory = family, directory
-        seen = [directory, ROOT, sys.prefix, sys.base_prefix]
-        self._maker = subprocess.Popen(["sh", SCRIPT, str(count), str(family), *seen],
+        seen = [str(directory), str(ROOT), sys.prefix, sys.base_prefix]
+        self._maker = subprocess.Popen(["sh", str(SCRIPT), str(count), str(family), *seen],
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._maker.stdout is not None
-        _, *self.pids = self._maker.stdout.readline().split() or [""]
+        # First that of the bridge.
+        self.pids = self._maker.stdout.readline().split()[1:]
         if len(self.pids) != count:
             self.close()
             assert "DRUMLINE_TEST_HOSTS" not in os.environ, "no hosts here: hosts.sh has said why"
@@ -37,7 +38,7 @@ class Network:
         """As it stands in URLs and options."""
         return f"{self.address(host)}:{port}" if self.family == 4 else f"[{self.address(host)}]:{port}"
 
-    def start(self, host: int, command: Sequence[str | pathlib.Path], **variables: str) -> subprocess.Popen[str]:
+    def start(self, host: int, command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
         """Starts a command on a host, in the directory that all hosts see."""
         enter = ["nsenter", "--target", self.pids[host], "--net", "--mount", "--uts", "--ipc", "--pid",
                  f"--wdns={self.directory}", "--"]

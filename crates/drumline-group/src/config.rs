@@ -88,9 +88,9 @@ pub struct Config {
     /// `GLOO_SOCKET_IFNAME`, in which names are exact.
     pub socket_ifname: Option<String>,
 
-    /// The ports to listen on for peers, for firewalls that let only some through.
-    /// `DRUMLINE_PORT_RANGE`, such as `40000-40100`; any unless set. A host needs one for each of
-    /// its ranks, times the groups over several hosts that these are in, times the interfaces.
+    /// The ports to listen on, for firewalls that let only some through. `DRUMLINE_PORT_RANGE`, such as
+    /// `40000-40100`; any unless set. A host needs one for each of its ranks, times the groups over
+    /// several hosts that these are in, times the interfaces; and two for stores of `drumline run`.
     pub port_range: Option<RangeInclusive<u16>>,
 
     /// How many TCP connections carry the data between two ranks, at most 16, the same on all ranks: block

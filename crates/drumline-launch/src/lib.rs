@@ -24,6 +24,7 @@
 //! - The environment of torchrun, and a store for programs that use torch at `MASTER_ADDR:MASTER_PORT`, on
 //!   loopback. This store has no authentication. With `--no-torch-store` there is none, and the job listens
 //!   on no TCP port.
+//! - On several hosts `GLOO_SOCKET_IFNAME`, unless it is set: the interface by which the others reach this one.
 //! - `OMP_NUM_THREADS=1` if there are several workers and the variable is not set.
 //! - `glibc.pthread.rseq=0` in `GLIBC_TUNABLES`, only with `--disable-rseq`.
 //! - `DRUMLINE_SECURITY`, only with `--security`.

@@ -94,7 +94,8 @@ impl Placed {
 }
 
 /// A program on a host of this number. Ranks of two users are as far from each other as ranks of two hosts: they
-/// share no memory, and talk over TCP. In a namespace of its own a process is another user.
+/// share no memory, and talk over TCP. In a namespace of its own a process is another user. Addresses do not matter to
+/// devices, so this takes no network.
 fn on_host(host: usize, program: &OsStr) -> Command {
     if host == 0 {
         return Command::new(program);

@@ -134,9 +134,7 @@ fn two_hosts_of_different_sizes_run_one_world() {
 /// The program of a rank that sums. Outside of a job, as a test, it does nothing.
 #[test]
 fn rank_that_sums() {
-    if env::var_os("HOSTS_TEST_SUM").is_none() {
-        return;
-    }
+    let Some(stays) = env::var_os("HOSTS_TEST_SUM") else { return };
     let config = Config::from_env().unwrap();
     let group = init_process_group("env://", &config).unwrap();
     let mut sum = [group.rank() as f32 + 1.0];
@@ -149,6 +147,9 @@ fn rank_that_sums() {
     let late = connect_members("late", store, place.rank, &ranks, door, &config).unwrap();
     late.all_reduce(&mut sum, ReduceOp::Max).unwrap();
     println!("late sum {}", sum[0]);
+    if stays == "stays" {
+        thread::sleep(HANG);
+    }
     late.destroy().unwrap();
     group.destroy().unwrap();
 }
@@ -176,7 +177,8 @@ fn ranks_of_all_hosts_sum_with_every_way_to_meet() {
             ["--master-port", "29500"],
         ])
     });
-    let hosts = [0, 1, 2].map(|host| start_sum(&numbers[host], host, "--torch-store=network"));
+    let hosts =
+        [0, 1, 2].map(|host| start_sum(&numbers[host], host, &["--torch-store", "network"]));
     end_sum(hosts);
 }
 
@@ -186,53 +188,91 @@ fn ranks_of_hosts_without_ipv4_sum() {
     sum_over(&town.at_first_host("2"), 2);
 }
 
-/// The ports of the guide, and no others: hosts drop the first packet of a connection to any other.
+/// Lets nobody connect at `eth0` to other ports than these.
+fn wall_up(town: &Town, ports: &str) -> Result<(), String> {
+    let is_first = "tcp flags & (syn|ack) == syn";
+    let rule =
+        format!("nft add rule inet wall in iifname eth0 {is_first} tcp dport != {ports} drop");
+    let chain = "nft add chain inet wall in { type filter hook input priority 0 ; }";
+    (0..2).try_for_each(|host| {
+        let lines = ["nft add table inet wall", chain, &rule];
+        lines.into_iter().try_for_each(|line| town.network.set(Some(host), line))
+    })
+}
+
+/// The ports of the guide, and no others.
 #[test]
 fn a_job_behind_a_firewall_takes_the_ports_that_the_guide_names() {
     let Some(town) = Town::of(2) else { return };
-    for host in 0..2 {
-        let is_set = ["nft add table inet wall", HOOK, RULE]
-            .iter()
-            .try_for_each(|line| town.network.set(Some(host), line));
-        if let Err(reason) = is_set {
-            return skip(&format!("no firewall here: {reason}"));
-        }
+    if let Err(reason) = wall_up(&town, "{ 29400, 40000-40005 }") {
+        return skip(&format!("no firewall here: {reason}"));
     }
     let meeting = town.at_first_host("2");
-    // Two stores of the first host, and for each rank two groups.
-    let start = |host, range: &str| {
-        let program = this_test("hosts::rank_that_sums");
-        let options: Vec<&str> = ["--nproc-per-node", "2"]
-            .into_iter()
-            .chain(program.iter().map(String::as_str))
-            .collect();
-        let launch = meeting.host(host, &options).variable("HOSTS_TEST_SUM", "1");
-        launch.variable("DRUMLINE_PORT_RANGE", range).start()
-    };
-    end_sum([0, 1].map(|host| start(host, "40000-40005")));
-    let few = [0, 1].map(|host| start(host, "40000-40000")).map(Started::end);
-    for host in few {
+    let within =
+        |launch: Launch, ports: &str| launch.variable("DRUMLINE_PORT_RANGE", ports).start();
+    // Two stores of the first host, and for each of two ranks two groups.
+    end_sum([0, 1].map(|host| within(summing(&meeting, host, &[]), "40000-40005")));
+
+    // A stream of bench between hosts, as it is without drumline.
+    let bench = ["--", env!("CARGO_BIN_EXE_drumline"), "bench", "--sizes", "8", "--rounds", "1"];
+    let hosts = [0, 1].map(|host| within(meeting.host(host, &bench), "40000-40005"));
+    for host in hosts.map(Started::end) {
+        assert_eq!(host.code, 0, "{}", host.stderr);
+    }
+
+    for host in [0, 1].map(|host| within(summing(&meeting, host, &[]), "40000-40000")) {
+        let host = host.end();
         assert_ne!(host.code, 0);
         let told = "DRUMLINE_PORT_RANGE: all ports from 40000 to 40000 of 198.18.0.";
         assert!(host.stderr.contains(told), "{}", host.stderr);
     }
 }
 
-const HOOK: &str = "nft add chain inet wall in { type filter hook input priority 0 ; }";
-const RULE: &str = "nft add rule inet wall in iifname eth0 tcp flags & (syn|ack) == syn tcp dport != { 29400, 40000-40005 } drop";
-
-fn sum_over(meeting: &Meeting<'_>, hosts: usize) {
-    end_sum(
-        (0..hosts).map(|host| start_sum(meeting, host, "--torch-store=user")).collect::<Vec<_>>(),
-    );
+#[test]
+fn hosts_of_two_networks_take_the_one_of_local_addr() {
+    let Some(town) = Town::of(2) else { return };
+    town.network.add_cables();
+    if let Err(reason) = wall_up(&town, "{ 29400 }") {
+        return skip(&format!("no firewall here: {reason}"));
+    }
+    let meeting = town.at_first_host("2");
+    let start = |host, own| start_sum(&meeting, host, &["--local-addr", own]);
+    end_sum([start(0, "198.19.0.1"), start(1, "198.19.0.2")]);
 }
 
-fn start_sum(meeting: &Meeting<'_>, host: usize, option: &str) -> Started {
+#[test]
+fn after_the_end_of_a_host_the_ranks_of_the_others_meet_anew() {
+    let Some(town) = Town::of(3) else { return };
+    let meeting = town.meeting("2:3", "file", &town.file());
+    let conf = ["--rdzv-conf", "last_call_timeout=15,join_timeout=15", "--nproc-per-node", "1"];
+    let start = |host| summing(&meeting, host, &conf).variable("HOSTS_TEST_SUM", "stays").start();
+    let mut hosts = [0, 1, 2].map(start);
+    hosts.iter_mut().for_each(|host| host.wait_for("late sum 6", 1));
+    town.network.end_host(0);
+    let [mut lost, mut others @ ..] = hosts;
+    others.iter_mut().for_each(|host| host.wait_for("late sum 3", 1));
+    others.iter().for_each(|host| host.signal(Signal::TERM));
+    // It leaves its files.
+    assert_eq!(lost.wait(), 137);
+    for host in others.map(Started::end) {
+        assert_eq!(host.code, 143, "{}", host.stderr);
+    }
+}
+
+fn sum_over(meeting: &Meeting<'_>, hosts: usize) {
+    end_sum((0..hosts).map(|host| start_sum(meeting, host, &[])).collect::<Vec<_>>());
+}
+
+fn start_sum(meeting: &Meeting<'_>, host: usize, options: &[&str]) -> Started {
+    summing(meeting, host, options).start()
+}
+
+/// Two ranks that sum.
+fn summing(meeting: &Meeting<'_>, host: usize, options: &[&str]) -> Launch {
     let program = this_test("hosts::rank_that_sums");
-    let options = ["--nproc-per-node", "2", option];
-    let options: Vec<&str> =
-        options.into_iter().chain(program.iter().map(String::as_str)).collect();
-    meeting.host(host, &options).variable("HOSTS_TEST_SUM", "1").start()
+    let program: Vec<&str> = program.iter().map(String::as_str).collect();
+    let options = [&["--nproc-per-node", "2"], options, &program].concat();
+    meeting.host(host, &options).variable("HOSTS_TEST_SUM", "leaves")
 }
 
 fn end_sum(hosts: impl IntoIterator<Item = Started>) {

@@ -19,7 +19,7 @@ rm -r "$place"
 
 # The end of `unshare` ends its child, and that of the first process of a host all others.
 makers=
-trap 'kill -KILL $makers' EXIT
+trap 'kill -KILL $makers 2>/dev/null' EXIT
 
 # Waits until the last `unshare` has made its namespaces, and says which process is the first there.
 made() {

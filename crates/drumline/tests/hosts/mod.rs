@@ -67,11 +67,6 @@ impl Network {
         }
     }
 
-    /// A process in the network of the bridge.
-    pub(crate) fn bridge(&self) -> &str {
-        &self.pids[0]
-    }
-
     /// A place on a host, as it stands in URLs and options.
     pub(crate) fn endpoint(&self, host: usize, port: u16) -> String {
         match self.family {
@@ -113,6 +108,20 @@ impl Network {
             });
             there.join().unwrap()
         })
+    }
+
+    /// Gives every host another interface, `eth1`, in a network of its own: 198.19.0.1, 198.19.0.2, ...
+    pub(crate) fn add_cables(&self) {
+        for host in 0..self.pids.len() - 1 {
+            let on_host = |line: &str| self.set(Some(host), line).unwrap();
+            on_host(&format!(
+                "ip link add eth1 type veth peer name also{host} netns {}",
+                self.pids[0]
+            ));
+            on_host("ip link set eth1 up");
+            on_host(&format!("ip addr add 198.19.0.{}/24 dev eth1", host + 1));
+            self.set(None, &format!("ip link set also{host} master bridge up")).unwrap();
+        }
     }
 
     pub(crate) fn pull_the_cable_of(&self, host: usize) {

@@ -45,17 +45,8 @@ impl Hosts {
         self.network.on(host, Path::new("/"))
     }
 
-    /// Gives every host another interface, `eth1`, in a network of its own.
     pub(super) fn add_cables(&self) {
-        for host in 0..self.count {
-            let on_host = |line: &str| self.network.set(Some(host), line).unwrap();
-            on_host(&format!("ip link add eth1 type veth peer name also{host}"));
-            on_host(&format!("ip link set also{host} netns {}", self.network.bridge()));
-            on_host("ip link set eth1 up");
-            // Of the same block for tests.
-            on_host(&format!("ip addr add 198.19.0.{}/24 dev eth1", host + 1));
-            self.network.set(None, &format!("ip link set also{host} master bridge up")).unwrap();
-        }
+        self.network.add_cables();
     }
 
     /// The bytes that a host has sent over an interface.
@@ -169,6 +160,7 @@ impl Rank {
 impl Drop for Rank {
     fn drop(&mut self) {
         self.signal(rustix::process::Signal::KILL);
+        let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
