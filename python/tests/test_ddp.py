@@ -205,7 +205,7 @@ def changed_gradients(rank, world_size, directory, kind):
 
     leave = connect(rank, world_size, directory, kind)
     wrong, kept, lengths = [], {}, {}
-    for views, to_none in itertools.product((False, True), repeat=2):
+    for views, to_none in itertools.product({kind == KINDS[-1], False}, (False, True)):
         model = DistributedDataParallel(small(), gradient_as_bucket_view=views)
         parameters = list(model.parameters())
         model(batch(rank, 0)).square().mean().backward()

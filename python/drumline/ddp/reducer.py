@@ -478,6 +478,10 @@ _NOT_STATIC = (
 )
 
 
+# Older torch tells only whether the graph of derivatives is made, which keeps the other one, too.
+_AUTOGRAD = getattr(torch._C, "_autograd", None)
+
+
 class _Forward:
     """A forward whose gradients are averaged."""
 
@@ -519,7 +523,7 @@ def _is_taken(parameter: Any) -> bool:
 
 def _keeps_graph() -> bool:
     """Whether the running backward leaves its graph to a later one."""
-    tells = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", torch.is_grad_enabled)
+    tells = getattr(_AUTOGRAD, "_get_current_graph_task_keep_graph", torch.is_grad_enabled)
     return bool(tells())
 
 
