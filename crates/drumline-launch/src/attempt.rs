@@ -127,8 +127,8 @@ impl Attempt {
             let variables = variables.chain(error_file);
             let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
             self.news.started(worker.pid());
+            self.console.attach(streams, &self.files, worker.is_at_terminal())?;
             self.workers.push(worker);
-            self.console.attach(streams, &self.files)?;
         }
         self.watch.begin(&self.workers, world.first_rank)?;
         let early = self.keeper.early_exits();
@@ -153,6 +153,11 @@ impl Attempt {
 
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
     pub(crate) fn handle(&mut self, event: Event<'_>) {
+        self.handle_signal(event, false);
+    }
+
+    /// The same. If the event is a signal that somebody has typed, the worker at the terminal has it already.
+    pub(crate) fn handle_signal(&mut self, event: Event<'_>, is_typed: bool) {
         if self.supervisor.asks_for_words(self.started.elapsed(), &event) {
             self.hear_words();
         }
@@ -174,7 +179,9 @@ impl Attempt {
         let table = Table::default();
         for order in orders {
             if let Some(worker) = self.workers.get_mut(order.worker) {
-                worker.signal(order.signal, &table);
+                if !is_typed || order.signal == Signal::KILL || !worker.is_at_terminal() {
+                    worker.signal(order.signal, &table);
+                }
                 // A stopped process handles a signal only once it continues.
                 if !is_news {
                     worker.go_on();
@@ -201,6 +208,11 @@ impl Attempt {
         };
         let words = words.of(&self.supervisor);
         self.supervisor.handle(self.started.elapsed(), Event::Said(&words));
+    }
+
+    /// The process of the keeper.
+    pub(crate) fn keeper(&self) -> Pid {
+        self.keeper.pid()
     }
 
     /// From now on the workers are killed at this time, and no longer at the one before.

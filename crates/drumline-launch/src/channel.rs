@@ -24,7 +24,7 @@ use rustix::{
 const BYTES_MAX: u32 = 64 * 1024 * 1024;
 
 /// The most descriptors in a message.
-const DESCRIPTORS_MAX: usize = 2;
+const DESCRIPTORS_MAX: usize = 3;
 
 /// One end of the channel. Both ends are processes of this program.
 #[derive(Debug)]

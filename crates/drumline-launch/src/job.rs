@@ -5,7 +5,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 use drumline::{NumaBinding, auth::Level};
 
 use crate::{
-    Hangs, Logs, Monitoring, Restarts,
+    Hangs, Logs, Monitoring, Restarts, Stdin,
     supervisor::{Policy, Signal},
 };
 
@@ -50,6 +50,8 @@ pub struct Job {
     pub restarts: Restarts,
     /// The store for programs that use torch. `None`: there is no such store.
     pub torch_store: Option<TorchStore>,
+    /// Which worker gets the stdin of the launcher: `--stdin`.
+    pub stdin: Stdin,
     /// Whether lines of stdout start with their rank. Lines of stderr always do.
     pub labels_stdout: bool,
     /// Which cores each worker may use: `--numa-binding`. `None`: all.
@@ -91,6 +93,7 @@ impl Job {
             report: None,
             restarts: Restarts::default(),
             torch_store: Some(TorchStore::User { port: 0 }),
+            stdin: Stdin::default(),
             labels_stdout: true,
             numa_binding: None,
             disables_rseq: false,

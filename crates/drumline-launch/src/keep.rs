@@ -45,7 +45,6 @@ use crate::{
     events::{Events, Source},
     job::OnSignal,
     lease::BootTime,
-    processes,
     signals::Signals,
     sweep::{self, Swept},
 };
@@ -157,7 +156,7 @@ impl Keeper {
                 let is_heard = match source {
                     Source::Worker(rank) => self.tell_exit(rank)?,
                     Source::Signals => {
-                        if self.signals.arrived().any(|signal| signal == Signal::CHILD) {
+                        if self.signals.arrived().any(|it| it.signal == Signal::CHILD) {
                             reap_at.get_or_insert_with(|| Instant::now() + REAP_EVERY);
                         }
                         true
@@ -237,13 +236,7 @@ impl Keeper {
 
     /// Collects processes that have ended after their parents.
     fn reap(&self) {
-        for process in processes::all() {
-            let is_worker = self.workers.iter().any(|(pid, _)| *pid == process.pid);
-            if process.has_ended() && process.is_child_of(getpid()) && !is_worker {
-                let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-                let _ = waitid(WaitId::Pid(process.pid), options);
-            }
-        }
+        sweep::collect_adopted(|pid| self.workers.iter().any(|(worker, _)| *worker == pid));
     }
 
     /// Ends the processes that workers have left behind, and tells the launcher which ones.
@@ -269,11 +262,12 @@ impl Keeper {
     }
 }
 
-/// Starts a worker, in a process group of its own and with an empty stdin.
+/// Starts a worker, in the process group that is told (0: its own), and with an empty stdin if none comes.
 fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
     let invalid = || io::Error::from(rustix::io::Errno::INVAL);
     let mut fields = fields.into_iter().skip(1).map(OsString::from_vec);
     let (program, name) = fields.next().zip(fields.next()).ok_or_else(invalid)?;
+    let group = fields.next().and_then(|group| group.to_str()?.parse().ok()).ok_or_else(invalid)?;
     let count = fields.next().and_then(|count| count.to_str()?.parse().ok()).ok_or_else(invalid)?;
     let arguments: Vec<OsString> = fields.by_ref().take(count).collect();
     let variable = |field: OsString| {
@@ -283,7 +277,9 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
     };
     let variables: Vec<(String, OsString)> =
         fields.map(variable).collect::<Option<_>>().ok_or_else(invalid)?;
-    let [stdout, stderr] = <[OwnedFd; 2]>::try_from(streams).map_err(|_| invalid())?;
+    let mut streams = streams.into_iter();
+    let (stdout, stderr) = streams.next().zip(streams.next()).ok_or_else(invalid)?;
+    let stdin = streams.next();
 
     let start = |command: &mut Command| -> io::Result<Pid> {
         for name in NOT_INHERITED {
@@ -292,10 +288,13 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
         let child = command
             .args(&arguments)
             .envs(variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
+            .stdin(match &stdin {
+                Some(stdin) => Stdio::from(stdin.try_clone()?),
+                None => Stdio::null(),
+            })
             .stdout(stdout.try_clone()?)
             .stderr(stderr.try_clone()?)
-            .process_group(0)
+            .process_group(group)
             .spawn()?;
         Ok(Pid::from_child(&child))
     };

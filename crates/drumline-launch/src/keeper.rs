@@ -19,7 +19,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::Pid,
+    process::{Pid, getpgrp},
 };
 
 use crate::{
@@ -29,6 +29,7 @@ use crate::{
     keep::{EXITED, FINISH, KEEP_SUBCOMMAND, LEASE, LEFT, REFUSED, REMOVE, START, STARTED},
     lease::BootTime,
     program::arguments_of,
+    stdin::Input,
     worker::{Streams, Worker},
 };
 
@@ -78,6 +79,11 @@ impl Keeper {
         told.map_err(Error::system("hear the keeper of the ranks"))
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// Starts the worker with this local rank: the program of `job`, found at `program`.
     pub(crate) fn spawn(
         &mut self,
@@ -88,7 +94,15 @@ impl Keeper {
     ) -> Result<(Worker, Streams)> {
         let pipe = || io::pipe().map_err(Error::system("make a pipe for a worker's output"));
         let ((stdout, worker_stdout), (stderr, worker_stderr)) = (pipe()?, pipe()?);
+        let is_alone = job.nproc_per_node.get() == 1 && job.hosts.max.get() == 1;
+        let input = job.stdin.for_worker(local_rank, is_alone);
+        // 0 is a group of its own.
+        let group = match input {
+            Input::Terminal => getpgrp().to_string(),
+            Input::Empty | Input::Launchers => "0".to_owned(),
+        };
         let mut fields = vec![START.into(), program.as_os_str().to_owned(), job.program.clone()];
+        fields.push(group.into());
         fields.push(job.arguments.len().to_string().into());
         fields.extend(arguments_of(job, local_rank));
         fields.extend(variables.into_iter().map(|(name, value)| {
@@ -96,7 +110,9 @@ impl Keeper {
             variable.into_iter().collect::<OsString>()
         }));
         let fields: Vec<Vec<u8>> = fields.into_iter().map(OsString::into_vec).collect();
-        let sent = self.channel.send(&fields, &[worker_stdout.as_fd(), worker_stderr.as_fd()]);
+        let mut streams = vec![worker_stdout.as_fd(), worker_stderr.as_fd()];
+        streams.extend((input != Input::Empty).then_some(rustix::stdio::stdin()));
+        let sent = self.channel.send(&fields, &streams);
         if let Err(error) = sent {
             return Err(match error.kind() {
                 io::ErrorKind::BrokenPipe => self.gone(),
@@ -116,7 +132,7 @@ impl Keeper {
                 let pid = number.and_then(Pid::from_raw);
                 let pid = pid.ok_or_else(|| Error::system("start a worker")(not_understood()))?;
                 let streams = Streams { stdout: stdout.into(), stderr: stderr.into() };
-                Ok((Worker::of(pid)?, streams))
+                Ok((Worker::of(pid, input == Input::Terminal)?, streams))
             }
             Some(REFUSED) => {
                 let error = number.map_or_else(not_understood, io::Error::from_raw_os_error);

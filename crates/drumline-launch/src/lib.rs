@@ -34,9 +34,9 @@
 //!   a hard limit of 1,024 (`ulimit -Hn 1024`).
 //! - A file in which it may say why it fails (`TORCHELASTIC_ERROR_FILE`). The report quotes that of the first rank to
 //!   fail. Without `--log-dir` the file is in a private directory that is removed at the end.
-//! - An empty stdin. Its stdout and stderr are pipes. The launcher prints whole lines of them to its
+//! - An empty stdin; [one worker](Stdin) gets that of the launcher. Its stdout and stderr are pipes. The launcher prints whole lines of them to its
 //!   own stdout and stderr, each with the rank in front.
-//! - A process group of its own.
+//! - A process group of its own; a worker that gets the terminal is in the group of the launcher.
 //!
 //! # How a job ends
 //!
@@ -126,6 +126,7 @@ mod run;
 mod secret;
 mod signals;
 mod sink;
+mod stdin;
 mod stores;
 pub mod supervisor;
 mod sweep;
@@ -144,4 +145,5 @@ pub use logs::{Logs, StreamMap, Streams};
 pub use monitor::settings::{EventLog, Monitoring, ServiceManager};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};
 pub use run::run;
+pub use stdin::Stdin;
 pub use watch::hangs::Hangs;

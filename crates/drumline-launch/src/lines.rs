@@ -55,6 +55,11 @@ impl Lines {
         }
     }
 
+    /// The beginning of a line that has no end yet.
+    pub(crate) fn unfinished(&self) -> Option<&[u8]> {
+        (!self.line.is_empty() && !self.after_return).then_some(&self.line[..])
+    }
+
     /// Passes a last line without `\n` to `emit`.
     pub(crate) fn finish(self, emit: impl FnOnce(Piece<'_>)) {
         if !self.line.is_empty() && !self.after_return {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Signal, child_subreaper, getpid};
 
 use crate::{
     Result,
@@ -10,8 +10,9 @@ use crate::{
     ending::signal_name,
     events::{Events, Source},
     job::{Job, OnSignal},
-    signals::Signals,
+    signals::{Arrived, Signals},
     supervisor::Event,
+    sweep,
 };
 
 /// The events and signals of this process.
@@ -24,7 +25,10 @@ pub(crate) struct Listener<'a> {
 
 impl Listener<'_> {
     pub(crate) fn new(job: &Job) -> Result<Listener<'_>> {
-        let signals = Signals::listen_to(job.signals.iter().map(|(signal, _)| *signal))?;
+        let meant = job.signals.iter().map(|(signal, _)| *signal);
+        // Processes that have lost their parents become children of the first process of a container.
+        let adopts = getpid().is_init() || has_become_subreaper();
+        let signals = Signals::listen_to(meant.chain(adopts.then_some(Signal::CHILD)))?;
         let events = Events::new()?;
         events.add(signals.ready(), Source::Signals)?;
         Ok(Listener { job, events, signals })
@@ -52,16 +56,19 @@ impl Listener<'_> {
     /// Passes the signals that have arrived on to the workers. Returns the first one that ends the job.
     pub(crate) fn pass_on(&mut self, attempt: &mut Attempt) -> Option<Signal> {
         let mut ending = None;
-        for signal in self.signals.arrived() {
-            if signal == Signal::TSTP {
+        for Arrived { signal, is_typed } in self.signals.arrived() {
+            if signal == Signal::CHILD {
+                let keeper = attempt.keeper();
+                sweep::collect_adopted(|pid| pid == keeper);
+            } else if signal == Signal::TSTP {
                 // The ranks stop, too, because a stopped launcher does not read their pipes.
                 attempt.handle(Event::PassOn(Signal::STOP));
                 stop_myself();
             } else if !ends_job(self.job, signal) {
-                attempt.handle(Event::PassOn(signal));
+                attempt.handle_signal(Event::PassOn(signal), is_typed);
             } else {
                 let is_news = !attempt.is_ending();
-                attempt.handle(Event::End(signal));
+                attempt.handle_signal(Event::End(signal), is_typed);
                 ending.get_or_insert(signal);
                 if is_news {
                     attempt.note(&format!(
@@ -112,8 +119,11 @@ impl Listener<'_> {
     /// The first signal that ends a job, of those that have arrived.
     pub(crate) fn ending_signal(&mut self) -> Option<Signal> {
         let mut ending = None;
-        for signal in self.signals.arrived() {
-            if ends_job(self.job, signal) {
+        for Arrived { signal, .. } in self.signals.arrived() {
+            if signal == Signal::CHILD {
+                // No keeper runs.
+                sweep::collect_adopted(|_| false);
+            } else if ends_job(self.job, signal) {
                 ending.get_or_insert(signal);
             } else if signal == Signal::TSTP {
                 stop_myself();
@@ -121,6 +131,11 @@ impl Listener<'_> {
         }
         ending
     }
+}
+
+/// Whether somebody has asked that orphans below this process become its children.
+fn has_become_subreaper() -> bool {
+    child_subreaper().is_ok_and(|it| it.is_some())
 }
 
 /// Whether this signal to the launcher ends the job.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
 
@@ -122,8 +122,14 @@ impl Console {
             .filter(|&columns| columns > 0)
     }
 
-    /// Passes on the output of the worker with the next local rank.
-    pub(crate) fn attach(&mut self, streams: Streams, files: &WorldFiles) -> Result<()> {
+    /// Passes on the output of the worker with the next local rank. If it `asks`, questions are shown that end without a
+    /// line break.
+    pub(crate) fn attach(
+        &mut self,
+        streams: Streams,
+        files: &WorldFiles,
+        asks: bool,
+    ) -> Result<()> {
         let local_rank = self.tails.len();
         let tail = Arc::new(Mutex::new(Tail::new()));
         self.tails.push(Arc::clone(&tail));
@@ -142,6 +148,7 @@ impl Console {
             sink: is_shown.stdout.then(|| Arc::clone(&self.stdout)),
             file: stdout_file,
             filtered: self.filtered[0].clone().map(|filtered| (filtered, plain.clone())),
+            asks,
             ..Reader::of(streams.stdout, on_stdout)
         };
         let stderr = Reader {
@@ -149,6 +156,7 @@ impl Console {
             file: stderr_file,
             filtered: self.filtered[1].clone().map(|filtered| (filtered, plain)),
             tail: Some(tail),
+            asks,
             ..Reader::of(streams.stderr, on_stderr)
         };
         self.read(stdout)?;
@@ -219,6 +227,9 @@ impl Console {
     }
 }
 
+/// After so long a line that has no end yet is a question.
+const ASKS_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
 /// Reads one stream until its end.
 struct Reader {
     stream: OwnedFd,
@@ -232,6 +243,8 @@ struct Reader {
     tail: Option<Arc<Mutex<Tail>>>,
     /// Whether the next piece continues a line.
     is_continued: bool,
+    /// Whether a line is shown before its end if nothing follows for a while: a question to the user.
+    asks: bool,
 }
 
 impl Reader {
@@ -245,6 +258,7 @@ impl Reader {
             filtered: None,
             tail: None,
             is_continued: false,
+            asks: false,
         }
     }
 
@@ -252,11 +266,19 @@ impl Reader {
         let mut lines = Lines::default();
         let mut buffer = vec![0; 64 * 1024];
         let mut leftover = LEFTOVER_MAX;
+        let mut has_asked = false;
         while leftover > 0 {
             let mut ready =
                 [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-            match poll(&mut ready, None) {
+            let question = lines.unfinished().filter(|_| self.asks && !has_asked);
+            match poll(&mut ready, question.and(Some(&ASKS_AFTER))) {
                 Err(Errno::INTR) => continue,
+                Ok(0) => {
+                    has_asked = true;
+                    let question = question.map(<[u8]>::to_vec).unwrap_or_default();
+                    self.pass_on(|emit| emit(Piece::Progress(&question)));
+                    continue;
+                }
                 Err(_) => break,
                 Ok(_) if ready[0].revents().is_empty() => break,
                 Ok(_) => {}
@@ -273,6 +295,7 @@ impl Reader {
                         file.flush();
                     }
                     self.pass_on(|emit| lines.push(bytes, emit));
+                    has_asked = false;
                     leftover -= if is_last_call { count.min(leftover) } else { 0 };
                 }
             }

@@ -9,7 +9,10 @@ use std::{
 };
 
 use rustix::process::Signal;
-use signal_hook::iterator::{backend::SignalDelivery, exfiltrator::SignalOnly};
+use signal_hook::{
+    iterator::{backend::SignalDelivery, exfiltrator::WithOrigin},
+    low_level::siginfo::{Cause, Origin},
+};
 
 use crate::{Error, Result};
 
@@ -18,7 +21,15 @@ const JOB_CONTROL: [Signal; 2] = [Signal::TSTP, Signal::CONT];
 
 /// Collects signals that would otherwise kill this process.
 #[derive(Debug)]
-pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
+pub(crate) struct Signals(SignalDelivery<UnixStream, WithOrigin>);
+
+/// A signal that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    pub(crate) signal: Signal,
+    /// Whether no process has sent it: somebody has typed Ctrl-C, for example. Then all processes of the group have it.
+    pub(crate) is_typed: bool,
+}
 
 impl Signals {
     /// Handles these signals from now on, and those of job control, except ignored ones: `nohup`, and a shell that
@@ -29,7 +40,9 @@ impl Signals {
         let heard = signals.into_iter().chain(JOB_CONTROL).map(Signal::as_raw);
         let heard = heard.filter(|number| ignored >> (number - 1) & 1 == 0);
         UnixStream::pair()
-            .and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, heard))
+            .and_then(|(read, write)| {
+                SignalDelivery::with_pipe(read, write, WithOrigin::default(), heard)
+            })
             .map(Signals)
             .map_err(Error::system("listen to signals"))
     }
@@ -40,8 +53,11 @@ impl Signals {
     }
 
     /// The signals that have arrived since the last call.
-    pub(crate) fn arrived(&mut self) -> impl Iterator<Item = Signal> {
-        self.0.pending().filter_map(Signal::from_named_raw)
+    pub(crate) fn arrived(&mut self) -> impl Iterator<Item = Arrived> {
+        self.0.pending().filter_map(|Origin { signal, cause, .. }| {
+            let signal = Signal::from_named_raw(signal)?;
+            Some(Arrived { signal, is_typed: matches!(cause, Cause::Kernel) })
+        })
     }
 }
 

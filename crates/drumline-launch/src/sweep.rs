@@ -9,7 +9,8 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     process::{
-        PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal, waitid,
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal,
+        waitid,
     },
 };
 
@@ -114,6 +115,17 @@ fn is_childless() -> bool {
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
             Ok(Some(_)) | Err(Errno::INTR) => {}
             other => return other.is_err_and(|error| error == Errno::CHILD),
+        }
+    }
+}
+
+/// Collects the children of this process that have ended, except for `own` ones, which somebody waits for: those whose
+/// parents have ended before them.
+pub(crate) fn collect_adopted(own: impl Fn(Pid) -> bool) {
+    for process in processes::all() {
+        if process.has_ended() && process.is_child_of(getpid()) && !own(process.pid) {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let _ = waitid(WaitId::Pid(process.pid), options);
         }
     }
 }

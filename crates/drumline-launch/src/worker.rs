@@ -9,10 +9,10 @@ use rustix::{
     },
 };
 
-use crate::{Error, Result, recipients::Table};
+use crate::{Error, Result, processes, recipients::Table};
 
-/// A worker in a process group of its own. A Ctrl-C at the terminal therefore reaches only the
-/// launcher, which passes it on.
+/// A worker in a process group of its own, unless it reads from the terminal. A Ctrl-C at the terminal therefore reaches
+/// only the launcher, which passes it on.
 ///
 /// The kernel keeps the exit status of the process until the keeper ends. Until then it gives
 /// the process number to no other process, so a signal to the group never hits a stranger.
@@ -22,6 +22,8 @@ pub(crate) struct Worker {
     pidfd: OwnedFd,
     /// The last signal, if only some of its processes have got it.
     rest: Option<Signal>,
+    /// Whether it is in the group of this process.
+    is_at_terminal: bool,
 }
 
 /// The ends of the pipes that a worker writes to.
@@ -32,11 +34,16 @@ pub(crate) struct Streams {
 }
 
 impl Worker {
-    /// A worker that the keeper has just started.
-    pub(crate) fn of(pid: Pid) -> Result<Worker> {
+    /// A worker that the keeper has just started. One that reads from the terminal is in the group of this process.
+    pub(crate) fn of(pid: Pid, is_at_terminal: bool) -> Result<Worker> {
         let pidfd = pidfd_open(pid, PidfdFlags::empty());
         let pidfd = pidfd.map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
-        Ok(Worker { pid, pidfd, rest: None })
+        Ok(Worker { pid, pidfd, rest: None, is_at_terminal })
+    }
+
+    /// Whether it reads from the terminal.
+    pub(crate) fn is_at_terminal(&self) -> bool {
+        self.is_at_terminal
     }
 
     /// The process.
@@ -75,7 +82,9 @@ impl Worker {
 
     /// Once the process has exited, the processes that it has left get the signal that it alone has got.
     pub(crate) fn signal_rest(&mut self) {
-        if let Some(signal) = self.rest.take() {
+        if let Some(signal) = self.rest.take()
+            && !self.is_at_terminal
+        {
             let _ = kill_process_group(self.pid, signal);
         }
     }
@@ -100,6 +109,12 @@ impl Worker {
 
     fn send(&self, signal: Signal) {
         let to_group = !matches!(signal, Signal::USR1 | Signal::USR2);
+        if self.is_at_terminal {
+            let table = processes::all();
+            let below = processes::below(self.pid, &table).into_iter().filter(|_| to_group);
+            let pids = below.map(|it| it.pid).chain([self.pid]);
+            return pids.for_each(|pid| self.send_to(pid, signal));
+        }
         // These fail only if no process is left.
         if to_group {
             let _ = kill_process_group(self.pid, signal);

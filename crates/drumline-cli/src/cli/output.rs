@@ -3,7 +3,7 @@
 use std::{ops::RangeInclusive, path::PathBuf};
 
 use clap::Args;
-use drumline_launch::{Logs, StreamMap, Streams};
+use drumline_launch::{Logs, Stdin, StreamMap, Streams};
 
 use super::{host::Host, names::Names, nearest::nearest, ranks::RANKS_MAX};
 
@@ -40,12 +40,25 @@ pub(super) struct OutputArgs {
     #[arg(long, value_name = "TEXT", value_parser = prefix)]
     log_line_prefix_template: Option<String>,
 
+    /// The local rank that gets the stdin of the launcher, or `none` [default: 0 on a terminal, and one rank alone]
+    #[arg(long, value_name = "RANK", value_parser = stdin)]
+    stdin: Option<Stdin>,
+
     /// Write how the job ended on this host to FILE, as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) report: Option<PathBuf>,
 }
 
 impl OutputArgs {
+    /// Who gets the stdin of the launcher, of so many ranks on this host.
+    pub(super) fn stdin(&self, ranks: usize, names: &Names) -> Result<Stdin, String> {
+        let given = self.stdin.unwrap_or_default();
+        match given {
+            Stdin::Worker(rank) if rank >= ranks => Err(no_local_rank("stdin", rank, ranks, names)),
+            _ => Ok(given),
+        }
+    }
+
     /// The same for a job with so many ranks on this host.
     pub(super) fn logs(self, ranks: usize, names: &Names, host: &Host<'_>) -> Result<Logs, String> {
         let mapped = |map: &StreamMap| map.ranks.iter().map(|(rank, _)| *rank).max();
@@ -56,11 +69,7 @@ impl OutputArgs {
             ("local-ranks-filter", shown.iter().copied().max()),
         ] {
             if let Some(rank) = highest.filter(|&rank| rank >= ranks) {
-                return Err(format!(
-                    "{}: there is no local rank {rank}, only 0 to {}; --nproc-per-node says how many there are",
-                    names.of(option),
-                    ranks - 1
-                ));
+                return Err(no_local_rank(option, rank, ranks, names));
             }
         }
         let prefix = match self.log_line_prefix_template {
@@ -77,6 +86,23 @@ impl OutputArgs {
             stderr_filters: texts(self.duplicate_stderr_filters),
             prefix,
         })
+    }
+}
+
+fn no_local_rank(option: &str, rank: usize, ranks: usize, names: &Names) -> String {
+    format!(
+        "{}: there is no local rank {rank}, only 0 to {}; --nproc-per-node says how many there are",
+        names.of(option),
+        ranks - 1
+    )
+}
+
+/// `2`, or `none`.
+fn stdin(text: &str) -> Result<Stdin, String> {
+    match (text, text.parse()) {
+        ("none", _) => Ok(Stdin::Nobody),
+        (_, Ok(rank)) => Ok(Stdin::Worker(rank)),
+        (_, Err(_)) => Err("give a local rank, or none".to_owned()),
     }
 }
 

@@ -123,6 +123,7 @@ impl RunArgs {
             numa_binding,
             disables_rseq: self.ranks.rseq.disable_rseq,
             report: self.output.report.clone(),
+            stdin: self.output.stdin(ranks.get(), names)?,
             logs: self.output.logs(ranks.get(), names, host)?,
             restarts: self.restarts.restarts(),
             policy: self.ending.policy(host)?,

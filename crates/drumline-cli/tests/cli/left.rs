@@ -4,7 +4,39 @@ use std::{fs, process::Command};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::launch::Launch;
+use crate::launch::{Launch, eventually};
+
+/// Processes that have lost their parents become children of the first process of a container.
+#[test]
+fn as_the_first_process_the_launcher_collects_what_it_adopts() {
+    let inside = || {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "--kill-child", "--"]);
+        command
+    };
+    if !inside().arg("true").output().is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: this takes root and unshare");
+    }
+    let mut command = inside();
+    command.args([env!("CARGO_BIN_EXE_drumline"), "run"]);
+    let mut launch = Launch::new(["sh", "-c", "echo ready; exec sleep 1000"]).start_as(command);
+    launch.wait_for("ready", 1);
+    let children = |pid: &str| -> Vec<String> {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        fs::read_to_string(path).unwrap().split_whitespace().map(str::to_owned).collect()
+    };
+    let first = children(&launch.child.id().to_string())[0].clone();
+    let orphans = "for i in 1 2 3 4 5; do (sleep 0.1 &); done; (exec sleep 0)";
+    for _ in 0..2 {
+        let probe =
+            Command::new("nsenter").args(["-t", &first, "-p", "-m", "sh", "-c", orphans]).status();
+        assert!(probe.unwrap().success());
+    }
+    // The keeper is left.
+    eventually("they are collected", || children(&first).len() == 1);
+    kill_process(Pid::from_raw(first.parse().unwrap()).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(launch.end().code, 143);
+}
 
 #[test]
 fn what_workers_leave_behind_is_killed() {

@@ -129,6 +129,72 @@ fn stdin_is_empty() {
 }
 
 #[test]
+fn one_rank_may_have_the_stdin_of_the_launcher() {
+    for (options, wanted) in [
+        (&["--nproc-per-node", "1"][..], &["[0] hello"][..]),
+        (&["--nproc-per-node", "2"], &[]),
+        (&["--nproc-per-node", "2", "--stdin", "1"], &["[1] hello"]),
+        (&["--nproc-per-node", "1", "--stdin", "none"], &[]),
+    ] {
+        let mut command = Command::new("sh");
+        let pipe = "echo hello | { \"$@\"; }";
+        command.args(["-c", pipe, "sh", env!("CARGO_BIN_EXE_drumline"), "run"]);
+        let ended = Launch::new(options.iter().chain(&["cat"])).start_as(command).end();
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        assert_eq!(ended.sorted_stdout(), wanted, "{options:?}");
+    }
+}
+
+/// Runs a command on a terminal, and types an answer to every question.
+const TERMINAL: &str = "
+import os, pty, sys
+questions = [(b'name? ', b'bob\\n'), (b'ready', b'\\x03')]
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+seen = b''
+while True:
+    try:
+        seen += os.read(terminal, 4096)
+    except OSError:
+        break
+    for question in [it for it in questions if it[0] in seen]:
+        os.write(terminal, question[1])
+        questions.remove(question)
+sys.stdout.buffer.write(seen)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+";
+
+/// The rank asks without a line break, reads what is typed, and hears Ctrl-C once. The other one hears it from the launcher.
+#[test]
+fn the_first_rank_gets_the_terminal() {
+    let rank = "
+import os, signal, sys, time
+heard = []
+signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+rank = os.environ['RANK']
+name = input('name? ') if rank == '0' else sys.stdin.read()
+print('hello', name, flush=True)
+print('ready' if rank == '0' else 'waits', flush=True)
+while not heard:
+    time.sleep(0.01)
+time.sleep(0.3)
+print('heard', len(heard), flush=True)
+";
+    for ranks in ["1", "2"] {
+        let mut command = Command::new("python3");
+        command.args(["-c", TERMINAL, env!("CARGO_BIN_EXE_drumline"), "run"]).env("TERM", "xterm");
+        let args = ["--nproc-per-node", ranks, "--", "python3", "-c", rank];
+        let ended = Launch::new(args).start_as(command).end();
+        let seen = String::from_utf8_lossy(&ended.stdout).into_owned();
+        assert_eq!(ended.code, 130, "{seen}{}", ended.stderr);
+        assert!(seen.contains("name? hello bob"), "{seen}");
+        let heard = seen.matches("heard 1").count();
+        assert_eq!(heard.to_string(), ranks, "{seen}");
+    }
+}
+
+#[test]
 fn large_and_binary_output_arrives_whole() {
     let data = TempDir::new().unwrap();
     let file = data.path().join("data");

@@ -51,6 +51,8 @@ fn contradictions_and_errors_say_what_to_write() {
         ("run -m --run-path x", "--module and --run-path contradict each other"),
         ("run --run-path --no-python x", "--run-path and --no-python contradict each other"),
         ("run --tee 0:3,2:1 --nproc-per-node 2 x", "--tee: there is no local rank 2, only 0 to 1"),
+        ("run --stdin 1 x", "--stdin: there is no local rank 1, only 0 to 0"),
+        ("run --stdin all x", "give a local rank, or none"),
         ("run -r 1:1 x", "--redirects: there is no local rank 1"),
         ("run --local-ranks-filter 0,5 x", "--local-ranks-filter: there is no local rank 5"),
         ("run --tee 5 x", "0:3,4-7:1"),

@@ -46,6 +46,7 @@ const OF_TORCHRUN: [(&str, Option<&str>); 38] = [
     ("step-timeout", Some("5m")),
     ("health-port", Some("8080")),
     ("report", Some("outcome.json")),
+    ("stdin", Some("0")),
     ("torch-store", Some("anyone")),
     ("security", Some("tls")),
 ];
