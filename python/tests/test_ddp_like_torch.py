@@ -7,33 +7,24 @@ import copy
 import inspect
 import pickle
 import types
+from pathlib import Path
 
 import pytest
 from ranks import run
 from test_ddp import Checkpointed, Odd, bits, connect, gradients, network
-from torch_versions import needs_backends
+from torch_versions import needs_backends, needs_torchrun
 
 torch = pytest.importorskip("torch")
+import ddp_cases  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.algorithms.join import Join  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from drumline import DistributedDataParallel, convert_sync_batchnorm  # noqa: E402
 
 TorchDDP = torch.nn.parallel.DistributedDataParallel
 
-# The reasons are in docs/python.md.
-ABSENT = {
-    # Several devices per process, which torch has no more.
-    "gather", "scatter", "to_kwargs", "use_side_stream_for_tensor_copies",
-    # Buckets and copies of torch's reducer.
-    "broadcast_bucket_size", "bucket_bytes_cap", "bucket_bytes_cap_default", "bucket_bytes_cap_list",
-    "batched_grad_copy", "lazy_bucket_allocation", "skip_all_reduce_unused_params",
-    "modules_buffers", "named_module_buffers",
-    # Says what the forward before has done. Here a forward looks at what is now.
-    "require_forward_param_sync",
-    # C++'s, for `_get_ddp_logging_data`.
-    "logger",
-}  # fmt: skip
+PAGE = Path(__file__).parents[2] / "docs/reference/python-ddp.md"
 
 
 def names(rank, world_size, directory):
@@ -51,7 +42,44 @@ def test_arguments_and_names_are_torchs():
     # Older ones lack some.
     assert [name for name in taken if name in theirs] == theirs
     [missing] = run(1, names)
-    assert missing <= ABSENT
+    page = PAGE.read_text()
+    assert [name for name in missing if f"`{name}`" not in page] == []
+
+
+def all_cases(rank, world_size, directory):
+    out = []
+    for kind in ("gloo", "drumline"):
+        leave = connect(rank, world_size, directory, kind)
+        mesh, grid = init_device_mesh("cpu", (world_size,)), init_device_mesh("cpu", (1, world_size))
+        at = ddp_cases.At(rank, world_size, dist.new_group([0, 1]), mesh, grid)
+        out += [ddp_cases.outcomes(wrap, at) for wrap in (TorchDDP, DistributedDataParallel)]
+        dist.barrier()
+        leave()
+    return out
+
+
+@needs_torchrun
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the cases are for a machine without GPUs")
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_it_differs_from_torchs_class_in_the_cases_of_the_page_and_in_no_other(world_size):
+    section = PAGE.read_text().split("## Case by case")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert dict(rows) == ddp_cases.WANTED
+    ranks = run(world_size, all_cases)
+    gloo, ours, on_drumline, ours_there = ([rank[way] for rank in ranks] for way in range(4))
+    told = []
+    for name in ddp_cases.CASES:
+        torchs, drumlines = [it[name] for it in gloo], [it[name] for it in ours]
+        if ddp_cases.near(torchs, drumlines) != (name not in ddp_cases.WANTED):
+            told.append(f"{name}: torch's {torchs}, drumline's {drumlines}")
+        for way, others, is_same in (
+            ("torch's", [it[name] for it in on_drumline], name not in ddp_cases.ON_GLOO_ALONE),
+            ("drumline's", [it[name] for it in ours_there], True),
+        ):
+            on_gloo = torchs if way == "torch's" else drumlines
+            if ddp_cases.near(on_gloo, others) != is_same:
+                told.append(f"{name}: {way}, on gloo {on_gloo}, on drumline {others}")
+    assert not told, "\n".join(told)
 
 
 def train_unevenly(model, optimizer, rank, context):
@@ -323,37 +351,6 @@ def test_mixed_precision_runs_on_casts_and_reduces_in_its_type():
     assert [seen for seen, _ in first] == [(short,) * 4] + [(short, short, short, whole)] * 2
 
 
-def delayed(rank, world_size, directory):
-    leave = connect(rank, world_size, directory, "gloo")
-    out = []
-    for is_delayed in (False, True):
-        module = network()
-        options = {}
-        if is_delayed:
-            options = {
-                "delay_all_reduce_named_params": [("0.weight", module[0].weight)],
-                "param_to_hook_all_reduce": module[3].weight,
-            }
-        model = DistributedDataParallel(module, **options)
-        model(torch.full((4, 12), rank + 1.0)).square().sum().backward()
-        out.append(gradients(model))
-    with pytest.raises(ValueError, match="same time"):
-        DistributedDataParallel(network(), param_to_hook_all_reduce=module[0].weight)
-    with pytest.raises(ValueError, match="no .*7.weight"):
-        DistributedDataParallel(
-            module,
-            delay_all_reduce_named_params=[("7.weight", module[0].weight)],
-            param_to_hook_all_reduce=module[0].weight,
-        )
-    leave()
-    return out
-
-
-def test_delayed_parameters_are_averaged_like_others():
-    first, second = run(2, delayed)
-    assert first == second and first[0] == first[1]
-
-
 def logged(rank, world_size, directory):
     leave = connect(rank, world_size, directory, "gloo")
     tables = []
@@ -408,51 +405,6 @@ def set_later(rank, world_size, directory):
 def test_a_graph_may_be_said_to_be_static_later():
     first, second = run(2, set_later)
     assert first == second and first[:2] == first[2:] and first[0][0] is not None
-
-
-class Counting(torch.nn.Module):
-    def __init__(self, rank):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
-        self.register_buffer("count", torch.full((1,), float(rank)))
-
-    def forward(self, x):
-        self.count += 1
-        return self.layer(x)
-
-
-def buffers(rank, world_size, directory):
-    leave = connect(rank, world_size, directory, "gloo")
-    x = torch.ones(1, 2)
-
-    def summed(state, named):
-        state.append(list(named))
-        return [dist.all_reduce(it, async_op=True).get_future() for it in named.values()]
-
-    where = torch.nn.parallel.distributed._BufferCommHookLocation
-    out = []
-    for location in (where.PRE_FORWARD, where.POST_FORWARD):
-        model, state = DistributedDataParallel(Counting(rank), broadcast_buffers=True), []
-        model._register_buffer_comm_hook(state, summed, location)
-        model(x).sum().backward()
-        out.append((model.module.count.item(), state))
-    # Whose buffers there are at the beginning, and at the first forward.
-    for options in ({}, {"broadcast_buffers": False}, {"forward_sync_buffers": False}):
-        model = DistributedDataParallel(Counting(10.0 + rank), **options)
-        begin = model.module.count.item()
-        model.module.count.fill_(20.0 + rank)
-        assert model.will_sync_module_buffers() == (not options) == model.broadcast_buffers
-        model(x).sum().backward()
-        out.append((begin, model.module.count.item()))
-    leave()
-    return out
-
-
-def test_buffers_travel_by_a_hook_or_not_at_all():
-    first, second = run(2, buffers)
-    assert first[:2] == second[:2] == [(1.0, [["count"]]), (2.0, [["count"]])]
-    assert first[2:] == [(10.0, 21.0)] * 3
-    assert second[2:] == [(10.0, 21.0), (11.0, 22.0), (10.0, 22.0)]
 
 
 def evaluated(model, context=torch.no_grad):
@@ -577,42 +529,7 @@ def test_a_backward_may_be_finalized_by_hand():
     assert run(2, by_hand) == [[1.5]] * 2
 
 
-def other_groups(rank, world_size, directory):
-    from torch.distributed.device_mesh import init_device_mesh
-
-    leave = connect(rank, world_size, directory, "gloo")
-    model = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))
-    x = torch.full((1, 2), rank + 1.0)
-    model(x).sum().backward()
-    out = [model.module.weight.grad.unique().tolist()]
-    pair = dist.new_group([0, 1])
-    model._update_process_group(pair)
-    model.zero_grad()
-    if rank < 2:
-        model(x).sum().backward()
-        out.append(model.module.weight.grad.unique().tolist())
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("data",))
-    meshed = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False), device_mesh=mesh)
-    meshed(x).sum().backward()
-    out.append(meshed.module.weight.grad.unique().tolist())
-    with pytest.raises(RuntimeError, match="both process_group and device_mesh"):
-        DistributedDataParallel(network(), process_group=dist.group.WORLD, device_mesh=mesh)
-    grid = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("one", "data"))
-    with pytest.raises(RuntimeError, match=r"device_mesh\['one'\]"):
-        DistributedDataParallel(network(), device_mesh=grid)
-    leave()
-    return out
-
-
-def test_the_group_may_change_or_be_a_mesh():
-    first, second, third = run(3, other_groups)
-    assert first == second == [[2.0], [1.5], [2.0]]
-    assert third == [[2.0], [2.0]]
-
-
 def spread(rank, world_size, directory):
-    from torch.distributed.device_mesh import init_device_mesh
-
     try:
         from torch.distributed.tensor import distribute_tensor
     except ImportError:  # torch 2.4

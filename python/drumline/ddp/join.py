@@ -56,6 +56,7 @@ class Joined(JoinHook):
         self._sync_buffers, self._end = sync_buffers, end
         self._divide_by_initial, self._throw = divide_by_initial, throw
         self._number = _joined[group] = _joined.get(group, 0) + 1
+        self._gradients: list[Any] | None = None
         self.last_active = 0
         """The rank whose buffers all ranks take: the last one that has data."""
 
@@ -71,6 +72,9 @@ class Joined(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """All have ended."""
         self._reducer.scale = None
+        if self._gradients is not None:
+            for parameter, gradient in zip(self._reducer.parameters, self._gradients, strict=True):
+                parameter.grad = gradient
         ranks = self._gather(self._group.rank + 1 if is_last_joiner else 0, is_end=True)
         self._end(max(ranks) - 1)
 
@@ -86,6 +90,9 @@ class Joined(JoinHook):
         if said & Has.BUFFERS:
             self._sync_buffers()
         if said & Has.GRADIENTS:
+            if self._gradients is None:
+                # Averages are for optimizers of this join, and not to be added to when the rank has data again.
+                self._gradients = self._reducer.averaged()
             self._reducer.shadow()
 
     def _ask_ended(self) -> Has:

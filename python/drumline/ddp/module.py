@@ -113,6 +113,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         check_parameters(module)
         delayed = delayed_names(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         group = group_of(process_group, device_mesh)
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
         device = place(module, device_ids)
         self.module = module
         self.device_ids = None if device is None else [device]

@@ -219,6 +219,14 @@ class Reducer:
     def _is_rest(self, index: int) -> bool:
         return self._used[index] and self.parameters[index].grad is not None
 
+    def averaged(self) -> list[Any]:
+        """Copies of the gradients to which nothing was added since the last averages; None for others."""
+        gradients = [it.grad for it in self.parameters]
+        return [
+            None if it is None or self._used[index] else it.detach().clone()
+            for index, it in enumerate(gradients)
+        ]
+
     def shadow(self) -> None:
         """Takes part in a backward of the other ranks, with gradients that were added up before or else with zeros, and
         gets the averages."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Joinable
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from drumline.ddp import hooks
 from drumline.ddp.debug import Debug
+from drumline.ddp.graph import moved
 from drumline.ddp.groups import core_group
 from drumline.ddp.logging_data import logging_data
 from drumline.ddp.reducer import Reducer
@@ -27,6 +30,8 @@ class TorchMethods(Joinable):
 
     module: Any
     device: Any
+    device_type: str
+    dim: int
     process_group: Any
     static_graph: bool
     find_unused_parameters: bool
@@ -65,6 +70,21 @@ class TorchMethods(Joinable):
         if not (torch.is_grad_enabled() and self.forward_sync_buffers and self.reducer.sync_grad):
             return False
         return bool(self._buffers_in_use())
+
+    # From the time of several devices per process.
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]) -> Any:
+        """Inputs in parts, one for each device, along ``dim``."""
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: Any) -> Any:
+        """Inputs on a device, each as the only one of a tuple."""
+        device = torch.device(self.device_type, device_id)
+        return (moved(inputs, device),), (moved(kwargs, device),)
+
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        """Outputs of several devices on one, along ``dim``."""
+        return gather(outputs, output_device, dim=self.dim)
 
     # For torch.distributed.algorithms.Join.
 
@@ -131,10 +151,10 @@ class TorchMethods(Joinable):
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """``BuiltinCommHookType.ALLREDUCE`` or ``FP16_COMPRESS``."""
         name = getattr(comm_hook_type, "name", str(comm_hook_type))
-        if name == "FP16_COMPRESS":
-            self.register_comm_hook(None, hooks.fp16_compress)
-        elif name != "ALLREDUCE":
+        builtin = {"ALLREDUCE": allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress}
+        if name not in builtin:
             raise ValueError(f"the hooks are ALLREDUCE and FP16_COMPRESS, and this is {name}")
+        self.register_comm_hook(None, builtin[name])
 
     def _register_buffer_comm_hook(
         self, state: object, hook: Callable[..., Any], comm_hook_location: Any = None

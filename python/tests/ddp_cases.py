@@ -1,0 +1,951 @@
+"""What a program may do with a DistributedDataParallel, one case each: options, methods, misuse.
+
+A case gets a class, torch's or drumline's, and where it runs. It returns what it has seen, in lists and numbers, or
+raises. A docstring says how drumline's differs on purpose, and why; without one both do the same. The page
+docs/reference/python-ddp.md has these texts, case by case.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import types
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
+
+
+@dataclasses.dataclass
+class At:
+    """This rank, and what all cases share."""
+
+    rank: int
+    world_size: int
+    pair: Any
+    mesh: Any
+    grid: Any
+
+
+CASES: dict[str, Any] = {}
+
+
+def case(function):
+    CASES[function.__name__.replace("_", " ")] = function
+    return function
+
+
+def line():
+    """Two weights, 1 at the beginning."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    return model
+
+
+def layers():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+
+
+def normal():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+
+class Maybe(torch.nn.Module):
+    """Has a layer that a forward may leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.maybe = line(), line()
+
+    def forward(self, x, uses_all):
+        return self.always(x) + (self.maybe(x) if uses_all else 0)
+
+
+class Counting(torch.nn.Module):
+    """A buffer that forward changes."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.layer = line()
+        self.register_buffer("count", torch.full((1,), 10.0 * at.rank))
+
+    def forward(self, x):
+        self.count += 1
+        return self.layer(x)
+
+
+def batch(at, rows=4):
+    return torch.randn(rows, 2, generator=torch.Generator().manual_seed(at.rank))
+
+
+def step(model, at, *args):
+    model(batch(at), *args).square().mean().backward()
+    return grads(model)
+
+
+def grads(model):
+    return [None if it.grad is None else it.grad.float().flatten().tolist() for it in model.parameters()]
+
+
+def state(model):
+    return {name: it.float().flatten().tolist() for name, it in model.state_dict().items()}
+
+
+def evaluated(model, at):
+    model.eval()
+    with torch.no_grad():
+        out = model(torch.ones(3, 2)).flatten().tolist()
+    model.train()
+    return out
+
+
+def count(model):
+    return model.module.count.item()
+
+
+def raised(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def told(call, *args, **kwargs):
+    with warnings.catch_warnings(record=True) as list_of_them:
+        warnings.simplefilter("always")
+        call(*args, **kwargs)
+    return [it.category.__name__ for it in list_of_them]
+
+
+# Options.
+
+
+@case
+def plain(wrap, at):
+    model = wrap(layers())
+    return [step(model, at), step(model, at), list(state(model)), len(list(model.parameters()))]
+
+
+@case
+def device_ids_on_a_machine_without_GPUs(wrap, at):
+    """torch's raises. Here a program for GPUs runs on the CPU, and a warning says so."""
+    return step(wrap(layers(), device_ids=[0], output_device=0), at)
+
+
+@case
+def several_device_ids(wrap, at):
+    wrap(layers(), device_ids=[0, 1])
+
+
+@case
+def no_device_ids(wrap, at):
+    return step(wrap(layers(), device_ids=[]), at)
+
+
+@case
+def device_ids_of_the_CPU(wrap, at):
+    """torch's raises. Here it is taken, since the module is there."""
+    return step(wrap(layers(), device_ids=[torch.device("cpu")]), at)
+
+
+@case
+def attributes(wrap, at):
+    model = wrap(layers(), dim=1, find_unused_parameters=True, gradient_as_bucket_view=True)
+    names = (
+        "device device_ids device_type dim output_device is_multi_device_module find_unused_parameters "
+        "gradient_as_bucket_view static_graph require_backward_grad_sync broadcast_buffers forward_sync_buffers "
+        "mixed_precision parameters_to_ignore require_manual_backward_finalization should_finalize_after_backward "
+        "training"
+    )
+    values = {name: str(getattr(model, name)) for name in names.split()}
+    return [values, model.process_group is dist.group.WORLD, type(model.module).__name__, hasattr(model, "device_mesh")]
+
+
+def _buffers(wrap, at, **options):
+    model = wrap(Counting(at), **options)
+    seen = [count(model)]
+    model.module.count.fill_(20.0 + at.rank)
+    step(model, at)
+    return [*seen, count(model), model.broadcast_buffers]
+
+
+@case
+def buffers(wrap, at):
+    return _buffers(wrap, at)
+
+
+@case
+def broadcast_buffers_off(wrap, at):
+    return _buffers(wrap, at, broadcast_buffers=False)
+
+
+@case
+def forward_sync_buffers_off(wrap, at):
+    return _buffers(wrap, at, forward_sync_buffers=False)
+
+
+@case
+def forward_sync_buffers_beside_broadcast_buffers(wrap, at):
+    return _buffers(wrap, at, forward_sync_buffers=True, broadcast_buffers=False)
+
+
+@case
+def warnings_of_old_arguments(wrap, at):
+    """torch's warns of `broadcast_buffers` and `check_reduction`. Here both stay."""
+    options = ({"broadcast_buffers": True}, {"check_reduction": True})
+    return [told(wrap, layers(), **it) for it in options]
+
+
+@case
+def init_sync_off(wrap, at):
+    module = line()
+    module.weight.data.fill_(at.rank)
+    model = wrap(module, init_sync=False)
+    seen = module.weight.tolist()
+    return seen, step(model, at)
+
+
+@case
+def init_sync(wrap, at):
+    module = layers()
+    module[0].weight.data.fill_(at.rank)
+    return state(wrap(module))
+
+
+@case
+def process_group(wrap, at):
+    return step(wrap(layers(), process_group=at.pair), at) if at.rank < 2 else None
+
+
+@case
+def process_group_that_is_none(wrap, at):
+    wrap(layers(), process_group="gloo")
+
+
+@case
+def device_mesh(wrap, at):
+    model = wrap(layers(), device_mesh=at.mesh)
+    return step(model, at), model.device_mesh is at.mesh
+
+
+@case
+def device_mesh_beside_a_group(wrap, at):
+    wrap(layers(), device_mesh=at.mesh, process_group=dist.group.WORLD)
+
+
+@case
+def device_mesh_of_two_dimensions(wrap, at):
+    wrap(layers(), device_mesh=at.grid)
+
+
+@case
+def bucket_cap(wrap, at):
+    return [step(wrap(layers(), **it), at) for it in ({"bucket_cap_mb": 1e-5}, {"bucket_cap_mb_list": [1, 2]})]
+
+
+@case
+def bucket_cap_below_0(wrap, at):
+    """torch's takes it. Here an error says what a cap may be."""
+    return step(wrap(layers(), bucket_cap_mb=-1), at)
+
+
+@case
+def find_unused_parameters(wrap, at):
+    model = wrap(Maybe(), find_unused_parameters=True)
+    seen = [step(model, at, at.rank == 0), step(model, at, False)]
+    model.zero_grad()
+    return [*seen, step(model, at, False)]
+
+
+@case
+def outputs_of_many_kinds(wrap, at):
+    class Kinds(Maybe):
+        def forward(self, x, as_what):
+            y = super().forward(x, False)
+            return {"dict": {"y": [y]}, "tuple": (y, None), "object": types.SimpleNamespace(y=y)}[as_what]
+
+    model, seen = wrap(Kinds(), find_unused_parameters=True), []
+    for what in ("dict", "tuple"):
+        y = model(batch(at), what)
+        (y["y"][0] if what == "dict" else y[0]).sum().backward()
+        seen.append(grads(model))
+    return seen
+
+
+@case
+def an_unused_parameter(wrap, at):
+    """torch's raises in the next forward. Here the backward raises on all ranks and names it, and the next step
+    works."""
+    model = wrap(Maybe())
+    return raised(step, model, at, False), raised(step, model, at, True)
+
+
+@case
+def gradient_as_bucket_view(wrap, at):
+    model = wrap(layers(), gradient_as_bucket_view=True)
+    first = step(model, at)
+    model.zero_grad(set_to_none=False)
+    return first, step(model, at)
+
+
+@case
+def static_graph(wrap, at):
+    model = wrap(Maybe(), static_graph=True)
+    return [step(model, at, False) for _ in range(3)]
+
+
+@case
+def static_graph_beside_find_unused_parameters(wrap, at):
+    model = wrap(Maybe(), static_graph=True, find_unused_parameters=True)
+    return [step(model, at, False) for _ in range(2)]
+
+
+@case
+def static_graph_set_later(wrap, at):
+    model = wrap(layers())
+    model._set_static_graph()
+    return step(model, at), told(model._set_static_graph), model.static_graph
+
+
+@case
+def static_graph_set_after_a_step(wrap, at):
+    """torch's raises. Here gradients may move to other buckets between any two steps."""
+    model = wrap(layers())
+    step(model, at)
+    model._set_static_graph()
+
+
+@case
+def delayed_parameters(wrap, at):
+    module = layers()
+    model = wrap(
+        module,
+        delay_all_reduce_named_params=[("2.weight", module[2].weight)],
+        param_to_hook_all_reduce=module[0].weight,
+    )
+    return step(model, at)
+
+
+@case
+def delayed_parameters_without_a_hook(wrap, at):
+    module = layers()
+    wrap(module, delay_all_reduce_named_params=[("0.weight", module[0].weight)])
+
+
+@case
+def delayed_parameters_of_another_module(wrap, at):
+    """torch's takes them. Here an error names what the module lacks."""
+    module, other = layers(), line()
+    wrap(
+        module,
+        delay_all_reduce_named_params=[("7.weight", other.weight)],
+        param_to_hook_all_reduce=module[0].weight,
+    )
+
+
+@case
+def mixed_precision(wrap, at):
+    """torch's raises on a CPU, which has no streams."""
+    config = torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)
+    return step(wrap(layers(), mixed_precision=config), at)
+
+
+@case
+def options_that_change_no_value(wrap, at):
+    options = ("skip_all_reduce_unused_params", "batched_grad_copy", "lazy_bucket_allocation")
+    return [step(wrap(layers(), find_unused_parameters=True, **{it: True}), at) for it in options]
+
+
+@case
+def nothing_to_train(wrap, at):
+    wrap(layers().requires_grad_(False))
+
+
+@case
+def no_module(wrap, at):
+    """torch's raises AttributeError. Here TypeError says what was passed."""
+    wrap("model")
+
+
+@case
+def a_lazy_module(wrap, at):
+    """torch's raises RuntimeError. Here it is TypeError, as in HaiScale."""
+    wrap(torch.nn.LazyLinear(1))
+
+
+@case
+def a_SyncBatchNorm_of_torch_on_the_CPU(wrap, at):
+    step(wrap(torch.nn.SyncBatchNorm.convert_sync_batchnorm(normal())), at)
+
+
+@case
+def types_and_ties(wrap, at):
+    seen = []
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        model = wrap(line().to(dtype))
+        model(batch(at).to(dtype)).sum().backward()
+        seen.append(grads(model))
+    tied = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    tied[1].weight = tied[0].weight
+    torch.nn.init.eye_(tied[0].weight)
+    tied.register_parameter("frozen", torch.nn.Parameter(torch.ones(1), requires_grad=False))
+    return [*seen, step(wrap(tied), at)]
+
+
+# Steps.
+
+
+@case
+def gradients_add_up(wrap, at):
+    model = wrap(layers())
+    return step(model, at), step(model, at)
+
+
+@case
+def no_sync(wrap, at):
+    model = wrap(layers())
+    with model.no_sync():
+        own = step(model, at)
+    return own, step(model, at), model.require_backward_grad_sync
+
+
+@case
+def a_forward_under_no_sync_and_its_backward_after(wrap, at):
+    model = wrap(layers())
+    with model.no_sync():
+        y = model(batch(at))
+    y.sum().backward()
+    return grads(model)
+
+
+@case
+def a_forward_before_no_sync_and_its_backward_under_it(wrap, at):
+    model = wrap(layers())
+    y = model(batch(at))
+    with model.no_sync():
+        y.sum().backward()
+    return grads(model)
+
+
+@case
+def buffers_under_no_sync(wrap, at):
+    """torch's sends buffers before the first forward under `no_sync`. Here they come before the next forward that is
+    averaged."""
+    model, seen = wrap(Counting(at)), []
+    step(model, at)
+    for index in range(4):
+        model.module.count.fill_(100 * at.rank + index)
+        with model.no_sync() if index < 2 else torch.enable_grad():
+            step(model, at)
+        seen.append(count(model))
+    return seen
+
+
+@case
+def two_forwards_and_one_backward(wrap, at):
+    model = wrap(layers())
+    (model(batch(at)) + model(batch(at))).sum().backward()
+    return grads(model)
+
+
+@case
+def a_second_backward_through_the_same_outputs(wrap, at):
+    """torch's does not average its gradients. Here every backward through the outputs is averaged."""
+    model = wrap(line())
+    y = model(batch(at))
+    y.sum().backward(retain_graph=True)
+    model.zero_grad()
+    y.sum().backward()
+    return grads(model)
+
+
+@case
+def a_backward_that_does_not_go_through_the_wrapper(wrap, at):
+    """torch's leaves each rank its own gradients. Here an error says to call the wrapper."""
+    model = wrap(layers())
+    model.module(batch(at)).sum().backward()
+    return grads(model)
+
+
+@case
+def a_forward_without_a_backward(wrap, at):
+    model = wrap(layers())
+    model(batch(at))
+    return step(model, at)
+
+
+@case
+def a_gradient_of_the_input(wrap, at):
+    model = wrap(layers())
+    x = batch(at).requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x)
+    return slope.tolist(), step(model, at)
+
+
+@case
+def a_loss_of_derivatives_alone(wrap, at):
+    model = wrap(layers())
+    x = batch(at).requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (slope.square().sum() + 0 * sum(it.sum() for it in model.parameters())).backward()
+    return grads(model)
+
+
+@case
+def a_model_cast_to_half_and_back(wrap, at):
+    """torch's averages no more. Here nothing changes."""
+    model = wrap(layers())
+    step(model, at)
+    model.half().float()
+    model.zero_grad()
+    return step(model, at)
+
+
+@case
+def complex_parameters(wrap, at):
+    module = torch.nn.Linear(2, 1, bias=False, dtype=torch.complex64)
+    torch.nn.init.constant_(module.weight, 1 + 2j)
+    model = wrap(module)
+    model(batch(at) * (1 + 1j)).real.square().sum().backward()
+    return torch.view_as_real(module.weight.grad.resolve_conj()).flatten().tolist()
+
+
+@case
+def a_forward_that_raises(wrap, at):
+    model = wrap(layers())
+    return raised(model, torch.ones(2, 5)), step(model, at)
+
+
+@case
+def a_parameter_that_is_frozen_later(wrap, at):
+    """torch's raises in the next forward. Here the backward raises, as for a parameter that is not used."""
+    model = wrap(layers())
+    step(model, at)
+    model.module[0].weight.requires_grad_(False)
+    model.zero_grad()
+    return raised(step, model, at), raised(step, model, at)
+
+
+@case
+def a_parameter_that_is_added_later(wrap, at):
+    """torch's does not average its gradient. Here an error names it."""
+    model = wrap(layers())
+    model.module.append(torch.nn.Linear(1, 1))
+    torch.nn.init.ones_(model.module[3].weight)
+    return step(model, at)
+
+
+@case
+def keyword_arguments_and_no_tensor(wrap, at):
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = line()
+
+        def forward(self, *, x, scale):
+            return self.layer(x) * scale
+
+    model = wrap(Named())
+    model(x=batch(at), scale=2).sum().backward()
+    return grads(model), raised(model, batch(at))
+
+
+@case
+def sparse_gradients(wrap, at):
+    """torch's takes them. Here they are refused by name: use torch's class on the backend drumline."""
+    model = wrap(torch.nn.Embedding(3, 2, sparse=True))
+    model(torch.tensor([at.rank])).sum().backward()
+    return model.module.weight.grad.to_dense().tolist()
+
+
+@case
+def evaluation_after_training(wrap, at):
+    model, seen = wrap(normal()), []
+    for _ in range(2):
+        step(model, at)
+        seen.append(state(model.module[1]))
+        seen.append(evaluated(model, at))
+        seen.append(state(model.module[1]))
+    model(batch(at))
+    return [*seen, evaluated(model, at)]
+
+
+@case
+def evaluation_on_rank_0_alone(wrap, at):
+    """torch's sends buffers, which the other ranks take later or wait for. Here it sends nothing."""
+    model = wrap(Counting(at))
+    # torch's makes other calls in the second step, and would not survive one of one rank alone there.
+    for _ in range(3):
+        step(model, at)
+    before = count(model)
+    model.module.count.fill_(50.0)
+    if at.rank == 0:
+        with torch.no_grad():
+            model(batch(at))
+    step(model, at)
+    return before, count(model)
+
+
+@case
+def train_and_eval(wrap, at):
+    model = wrap(normal())
+    return [model.eval() is model, model.module[1].training, model.train() is model, model.module[1].training]
+
+
+# Methods.
+
+
+def _uneven(model, at, batches, every=1, context=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with context if context is not None else model.join():
+        for index in range(batches):
+            steps = (index + 1) % every == 0
+            with torch.enable_grad() if steps else model.no_sync():
+                step(model, at)
+            if steps:
+                optimizer.step()
+                optimizer.zero_grad()
+    return state(model)
+
+
+@case
+def join(wrap, at):
+    seen = [_uneven(wrap(normal()), at, 1 + at.rank)]
+    model = wrap(normal())
+    return [*seen, _uneven(model, at, 2 - at.rank % 2, 1, model.join(divide_by_initial_world_size=False))]
+
+
+@case
+def join_and_no_sync(wrap, at):
+    return _uneven(wrap(normal()), at, 2 + 2 * at.rank, 2)
+
+
+@case
+def join_of_a_rank_that_ends_between_two_steps(wrap, at):
+    """torch's drops what this rank has added up. Here it takes part in the next average."""
+    return _uneven(wrap(layers()), at, 3 if at.rank == 0 else 4, 2)
+
+
+@case
+def join_twice_with_one_context(wrap, at):
+    model = wrap(layers())
+    context = model.join()
+    return [_uneven(model, at, 1 + at.rank, 1, context) for _ in range(2)]
+
+
+@case
+def join_not_enabled(wrap, at):
+    model = wrap(layers())
+    return _uneven(model, at, 2, 1, model.join(enable=False))
+
+
+@case
+def join_that_throws(wrap, at):
+    model = wrap(layers())
+    return raised(_uneven, model, at, 1 + at.rank, 1, model.join(throw_on_early_termination=True))
+
+
+@case
+def join_with_find_unused_parameters_and_a_static_graph(wrap, at):
+    seen = []
+    for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+        model = wrap(Maybe(), **options)
+        with model.join():
+            for _ in range(2 + at.rank):
+                step(model, at, False)
+        seen.append(state(model))
+    return seen
+
+
+@case
+def join_with_a_hook(wrap, at):
+    model = wrap(layers())
+    model.register_comm_hook(None, _sum)
+    return _uneven(model, at, 1 + at.rank, 1, model.join(divide_by_initial_world_size=False))
+
+
+@case
+def Join_of_torch(wrap, at):
+    model = wrap(normal())
+    return _uneven(model, at, 1 + at.rank, 1, Join([model]))
+
+
+@case
+def Join_without_data_at_all(wrap, at):
+    model = wrap(layers())
+    return _uneven(model, at, 0 if at.rank == 0 else 2, 1, Join([model]))
+
+
+@case
+def what_Join_asks_for(wrap, at):
+    model = wrap(layers())
+    hook = model.join_hook(divide_by_initial_world_size=False)
+    names = [hasattr(hook, it) for it in ("main_hook", "post_hook")]
+    return str(model.join_device), model.join_process_group is dist.group.WORLD, names
+
+
+def _sum(state, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda it: it.value()[0])
+
+
+def _without_a_name(state, grads):
+    return _sum(state, grads)
+
+
+def _wrong_types(state, bucket: int) -> int:
+    return _sum(state, bucket)
+
+
+def _no_future(state, bucket):
+    return bucket.buffer()
+
+
+def _raises(state, bucket):
+    raise ValueError("a hook")
+
+
+def _with_hook(wrap, at, hook, group=None):
+    model = wrap(layers(), process_group=group)
+    model.register_comm_hook(None, hook)
+    return step(model, at), step(model, at)
+
+
+@case
+def comm_hooks(wrap, at):
+    return [_with_hook(wrap, at, it) for it in (_sum, default_hooks.allreduce_hook, default_hooks.fp16_compress_hook)]
+
+
+@case
+def comm_hook_that_sends_nothing(wrap, at):
+    return _with_hook(wrap, at, default_hooks.noop_hook)
+
+
+@case
+def comm_hook_that_is_no_function(wrap, at):
+    wrap(layers()).register_comm_hook(None, 7)
+
+
+@case
+def comm_hook_registered_twice(wrap, at):
+    model = wrap(layers())
+    model.register_comm_hook(None, _sum)
+    model.register_comm_hook(None, _sum)
+
+
+@case
+def comm_hook_with_another_name_for_its_bucket(wrap, at):
+    """torch's raises KeyError. Here any function of two arguments will do."""
+    return _with_hook(wrap, at, _without_a_name)
+
+
+@case
+def comm_hook_with_other_annotations(wrap, at):
+    """torch's raises ValueError. Here annotations do not count, since the bucket is another class."""
+    return _with_hook(wrap, at, _wrong_types)
+
+
+@case
+def comm_hook_that_returns_no_future(wrap, at):
+    """torch's raises RuntimeError. Here TypeError says what the hook has returned."""
+    # A group of its own, since drumline's ends with it.
+    _with_hook(wrap, at, _no_future, dist.new_group())
+
+
+@case
+def comm_hook_that_raises(wrap, at):
+    _with_hook(wrap, at, _raises, dist.new_group())
+
+
+@case
+def builtin_comm_hooks(wrap, at):
+    seen = []
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = wrap(layers())
+        model._register_builtin_comm_hook(kind)
+        seen.append((step(model, at), raised(model._register_builtin_comm_hook, kind)))
+    return seen
+
+
+@case
+def fused_optimizer(wrap, at):
+    """torch's steps inside of backward. Here gradients are not averaged yet there, and the error says so."""
+    model = wrap(layers())
+    model._register_fused_optim(torch.optim.SGD, lr=0.1)
+
+
+@case
+def will_sync_module_buffers(wrap, at):
+    """torch's says what the forward before has left to do. Here it says what a forward now would do."""
+    model, seen = wrap(Counting(at)), []
+    seen.append(model.will_sync_module_buffers())
+    with torch.no_grad():
+        seen.append(model.will_sync_module_buffers())
+    with model.no_sync():
+        seen.append(model.will_sync_module_buffers())
+    return [*seen, wrap(layers()).will_sync_module_buffers()]
+
+
+@case
+def buffer_comm_hook(wrap, at):
+    def hook(state, named):
+        state.append(sorted(named))
+        for buffer in named.values():
+            dist.all_reduce(buffer)
+
+    where, seen = torch.nn.parallel.distributed._BufferCommHookLocation, []
+    for location in (where.PRE_FORWARD, where.POST_FORWARD):
+        model, names = wrap(Counting(at), broadcast_buffers=True), []
+        model._register_buffer_comm_hook(names, hook, location)
+        step(model, at)
+        seen.append((count(model), names))
+    return seen
+
+
+@case
+def buffer_comm_hook_that_is_no_function(wrap, at):
+    """torch's raises AssertionError. Here it is TypeError, as for other hooks."""
+    wrap(Counting(at))._register_buffer_comm_hook(None, 7)
+
+
+@case
+def inputs_for_a_device(wrap, at):
+    model, x = wrap(layers()), torch.ones(2, 2)
+    moved = model.to_kwargs((x, [x]), {"a": x, "b": 1}, 0)
+    return [str(moved), raised(model.scatter, (x,), {}, ["cpu"]), raised(model.gather, [x, x], "cpu")]
+
+
+@case
+def state_dicts(wrap, at):
+    model, other = wrap(normal()), wrap(normal())
+    step(model, at)
+    other.load_state_dict(model.state_dict())
+    return [list(state(other)), state(other) == state(model), raised(model.load_state_dict, {})]
+
+
+@case
+def copies(wrap, at):
+    model = wrap(layers())
+    with model.no_sync():
+        pass
+    return [step(it, at) for it in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))]
+
+
+@case
+def a_copy_on_rank_0_alone(wrap, at):
+    model = wrap(normal())
+    step(model, at)
+    evaluated(model, at)
+    seen = None
+    if at.rank == 0:
+        average = copy.deepcopy(model)
+        pickle.dumps(model)
+        seen = evaluated(average.module, at), state(average)
+    return seen, step(model, at)
+
+
+@case
+def a_copy_of_a_model_on_another_group(wrap, at):
+    return raised(copy.deepcopy, wrap(layers(), process_group=at.pair)) if at.rank < 2 else None
+
+
+@case
+def ignored_parameters_and_buffers(wrap, at):
+    module = normal()
+    module[0].bias.data.fill_(at.rank)
+    module[1].running_mean.fill_(at.rank)
+    wrap._set_params_and_buffers_to_ignore_for_model(module, ["0.bias", "1.running_mean"])
+    model = wrap(module)
+    begins = module[0].bias.tolist(), module[1].running_mean.tolist()
+    gradients = step(model, at)
+    return begins, gradients[0], len(gradients[1]), model.parameters_to_ignore
+
+
+@case
+def an_ignored_parameter_of_the_outermost_module(wrap, at):
+    """torch's averages its gradient, unless the name begins with a dot. Here one name counts for all."""
+    module = line()
+    wrap._set_params_and_buffers_to_ignore_for_model(module, ["weight"])
+    module.register_parameter("more", torch.nn.Parameter(torch.ones(1)))
+    model = wrap(module)
+    (model(batch(at)) * module.more).sum().backward()
+    return grads(model)
+
+
+@case
+def logging_data(wrap, at):
+    """torch's tells of its buckets. Here each step forms them anew, and there is only `bucket_cap_bytes`."""
+    model = wrap(layers())
+    step(model, at)
+    data = model._get_ddp_logging_data()
+    model._set_ddp_runtime_logging_sample_rate(1)
+    names = [it for it in data if it.startswith(("bucket", "num_", "rebuilt"))]
+    return sorted(names), raised(model._set_ddp_runtime_logging_sample_rate, 0)
+
+
+@case
+def finalize_backward(wrap, at):
+    model = wrap(layers())
+    seen = [raised(model.finalize_backward)]
+    model.require_manual_backward_finalization = True
+    seen.append(raised(model.finalize_backward))
+    step(model, at)
+    model.finalize_backward()
+    seen += [grads(model), raised(model._check_reducer_finalized), model.should_finalize_after_backward]
+    with model.no_sync():
+        step(model, at)
+        seen.append(raised(model.finalize_backward))
+    return seen
+
+
+@case
+def another_group_later(wrap, at):
+    model = wrap(layers())
+    step(model, at)
+    model._update_process_group(at.pair)
+    model.zero_grad()
+    return step(model, at) if at.rank < 2 else None
+
+
+@case
+def clones_of_outputs(wrap, at):
+    model = wrap(layers())
+    model._set_ddp_sink_clone(False)
+    return step(model, at)
+
+
+def outcomes(wrap, at):
+    """What each case has seen, or the type of what it has raised."""
+    seen = {}
+    for name, function in CASES.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                seen[name] = function(wrap, at)
+            except Exception as error:
+                seen[name] = f"raises {type(error).__name__}"
+    return seen
+
+
+def near(one, other):
+    """Whether two outcomes are the same, but for roundings of short types."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) < 2e-3 * (1 + abs(one))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(near, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(near(it, other[name]) for name, it in one.items())
+    return one == other
+
+
+WANTED = {name: " ".join(it.__doc__.split()) for name, it in CASES.items() if it.__doc__}
+"""The cases in which drumline's class does something else, and why."""
+
+ON_GLOO_ALONE = {"builtin comm hooks"}
+"""Cases in which torch's class asserts that the group is one of C++."""
