@@ -417,7 +417,11 @@ def evaluated(model, context=torch.no_grad):
 
 def evaluations(rank, world_size, directory):
     leave = connect(rank, world_size, directory)
-    model = DistributedDataParallel(network())
+    module = network()
+    module.register_buffer("phase", torch.exp(1j * torch.arange(3)).conj())
+    module.register_buffer("mask", torch.ones(2, 3, dtype=torch.bool).t())
+    module.register_buffer("none", torch.empty(0, 2))
+    model = DistributedDataParallel(module)
     x = torch.randn(8, 12, generator=torch.Generator().manual_seed(rank)) * (1 + rank)
     statistics, out = model.module[1], []
     model(x).sum().backward()

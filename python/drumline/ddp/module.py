@@ -208,7 +208,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if is_training:
             self._before_forward()
         else:
-            self._after_forward_buffers.take(self._buffers_in_use())
+            self._after_forward_buffers.take(self._buffers_in_use)
         if self.device_ids:
             [device] = self.device_ids
             inputs, kwargs = moved(inputs, device), moved(kwargs, device)
@@ -238,8 +238,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
                 work.wait()
             joined.begin_forward(self._has())
         self._after_forward_buffers.drop()
-        if self.will_sync_module_buffers() and (self._buffer_hook is None or self._buffer_hook[2]):
-            self._sync_buffers()
+        buffers = self._buffers_to_sync()
+        if buffers and (self._buffer_hook is None or self._buffer_hook[2]):
+            self._sync_buffers(buffers)
         if self.reducer.sync_grad:
             self._comparison.before_forward(self.reducer.steps)
         self.reducer.times.mark("forward")
@@ -248,14 +249,15 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if not self.reducer.sync_grad:
             self.reducer.expect_nothing(outputs)
             return
-        if self.will_sync_module_buffers():
-            self._after_training(self._buffers_in_use())
+        buffers = self._buffers_to_sync()
+        if buffers:
+            self._after_training(buffers)
         self.reducer.expect(outputs)
 
     def _after_training(self, buffers: dict[str, Any]) -> None:
         if self._buffer_hook is not None:
             if not self._buffer_hook[2]:
-                self._sync_buffers()
+                self._sync_buffers(buffers)
         # Ranks that are joined end with equal buffers.
         elif self._active_join is None and self._group.world_size > 1:
             self._after_forward_buffers.receive(buffers, self._group.rank == 0, self._broadcast)
@@ -279,8 +281,10 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
     def _buffers_in_use(self) -> dict[str, Any]:
         return states.buffers_of(self.module, self.parameters_to_ignore)
 
-    def _sync_buffers(self) -> None:
-        buffers = self._buffers_in_use()
+    def _buffers_to_sync(self) -> dict[str, Any]:
+        return self._buffers_in_use() if self._syncs_buffers() else {}
+
+    def _sync_buffers(self, buffers: dict[str, Any]) -> None:
         if self._buffer_hook is None:
             joined = self._active_join
             source = 0 if joined is None else joined.last_active
@@ -341,9 +345,12 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._has_joined = True
         reducer = self.reducer
         self._joined = Joined(
-            self._group, reducer, self._sync_buffers, self._end_join, divide_by_initial, throw
+            self._group, reducer, self._shadow_buffers, self._end_join, divide_by_initial, throw
         )
         return self._joined
+
+    def _shadow_buffers(self) -> None:
+        self._sync_buffers(self._buffers_in_use())
 
     def _end_join(self, root: int) -> None:
         buffers = self._buffers_in_use() if self.forward_sync_buffers else {}
@@ -385,7 +392,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         # Moves and casts would hide that buffers are as they were.
-        self._after_forward_buffers.take(self._buffers_in_use())
+        self._after_forward_buffers.take(self._buffers_in_use)
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -394,7 +401,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
                 "a wrapper is copied or pickled only if it is on the group of the whole job, on which its copy will be: copy "
                 "model.module, and wrap that"
             )
-        self._after_forward_buffers.take(self._buffers_in_use())
+        self._after_forward_buffers.take(self._buffers_in_use)
         state = self.__dict__.copy()
         if self._reducer is not None:
             state["_syncs"] = self._reducer.sync_grad, self._reducer.sync_backward

@@ -103,11 +103,14 @@ class AfterForward:
         """Forgets them."""
         self._buffers = {}
 
-    def take(self, buffers: dict[str, Any]) -> None:
+    def take(self, buffers: Callable[[], dict[str, Any]]) -> None:
         """Changes the buffers that are as they were then. Others have been set on purpose."""
         received, self._buffers = self._buffers, {}
+        if not received:
+            return
+        now = buffers()
         for name, (own, theirs) in received.items():
-            current = buffers.get(name)
+            current = now.get(name)
             if current is not None and _same_bits(current, own.to(current)):
                 # Without a word to autograd, whose graphs may hold the buffer.
                 with torch.no_grad(), torch.inference_mode(current.is_inference()):
@@ -117,7 +120,8 @@ class AfterForward:
 def _same_bits(one: Any, other: Any) -> bool:
     if one.shape != other.shape:
         return False
-    return torch.equal(*(it.detach().reshape(-1).view(torch.uint8) for it in (one, other)))
+    plain = (it.detach().resolve_conj().resolve_neg().reshape(-1) for it in (one, other))
+    return torch.equal(*(it.view(torch.uint8) for it in plain))
 
 
 class Layout:

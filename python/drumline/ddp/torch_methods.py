@@ -67,9 +67,10 @@ class TorchMethods(Joinable):
 
     def will_sync_module_buffers(self) -> bool:
         """Whether a forward now would take rank 0's buffers."""
-        if not (torch.is_grad_enabled() and self.forward_sync_buffers and self.reducer.sync_grad):
-            return False
-        return bool(self._buffers_in_use())
+        return self._syncs_buffers() and bool(self._buffers_in_use())
+
+    def _syncs_buffers(self) -> bool:
+        return torch.is_grad_enabled() and self.forward_sync_buffers and self.reducer.sync_grad
 
     # From the time of several devices per process.
 
