@@ -58,7 +58,8 @@ impl Installed {
 
     /// Sets what ranks and launchers need. What the caller's environment has for other jobs does not reach them.
     pub fn settle(&self, command: &mut Command) {
-        let kept = |name: &str| ["PATH", "TMPDIR"].contains(&name) || name.starts_with("DRUMLINE_TEST_");
+        let kept =
+            |name: &str| ["PATH", "TMPDIR"].contains(&name) || name.starts_with("DRUMLINE_TEST_");
         command
             .env_clear()
             .envs(env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept)))
