@@ -7,7 +7,7 @@ use burn::{
     tensor::{Device, Int, Tensor},
 };
 use drumline_burn::{
-    DdpOptions, DistributedDataParallel, Error, NamedTensor, ShardedOptimizer, UnusedParameters,
+    DdpOptions, DistributedDataParallel, Error, ShardedOptimizer, UnusedParameters,
     checkpoint::{Checkpoints, TrainingState},
     clip_grad_norm, load_named_tensors, named_tensors, parameters_digest,
 };
@@ -118,7 +118,7 @@ fn tensors_of_one_path_are_refused_by_name() {
 fn tensors_of_one_name_are_not_loaded() {
     let model = layer();
     let mut tensors = named_tensors(&model).unwrap();
-    tensors.push(NamedTensor { ..tensors[0].clone() });
+    tensors.push(tensors[0].clone());
     let error = load_named_tensors(model, tensors).map(drop).unwrap_err().to_string();
     assert!(error.contains("`weight` comes twice"), "{error}");
 }

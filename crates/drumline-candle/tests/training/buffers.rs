@@ -51,7 +51,7 @@ impl Model {
 }
 
 enum Adapter {
-    Plain(DataParallel, AdamW),
+    Plain(Box<DataParallel>, AdamW),
     Sharded(Box<ShardedOptimizer>),
 }
 
@@ -65,7 +65,7 @@ impl Adapter {
             }
             false => {
                 let ddp = DataParallel::wrap_with(varmap, group, options).unwrap();
-                Adapter::Plain(ddp, AdamW::new(varmap.all_vars(), params).unwrap())
+                Adapter::Plain(Box::new(ddp), AdamW::new(varmap.all_vars(), params).unwrap())
             }
         }
     }
