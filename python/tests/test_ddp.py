@@ -263,6 +263,8 @@ class Field(torch.nn.Module):
         self.kept = self.layers(x)
         if how == "returned":
             return self.kept
+        if how == "inside":
+            self.kept.square().mean().backward()
         return Apart({"y": [self.kept]}) if how == "apart" else None
 
 
@@ -324,6 +326,10 @@ def by_a_hook(model, x):
     (seen[0].cos().mean() + y.detach().mean() + inner(model).layers[2].weight.sum()).backward()
 
 
+def inside(model, x):
+    model(x, "inside")
+
+
 def apart(model, x):
     model(x, "apart").value["y"][0].square().mean().backward()
 
@@ -342,7 +348,7 @@ def with_graph(model, x):
 
 
 WAYS = (
-    by_forces, penalty_apart, penalty_first, penalty_of_one_forward, kept, kept_twice, by_a_hook, apart,
+    by_forces, penalty_apart, penalty_first, penalty_of_one_forward, kept, kept_twice, by_a_hook, inside, apart,
     without_sync, with_graph,
 )  # fmt: skip
 
@@ -393,6 +399,10 @@ def unseen(rank, world_size, directory):
     never = DistributedDataParallel(Field())
     with pytest.raises(RuntimeError, match="forward of the wrapper has never been called"):
         never.module(points(rank, 1)).sum().backward()
+    with never.no_sync():
+        never.module(points(rank, 1)).sum().backward()
+    part = DistributedDataParallel(never.module.layers)  # of which another wrapper is used
+    part(points(rank, 1)).sum().backward()
     with never.no_sync():
         never.module(points(rank, 1)).sum().backward()
     never.reducer.stop()

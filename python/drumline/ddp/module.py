@@ -206,8 +206,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         # A copy that is not trained needs no other rank.
         is_training = torch.is_grad_enabled() and (self._reducer is not None or self._is_trained())
         if is_training:
-            self._before_forward()
+            begun = self._before_forward()
         else:
+            begun = None
             self._after_forward_buffers.take(self._buffers_in_use)
         if self.device_ids:
             [device] = self.device_ids
@@ -218,13 +219,14 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             parameters = self._parameters_in_use()
             outputs = self._precision.call(self.module, parameters, inputs, kwargs)
         if is_training:
-            self._after_forward(outputs)
+            self._after_forward(begun, outputs)
         return outputs
 
     def _is_trained(self) -> bool:
         return any(it.requires_grad for it in self._parameters_in_use().values())
 
-    def _before_forward(self) -> None:
+    def _before_forward(self) -> Any:
+        """The forward that begins, for the reducer. None: its backward is not averaged."""
         if self.reducer.sync_grad:
             self.reducer.check()
         self._layout.check()
@@ -241,18 +243,20 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         buffers = self._buffers_to_sync()
         if buffers and (self._buffer_hook is None or self._buffer_hook[2]):
             self._sync_buffers(buffers)
-        if self.reducer.sync_grad:
-            self._comparison.before_forward(self.reducer.steps)
         self.reducer.times.mark("forward")
-
-    def _after_forward(self, outputs: Any) -> None:
         if not self.reducer.sync_grad:
+            return None
+        self._comparison.before_forward(self.reducer.steps)
+        return self.reducer.begin_forward()
+
+    def _after_forward(self, begun: Any, outputs: Any) -> None:
+        if begun is None:
             self.reducer.expect_nothing(outputs)
             return
         buffers = self._buffers_to_sync()
         if buffers:
             self._after_training(buffers)
-        self.reducer.expect(outputs)
+        self.reducer.expect(begun, outputs)
 
     def _after_training(self, buffers: dict[str, Any]) -> None:
         if self._buffer_hook is not None:

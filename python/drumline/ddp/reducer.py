@@ -48,9 +48,9 @@ class Reducer:
     `filter_unused_parameters` has found it unused (needs ``marks``), or with ``find_unused``.
 
     ``static_graph``: the first backward counts the gradients of each parameter, and later ones rely on
-    the count. ``sync_backward=False``: `synchronize` waits, not the end of backward. ``by_forward``: a backward of an
-    `expect`ed forward is averaged, also one that does not go through its outputs; otherwise every backward is.
-    Neither is without `sync_grad`, but a backward through the outputs of an `expect`ed forward.
+    the count. ``sync_backward=False``: `synchronize` waits, not the end of backward. ``by_forward``: a backward of a
+    forward that `begin_forward` has announced is averaged, also one that does not go through its outputs; otherwise
+    every backward is. Without `sync_grad` none is, but one through the outputs of such a forward.
     ``wire``: the type in which gradients travel. ``after_step`` is called when all gradients of a backward are
     averaged. ``devices``: where the ranks keep the whole model. ``views``: gradients lie in the memory in which they
     are averaged, and the next backward overwrites them; otherwise they are copied.
@@ -96,6 +96,7 @@ class Reducer:
         self._used = [False] * len(self.names)
         self._unreached: list[int] = []
         self._tolerant = find_unused
+        _living.add(self)
         # Those whose gradients may still come. None: there was no forward yet.
         self._forwards: deque[_Forward] | None = None
         self._lock = threading.RLock()
@@ -143,9 +144,8 @@ class Reducer:
         self._finalizer = weakref.finalize(self, _dispose, handles, [self._buckets])
         self._finalizer.atexit = False
 
-    def expect(self, outputs: Any) -> None:
-        """Has the backward of a forward averaged, whose outputs these are. Its gradients need not come by the
-        outputs."""
+    def begin_forward(self) -> _Forward:
+        """A forward begins. Its backward is averaged, also one that runs inside of it."""
         if self._forwards is None:
             self._forwards = deque(maxlen=_FORWARDS_MAX)
         forward = _Forward(sum(it._version for it in self.parameters))
@@ -153,11 +153,15 @@ class Reducer:
         while self._forwards and self._forwards[0].version != forward.version:
             self._forwards.popleft()
         self._forwards.append(forward)
+        return forward
+
+    def expect(self, forward: _Forward, outputs: Any) -> None:
+        """A forward has ended, and has returned this. Its gradients need not come by that."""
         for function in functions_of(outputs):
             function.register_prehook(calling(self, "_on_outputs", forward))
 
     def expect_nothing(self, outputs: Any) -> None:
-        """Forward has run without `expect`, and this is what it has returned."""
+        """A forward has run without `begin_forward`, and has returned this."""
         if self._forwards is None:
             self._forwards = deque(maxlen=_FORWARDS_MAX)
         for function in functions_of(outputs):
@@ -307,7 +311,9 @@ class Reducer:
 
     def _stays_here(self, index: int) -> None:
         """A gradient that belongs to no forward of the wrapper is this rank's alone."""
-        if not self._is_of_several():
+        parameter = self.parameters[index]
+        others = (it for other in _living if other is not self for it in other.parameters)
+        if not self._is_of_several() or any(it is parameter for it in others):
             return
         which = f"parameter {self.names[index]} got a gradient that is not averaged"
         how = "run this backward under no_sync() of the wrapper if that is meant"
@@ -488,6 +494,9 @@ _NOT_STATIC = (
 
 # Older torch tells only whether the graph of derivatives is made, which keeps the other one, too.
 _AUTOGRAD = getattr(torch._C, "_autograd", None)
+
+
+_living: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class _Forward:
