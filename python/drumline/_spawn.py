@@ -219,7 +219,7 @@ class ProcessContext:
         reports = [self._report(rank) for rank in range(len(codes))]
         self.end(grace_period)
         noticed_at = time.time()
-        known = [
+        known: list[tuple[int | None, str | None, float]] = [
             (code, report.raised[1], report.raised[0])
             if report.raised
             else (code, None, ends.get(rank, noticed_at))
