@@ -1,3 +1,4 @@
+use std::fmt;
 use std::sync::Arc;
 
 use drumline_group::{Error as GroupError, Rank, in_section};
@@ -11,7 +12,7 @@ use drumline_group::{Error as GroupError, Rank, in_section};
 /// let error = Error::Argument { operation: "all_to_all", problem };
 /// assert_eq!(error.to_string(), "all_to_all: the output overlaps the input [errors.md#argument]");
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is wrong. No other rank has heard of the call.
@@ -55,6 +56,12 @@ pub enum Error {
         /// The first failure.
         by: Arc<Error>,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Results of this crate.

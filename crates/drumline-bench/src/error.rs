@@ -1,6 +1,6 @@
 //! Why nothing can be measured or predicted.
 
-use std::io;
+use std::{fmt, io};
 
 /// The result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// assert_eq!(Error::Usage("--root 7: there are 2 ranks".into()).exit_code(), 2);
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An option or a file that it names is invalid. The text says what to write instead.
@@ -31,6 +31,12 @@ pub enum Error {
         /// The error of the system.
         error: io::Error,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

@@ -1,6 +1,6 @@
 //! Why a command failed.
 
-use std::{io, path::PathBuf};
+use std::{fmt, io, path::PathBuf};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -16,7 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// };
 /// assert_eq!(Error::from(error).exit_code(), 127);
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// `drumline run` cannot start or watch the job.
@@ -56,6 +56,12 @@ pub enum Error {
     /// Stdout cannot be written to.
     #[error("write to stdout: {0} [errors.md#io]")]
     Print(io::Error),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

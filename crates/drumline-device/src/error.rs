@@ -1,3 +1,5 @@
+use std::fmt;
+
 use crate::Place;
 
 /// What can go wrong with a device.
@@ -9,7 +11,7 @@ use crate::Place;
 /// let error = Error::Place { place, problem: "it is memory of the host".to_owned() };
 /// assert_eq!(error.to_string(), "8 bytes at 0x10 cannot be used on this device: it is memory of the host");
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no library of the driver on this machine, or it is not complete.
@@ -65,6 +67,12 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Results of this crate.

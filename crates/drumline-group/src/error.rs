@@ -1,6 +1,6 @@
 //! Why a call failed, which rank is at fault, and what to do next.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use drumline_engine::{CollectiveError, membership::Membership};
 use drumline_schedule::step::Rank;
@@ -29,7 +29,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert!(matches!(&later, Error::Poisoned { attempted: "barrier", .. }), "{later}");
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The caller's argument cannot be used. Nothing was sent to any peer.
@@ -150,6 +150,12 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

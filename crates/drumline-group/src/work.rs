@@ -126,7 +126,7 @@ impl<B> From<WorkError<B>> for Error {
 
 impl<B> fmt::Debug for WorkError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkError").field("error", &self.error).finish_non_exhaustive()
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -11,7 +11,7 @@ use std::fmt;
 /// let text = "there is no reduce operator \"mean\"; it is one of sum, avg";
 /// assert!(error.to_string().starts_with(text));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct UnknownName {
     kind: &'static str,
     name: String,
@@ -32,6 +32,12 @@ impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UnknownName { kind, name, known } = self;
         write!(f, "there is no {kind} {name:?}; it is one of {}", known.join(", "))
+    }
+}
+
+impl fmt::Debug for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The error of this crate.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::abi::Level;
@@ -17,7 +18,7 @@ use crate::number::{Number, Op};
 /// assert!(matches!(error, Error::NotFound { .. }), "{error}");
 /// assert!(error.to_string().contains("/no/libmpi.so"));
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No library of MPI could be opened.
@@ -181,6 +182,12 @@ pub enum Error {
         /// What the system says.
         text: String,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The result of most calls of this crate.

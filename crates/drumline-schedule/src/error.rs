@@ -1,3 +1,5 @@
+use std::fmt;
+
 use crate::collective::Collective;
 use crate::step::Rank;
 
@@ -11,7 +13,7 @@ use crate::step::Rank;
 /// assert_eq!(error, Error::RankOutOfRange { rank: 5, world_size: 2 });
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no such rank.
@@ -57,4 +59,10 @@ pub enum Error {
         /// The names in the table.
         known: Vec<&'static str>,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

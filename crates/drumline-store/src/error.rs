@@ -1,6 +1,6 @@
 //! Why a call failed, which end is at fault, and what to do next.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use crate::error_text::{in_section, of_setting, spent};
 
@@ -18,7 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// let error = HashStore::new().wait(&["never"], Duration::ZERO).unwrap_err();
 /// assert!(matches!(&error, Error::StoreTimeout { keys, .. } if keys == &["never"]), "{error}");
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum Error {
     /// The caller's argument cannot be used. Nothing was sent.
     #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
@@ -71,6 +71,12 @@ pub enum Error {
         /// The system's error.
         error: Arc<io::Error>,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

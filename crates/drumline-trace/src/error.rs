@@ -1,6 +1,6 @@
 //! Why a trace cannot be written or read.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use drumline_store::of_setting;
 
@@ -8,7 +8,7 @@ use drumline_store::of_setting;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a trace cannot be written or read, and where. `drumline-group` makes its own errors of these.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum Error {
     /// The setting that cannot be followed.
     #[error("{}", of_setting(setting, problem))]
@@ -33,4 +33,10 @@ pub enum Error {
     /// The store, through which hosts compare their clocks, has failed.
     #[error(transparent)]
     Store(#[from] drumline_store::Error),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

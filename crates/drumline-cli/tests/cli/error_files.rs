@@ -251,3 +251,31 @@ fn a_panic_of_rust_is_in_the_report_with_its_backtrace() {
     assert_eq!(report[3..5], ["    no data", "    stack backtrace:"]);
     assert!(report[5].contains("rank_that_panics"), "{report:?}");
 }
+
+/// The program of a rank whose neighbour leaves early. Outside of a job, as a test, it does nothing.
+#[test]
+fn rank_that_returns_its_error() -> drumline::Result<()> {
+    if env::var("RANK").is_err() {
+        return Ok(());
+    }
+    let group = drumline::init_process_group("env://", &drumline::Config::from_env()?)?;
+    match group.rank() {
+        0 => group.barrier(),
+        _ => Ok(()),
+    }
+}
+
+#[test]
+fn an_error_that_main_returns_is_in_the_report_with_rank_advice_and_page() {
+    let this = env::current_exe().unwrap();
+    let test = "error_files::rank_that_returns_its_error";
+    let program = [this.to_str().unwrap(), "--exact", test, "--nocapture"];
+    let ended = Launch::new(["--nproc-per-node", "2", "--"].iter().chain(&program)).start().end();
+    assert_ne!(ended.code, 0, "{}", ended.stderr);
+    let report = ended.report().join("\n");
+    let told = "Error: group \"world\", rank 0: barrier";
+    assert!(report.contains(told), "{report}");
+    let left =
+        "rank 1 has closed the group and will not take part; it made fewer calls than this rank";
+    assert!(report.contains(&format!("{left} [errors.md#peer_left]")), "{report}");
+}

@@ -20,7 +20,7 @@ use crate::membership::{GlobalRanks, Membership};
 /// assert_eq!(by.culprit().map(|rank| by.global_rank(rank)), Some(0));
 /// # Ok::<_, drumline::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct CollectiveError {
     /// Name of the process group.
@@ -38,6 +38,10 @@ pub struct CollectiveError {
     pub elapsed: Duration,
     /// What went wrong.
     pub cause: Cause,
+    /// Whether the program has set the time limit of the call. If not, the environment or nobody has.
+    pub(crate) is_own_limit: bool,
+    /// Whether other ranks may have completed this call, or will: they have all that they need from this rank.
+    pub(crate) is_open: bool,
 }
 
 impl CollectiveError {
@@ -51,7 +55,18 @@ impl CollectiveError {
     ) -> CollectiveError {
         let Membership { name, rank, global, .. } = member;
         let (group, rank, global) = (name.clone(), *rank, global.clone());
-        CollectiveError { group, rank, global, sequence, operation: call, elapsed, cause }
+        let (is_own_limit, is_open) = (false, false);
+        CollectiveError {
+            group,
+            rank,
+            global,
+            sequence,
+            operation: call,
+            elapsed,
+            cause,
+            is_own_limit,
+            is_open,
+        }
     }
 
     /// The number in the whole job of the group's rank `rank`.
@@ -76,7 +91,7 @@ impl CollectiveError {
 
 impl fmt::Display for CollectiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CollectiveError { group, rank, global, sequence, operation, elapsed, cause } = self;
+        let CollectiveError { group, rank, global, sequence, operation, elapsed, cause, .. } = self;
         write!(
             f,
             "group {group:?}, {}: {operation}, call #{sequence}, failed ",
@@ -86,6 +101,12 @@ impl fmt::Display for CollectiveError {
         match elapsed.is_zero() {
             true => write!(f, "at once: {cause}")?,
             false => write!(f, "after {elapsed:.1?}: {cause}")?,
+        }
+        if let Cause::Timeout { .. } = cause {
+            write!(f, " ({})", limit_of(self.is_own_limit))?;
+            if self.is_open {
+                f.write_str("; whether other ranks complete this call cannot be known")?;
+            }
         }
         let differ = cause.named().into_iter().filter(|&rank| global.of(rank) != rank);
         let differ: Vec<String> =
@@ -97,6 +118,12 @@ impl fmt::Display for CollectiveError {
             Cause::Reported { .. } => Ok(()), // the text of the other rank has it
             _ => write!(f, " [errors.md#{}]", cause.name()),
         }
+    }
+}
+
+impl fmt::Debug for CollectiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -129,7 +156,7 @@ impl std::error::Error for CollectiveError {}
 /// })?;
 /// # Ok::<_, drumline::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
     /// The peer's process has ended without taking leave of the group.
@@ -345,6 +372,12 @@ impl Cause {
     }
 }
 
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -401,8 +434,7 @@ impl fmt::Display for Cause {
             Cause::Timeout { waiting_for } => write!(
                 f,
                 "the time limit has passed without an answer from {}; they are stuck, \
-                 slow or in another call (DRUMLINE_TIMEOUT_S is the limit of calls without one of \
-                 their own)",
+                 slow or in another call",
                 Ranks(waiting_for)
             ),
             Cause::Protocol { peer, problem } => write!(
@@ -410,6 +442,14 @@ impl fmt::Display for Cause {
                 "rank {peer} {problem}; do all ranks run the same release of the program?"
             ),
         }
+    }
+}
+
+/// Who has set a time limit.
+pub(crate) fn limit_of(is_own: bool) -> &'static str {
+    match is_own {
+        true => "this limit is the timeout that the program gives",
+        false => "DRUMLINE_TIMEOUT_S is the limit where the program gives none",
     }
 }
 

@@ -3,8 +3,9 @@
 mod collective;
 mod one_line;
 
-use std::{io, sync::Arc};
+use std::{fmt, io, sync::Arc};
 
+pub(crate) use collective::limit_of;
 pub use collective::{Cause, CollectiveError, Reason};
 pub(crate) use one_line::one_line;
 
@@ -12,7 +13,7 @@ pub(crate) use one_line::one_line;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call did not happen, which rank is at fault, and what to do next.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum Error {
     /// The caller's argument cannot be used. Nothing was sent to any peer.
     #[error("{operation}: {problem}")]
@@ -62,4 +63,10 @@ pub enum Error {
         /// The failure.
         by: Arc<CollectiveError>,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

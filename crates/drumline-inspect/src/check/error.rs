@@ -20,7 +20,7 @@ use super::rule::Rule;
 /// assert!(matches!(error, CheckError::Cost { measured, .. } if measured.elements == 10));
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
     /// There is no such schedule.
@@ -226,6 +226,12 @@ pub enum CheckError {
         /// The cost by the algorithm's formula.
         formula: Cost,
     },
+}
+
+impl fmt::Debug for CheckError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A rank that is stuck.

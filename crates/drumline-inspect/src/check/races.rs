@@ -31,7 +31,7 @@ use drumline_schedule::{Counts, Schedule};
 /// assert_eq!(owner, 0);
 /// assert!(late.writes != early.writes);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "race for element {element} of {buffer:?} of rank {owner}:\n  {late}\n  {early}\nand nothing \
      says which comes first"
@@ -47,6 +47,12 @@ pub struct Race {
     pub late: Access,
     /// The earlier access that it is not ordered with.
     pub early: Access,
+}
+
+impl fmt::Debug for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// An access to shared memory.

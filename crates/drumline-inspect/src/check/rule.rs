@@ -1,3 +1,5 @@
+use std::fmt;
+
 /// A rule that an executor relies on. Each concerns one step of one rank.
 ///
 /// ```
@@ -13,7 +15,7 @@
 /// assert!(matches!(error, CheckError::Form { rank: 0, rule: Rule::InputWritten, .. }), "{error}");
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rule {
     /// A peer is another rank of the world. A place in a rank's own memory names no peer.
@@ -64,4 +66,10 @@ pub enum Rule {
     /// A flush covers only messages that the rank has sent.
     #[error("flushes more messages than have been sent")]
     FlushAhead,
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -1,5 +1,7 @@
 //! Values as text: a version, and JSON. Strict, because others write them.
 
+use std::fmt;
+
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::values::{Failure, Host, Named, Phase, Plan, Report, Verdict, Why};
@@ -20,7 +22,7 @@ const NAME_BYTES_MAX: usize = 1024;
 pub const TEXT_BYTES_MAX: usize = 8192;
 
 /// A value in the store that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the value of {key} in the store cannot be used: {problem}; start all hosts with the same version of drumline, \
      and each job with its own --rdzv-id [errors.md#the-launcher]"
@@ -30,6 +32,12 @@ pub struct BadValue {
     pub key: String,
     /// What is wrong with it.
     pub problem: String,
+}
+
+impl fmt::Debug for BadValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A value that hosts write for each other.

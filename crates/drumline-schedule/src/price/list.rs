@@ -248,13 +248,19 @@ pub struct Entry<'a> {
 /// assert_eq!(line, 2);
 /// assert!(problem.contains("a whole number"), "{problem}");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct ParseError {
     /// The number of the line, from 1.
     pub line: usize,
     /// What is wrong, and what to write instead.
     pub problem: String,
+}
+
+impl fmt::Debug for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The largest price: an hour in picoseconds.

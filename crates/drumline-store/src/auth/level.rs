@@ -52,9 +52,15 @@ impl fmt::Display for Level {
 }
 
 /// A text that names no [`Level`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it should be auth, integrity or tls")]
 pub struct NoLevel;
+
+impl fmt::Debug for NoLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl FromStr for Level {
     type Err = NoLevel;

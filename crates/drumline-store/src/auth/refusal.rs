@@ -1,5 +1,7 @@
 //! Why a handshake fails.
 
+use std::fmt;
+
 use super::{channel::Channel, level::Level};
 use crate::Rank;
 
@@ -17,7 +19,7 @@ use crate::Rank;
 /// assert_eq!(answerer.wanted(), 0); // it is over
 /// # Ok::<_, drumline::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// It does not begin with a greeting.
@@ -95,4 +97,10 @@ pub enum Refusal {
          for all processes of the job?"
     )]
     WrongSecret,
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -1,6 +1,9 @@
 //! The map behind every store: defines what each operation does to keys, values and queues.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+};
 
 use super::limits::VALUE_BYTES_MAX;
 
@@ -16,7 +19,7 @@ pub(super) struct Values {
 }
 
 /// Why something cannot be stored. Then nothing has changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Misfit {
     #[error("the present value {0:?} is not a decimal number")]
     NotANumber(String),
@@ -29,6 +32,12 @@ pub(super) enum Misfit {
          open the store with a larger limit"
     )]
     Full(usize),
+}
+
+impl fmt::Debug for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The size of a map's node without its bytes. It counts, so that many empty values are not free.

@@ -160,6 +160,26 @@ fn an_error_is_told() {
     }
 }
 
+/// The group's own words, with rank and page, whether the program returns the error or panics.
+#[test]
+fn an_error_of_a_group_is_told_in_its_words() {
+    for panics in [false, true] {
+        let processes = ranks(1, "an_error_of_a_group_is_told_in_its_words").start(move |_| {
+            let group = init_process_group("env://", &Config::from_env()?)?;
+            group.abort();
+            let result = group.barrier();
+            if panics {
+                result.unwrap();
+            }
+            group.barrier()
+        });
+        let text = format!("{:?}", processes.unwrap().join().unwrap_err());
+        let told = "rank 0: abort, call #0, failed at once: this rank has aborted the group";
+        assert!(text.contains(told) && text.contains("[errors.md#aborted]"), "{text}");
+        assert!(!text.contains("CollectiveError"), "{text}");
+    }
+}
+
 /// A stopped process does not hear SIGTERM.
 #[test]
 fn a_killed_rank_is_told_and_the_others_are_killed_after_the_grace_period() {

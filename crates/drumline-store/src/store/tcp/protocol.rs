@@ -33,6 +33,8 @@
 //! assert_eq!(decode(&bytes), Ok(Decoded::Request(Request::Set(Key(b"/k"), Value(b"v")), 20)));
 //! ```
 
+use std::fmt;
+
 /// The argument of [`Request::Validate`]. It tells a store's client from a stray connection.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
@@ -185,7 +187,7 @@ pub enum Decoded<'a> {
 /// assert!(KEYS_PER_REQUEST_MAX * KEY_BYTES_MAX > REQUEST_BYTES_MAX);
 /// assert!(VALUE_BYTES_MAX < REQUEST_BYTES_MAX);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// No request has this opcode.
     #[error("opcode {0} is unknown")]
@@ -202,6 +204,12 @@ pub enum ProtocolError {
     /// A request has more than [`REQUEST_BYTES_MAX`] bytes.
     #[error("a request of {0} bytes or more exceeds {REQUEST_BYTES_MAX}")]
     RequestTooLong(usize),
+}
+
+impl fmt::Debug for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Decodes the first request of `bytes`.

@@ -25,7 +25,10 @@
 //! [`protocol`](super::protocol)). A connection that breaks a rule is refused, without an effect on others.
 //! The bytes that all of them store together are bounded as well ([`Server::with_limit`]).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+};
 
 use super::protocol::{
     ASK_EXTENSIONS, Decoded, EXTENSIONS, Field, Key, MAGIC, NOT_READY, ProtocolError, READY,
@@ -146,7 +149,7 @@ impl Default for Server {
 }
 
 /// Why the server refused a connection.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The first request was not VALIDATE with the right number.
@@ -186,6 +189,12 @@ pub enum Refusal {
          {STRANGERS_BYTES_MAX} bytes, and it has the most of them"
     )]
     Crowded,
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What a connection can wait for.

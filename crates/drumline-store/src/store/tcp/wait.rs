@@ -1,5 +1,7 @@
 //! Waits for keys with a deadline, on a client: a state machine without I/O and clock.
 
+use std::fmt;
+
 use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 
 /// One wait. Its driver sends [`Wait::request`], passes on each byte that comes back, and says when the time
@@ -61,9 +63,15 @@ pub enum Next<'k> {
 }
 
 /// The error for a reply that does not fit the request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the reply does not fit the request")]
 pub struct UnexpectedReply;
+
+impl fmt::Debug for UnexpectedReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl<'k> Wait<'k> {
     /// A wait for all of `keys`.
