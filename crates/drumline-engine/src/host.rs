@@ -173,6 +173,23 @@ impl Host {
         self.segment.post_and_wake(self.parity, self.neighbours.iter().map(|it| &it.segment));
     }
 
+    /// Tells neighbours that this rank has failed: it completes no call from number `call` on.
+    pub(crate) fn fail(&self, call: u64) {
+        self.segment.fail(call);
+    }
+
+    /// A neighbour that has failed and does not complete the call with this number. Ask once this rank has posted: see [`Host::is_owed`].
+    #[inline]
+    pub(crate) fn failed(&self, call: u64) -> Option<Rank> {
+        self.neighbours.iter().find(|it| it.segment.has_failed(call)).map(|it| it.rank)
+    }
+
+    /// Whether a post for which the machine waits is missing still, after [`Host::fail`]. Then the rank that owes it
+    /// sees the failure when it has posted.
+    pub(crate) fn is_owed(&self, machine: &Machine) -> bool {
+        machine.watched().any(|(seat, level)| self.at(seat).segment.last_posted() < level)
+    }
+
     /// Prepares the line of the next piece for writing. The call is complete, so neighbours have read what
     /// the line held.
     pub fn prepare_next(&self) {

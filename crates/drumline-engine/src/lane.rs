@@ -5,6 +5,7 @@
 //! thread and the simulator all drive it in the same way.
 
 mod closing;
+mod outcome;
 mod patience;
 mod plans;
 mod points;
@@ -88,6 +89,7 @@ impl Lane {
             points_awaited: BTreeSet::new(),
             points_looked_at: None,
             told: None,
+            peers_looked_at: None,
             asleep: false,
             state: State::Open,
             closing: None,
@@ -239,6 +241,10 @@ impl Lane {
                 drive(&mut self.machine, transport, host, operation.memory(), now, spin)
             }
         };
+        let result = match result {
+            Ok(Progress::Done) => self.may_succeed(operation, now),
+            other => other,
+        };
         match result {
             Ok(Progress::Done) => {
                 self.note_end(operation, now);
@@ -256,6 +262,9 @@ impl Lane {
                 Ok(Progress::Stuck)
             }
             Err(cause) => {
+                let is_late = matches!(*cause, Cause::Timeout { .. });
+                let is_open = is_late && self.give_up(operation.call().collective);
+                let is_own_limit = self.is_own_limit();
                 let cause = self.trace(*cause, Lack::Call, now.get());
                 let description = self.name_of(operation);
                 let started = self.running.as_ref().and_then(|running| running.started);
@@ -265,7 +274,10 @@ impl Lane {
                 if let Some(host) = &self.host {
                     operation.detach(host);
                 }
-                Err(self.fail(description, self.sequence - 1, elapsed, cause))
+                let sequence = self.sequence - 1;
+                let failure =
+                    CollectiveError::new(&self.member, sequence, description, elapsed, cause);
+                Err(self.fail_as(CollectiveError { is_own_limit, is_open, ..failure }))
             }
         }
     }
@@ -404,8 +416,13 @@ impl Lane {
 
     /// Poisons the group and tells the peers why.
     fn fail(&mut self, operation: String, sequence: u64, elapsed: Duration, cause: Cause) -> Error {
-        let failure =
-            Arc::new(CollectiveError::new(&self.member, sequence, operation, elapsed, cause));
+        let failure = CollectiveError::new(&self.member, sequence, operation, elapsed, cause);
+        let is_own_limit = self.settings.is_own_timeout;
+        self.fail_as(CollectiveError { is_own_limit, ..failure })
+    }
+
+    fn fail_as(&mut self, failure: CollectiveError) -> Error {
+        let failure = Arc::new(failure);
         tracing::debug!("{failure}");
         self.recorder.mark("failed", &failure);
         self.break_off(failure.clone());
@@ -428,6 +445,10 @@ impl Lane {
     }
 
     fn break_off(&mut self, failure: Arc<CollectiveError>) {
+        if let Some(host) = &self.host {
+            let first = self.sequence - u64::from(self.running.is_some());
+            host.fail(first.min(failure.sequence));
+        }
         self.transport.abort(&failure);
         self.told = None;
         self.state = State::Failed(failure.clone());
@@ -436,9 +457,12 @@ impl Lane {
 
     /// A call has panicked, so the state of the group is unknown: poisons the group.
     pub fn on_panic(&mut self, operation: &'static str, text: &str) -> Error {
-        self.running = None;
+        let first = self.sequence - u64::from(self.running.take().is_some());
         if let Err(error) = self.check_open(|| operation) {
             return error;
+        }
+        if let Some(host) = &self.host {
+            host.fail(first);
         }
         let cause = Cause::Panicked { text: text.to_owned() };
         self.fail(operation.to_owned(), self.sequence, Duration::ZERO, cause)
@@ -531,7 +555,8 @@ impl Lane {
         if !std::mem::replace(&mut self.asleep, true) {
             host.begin_sleep();
         }
-        self.running.is_none() || !host.has_news(&self.machine)
+        // A rank whose part is done waits for no post, but for the word of a neighbour that has failed.
+        self.running.is_none() || self.machine.is_done() || !host.has_news(&self.machine)
     }
 
     /// A driver calls this when it takes over a lane that may have slept.

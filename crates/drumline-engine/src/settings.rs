@@ -10,6 +10,8 @@ use crate::deadline::bounded;
 pub struct Settings {
     /// The time limit of a call without one of its own.
     pub timeout: Duration,
+    /// Whether the program has set `timeout`, and not the environment.
+    pub is_own_timeout: bool,
     /// A call that has waited for this time logs a warning that names the late ranks.
     pub warn_after: Duration,
     /// Length of a window of long data over links, in bytes.
@@ -31,6 +33,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             timeout: Duration::from_secs(600),
+            is_own_timeout: false,
             warn_after: Duration::from_secs(10),
             window_bytes: 1 << 20,
             all_reduce: None,

@@ -155,6 +155,23 @@ fn a_sleeper_hears_both_of_two_posters() {
     });
 }
 
+#[test]
+fn a_late_rank_sees_the_failure_or_the_rank_that_gives_up_sees_its_post() {
+    loom::model(|| {
+        let (gives_up, late) = (Rank::new(), Rank::new());
+        let posting = thread::spawn({
+            let (gives_up, late) = (gives_up.clone(), late.clone());
+            move || {
+                late.say(5, 1, &[&gives_up]);
+                gives_up.flags.has_failed(0)
+            }
+        });
+        gives_up.flags.fail(0);
+        let sees_post = late.flags.posted(1) >= 1;
+        assert!(posting.join().unwrap() || sees_post);
+    });
+}
+
 /// A guard inside another must not drain rings that the outer one still needs.
 #[test]
 fn a_nested_guard_loses_no_ring() {

@@ -174,7 +174,10 @@ impl Arena {
 
     /// A new descriptor of the whole segment.
     pub(crate) fn memory(&self) -> Result<OwnedFd> {
-        self.0.memory.try_clone().map_err(Error::os("duplicate the descriptor of a segment"))
+        self.0
+            .memory
+            .try_clone()
+            .map_err(Error::os("duplicate the descriptor of a segment (fcntl)"))
     }
 }
 
@@ -235,7 +238,7 @@ impl Shared {
             let bytes = PIECE.min(range.end - start) as u64;
             let at = (arena_start + start) as u64;
             retry_on_intr(|| fallocate(&self.memory, FallocateFlags::KEEP_SIZE, at, bytes))
-                .map_err(Error::os("find memory for a registered buffer"))?;
+                .map_err(Error::os("find memory for a registered buffer (fallocate)"))?;
         }
         Ok(())
     }

@@ -19,19 +19,19 @@ impl EventFd {
     pub(crate) fn new() -> Result<EventFd> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map(EventFd)
-            .map_err(Error::os("create a doorbell (eventfd)"))
+            .map_err(Error::os("create a doorbell (eventfd2)"))
     }
 
     /// Takes a peer's descriptor if it is a doorbell. Ringing anything else could block this rank.
     pub(crate) fn from_peer(fd: OwnedFd) -> Result<EventFd> {
         const WHAT: &str = "a doorbell";
         const FILE_TYPE: u32 = 0o170_000;
-        let status = fstat(&fd).map_err(Error::os("look at a doorbell"))?;
+        let status = fstat(&fd).map_err(Error::os("look at a doorbell (fstat)"))?;
         // Pipes, sockets, terminals and files have a file type. An eventfd has none.
         if status.st_mode & FILE_TYPE != 0 {
             return Err(Error::refused(WHAT, "it is a file, pipe or socket, not an eventfd"));
         }
-        let flags = fcntl_getfl(&fd).map_err(Error::os("look at a doorbell"))?;
+        let flags = fcntl_getfl(&fd).map_err(Error::os("look at a doorbell (fcntl)"))?;
         if !flags.contains(OFlags::NONBLOCK) {
             return Err(Error::refused(WHAT, "ringing it could block"));
         }
@@ -45,7 +45,7 @@ impl EventFd {
 
     /// A second descriptor of the same doorbell.
     pub(crate) fn try_clone(&self) -> Result<OwnedFd> {
-        self.0.try_clone().map_err(Error::os("duplicate the descriptor of a doorbell"))
+        self.0.try_clone().map_err(Error::os("duplicate the descriptor of a doorbell (fcntl)"))
     }
 }
 

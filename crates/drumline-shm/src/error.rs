@@ -1,6 +1,8 @@
 //! The error of this crate.
 
-use std::io;
+use std::{fmt, io};
+
+use crate::forbidden::advice;
 
 /// What can go wrong with shared memory.
 ///
@@ -12,11 +14,11 @@ use std::io;
 /// assert!(matches!(error, Error::OutOfRange { end: 65_537, bytes: 65_536, .. }), "{error}");
 /// # Ok::<(), drumline_shm::Error>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
-    #[error("cannot {action}: {error}")]
+    #[error("cannot {action}: {error}{}", advice(error))]
     Os {
         /// What this process tried to do.
         action: &'static str,
@@ -115,6 +117,12 @@ pub enum Error {
         /// The event that had not yet happened.
         missing: &'static str,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A result with this crate's [`Error`].

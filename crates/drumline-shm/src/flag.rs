@@ -16,6 +16,17 @@
 //! post. If the sleeper's does, the poster sees `sleeping` and rings. A doorbell stays rung until it
 //! is drained, so ringing and polling may come in either order. A ring that comes too late only
 //! costs one turn of the sleeper's loop.
+//!
+//! A rank that gives up and a late rank keep to the same order:
+//!
+//! ```text
+//! gives up                             late
+//! failed = call + 1                    posted = n           (release)
+//! full fence                           full fence
+//! posted of each peer?                 failed of each peer?
+//! ```
+//!
+//! So the late rank sees the failure, or the rank that gives up sees its post.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -79,7 +90,7 @@ struct Line<T>(T);
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Flags {
-    /// Whether the owner sleeps, and on which core it runs.
+    /// Whether the owner sleeps, on which core it runs, and whether it has failed.
     owner: Line<Owner>,
     /// What the owner announced and posted, by parity.
     said: [Line<Said>; 2],
@@ -95,6 +106,9 @@ struct Owner {
     sleeping: AtomicU32,
     /// The number of the core on which the owner last waited, plus one; 0 before its first wait.
     core: AtomicU32,
+    /// Once the owner has failed: one more than the number of the first call that it does not complete. In this line,
+    /// because whoever posts reads it anyway.
+    failed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -133,7 +147,11 @@ impl Flags {
         };
         let described = || Line(std::array::from_fn(|_| words()));
         Flags {
-            owner: Line(Owner { sleeping: AtomicU32::new(0), core: AtomicU32::new(0) }),
+            owner: Line(Owner {
+                sleeping: AtomicU32::new(0),
+                core: AtomicU32::new(0),
+                failed: AtomicU64::new(0),
+            }),
             said: [Line(said()), Line(said())],
             described: [described(), described()],
         }
@@ -219,6 +237,23 @@ impl Flags {
     /// The owner's core as of its last [`Flags::set_core`].
     pub(crate) fn core(&self) -> u32 {
         self.owner.0.core.load(Ordering::Relaxed)
+    }
+
+    /// Tells peers that the owner completes no call from number `call` on. A peer that has not posted before the owner
+    /// looks at its posts after this sees it once it has.
+    pub(crate) fn fail(&self, call: u64) {
+        let failed = &self.owner.0.failed;
+        let known = failed.load(Ordering::Relaxed);
+        if known == 0 || call < known - 1 {
+            failed.store(call.saturating_add(1), Ordering::Release);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether the owner does not complete the call with this number.
+    #[inline]
+    pub(crate) fn has_failed(&self, call: u64) -> bool {
+        self.owner.0.failed.load(Ordering::Acquire).wrapping_sub(1) <= call
     }
 
     /// Tells peers that the owner is about to sleep on `bell`. The owner must check once more for

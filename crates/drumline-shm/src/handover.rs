@@ -128,7 +128,7 @@ fn send_some(
         Ok(bytes) => Ok(bytes),
         Err(Errno::AGAIN | Errno::INTR) => Ok(0),
         Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Closed { missing: MISSING }),
-        Err(error) => Err(Error::os("send descriptors")(error)),
+        Err(error) => Err(Error::os("send descriptors (sendmsg)")(error)),
     }
 }
 
@@ -194,7 +194,7 @@ fn receive_some(
         Ok(answer) if answer.bytes == 0 => return Err(Error::Closed { missing: MISSING }),
         Ok(answer) => answer,
         Err(Errno::AGAIN | Errno::INTR) => return Ok((0, true)),
-        Err(error) => return Err(Error::os("receive descriptors")(error)),
+        Err(error) => return Err(Error::os("receive descriptors (recvmsg)")(error)),
     };
     for item in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = item {
@@ -220,7 +220,7 @@ fn wait_for(
             Ok(0) => return Err(Error::Timeout { missing }),
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
-            Err(error) => return Err(Error::os("wait for a socket")(error)),
+            Err(error) => return Err(Error::os("wait for a socket (ppoll)")(error)),
         }
     }
 }

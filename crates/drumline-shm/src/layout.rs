@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::flag::{FLAGS_BYTES, PAYLOAD_BYTES, payload_offset};
+use crate::forbidden::memory_of_host;
 
 /// How large the parts of a segment are.
 ///
@@ -28,8 +29,7 @@ pub struct SegmentSize {
 impl SegmentSize {
     /// Slots of 1 MiB and an arena of half the memory of this host.
     pub fn of_host() -> SegmentSize {
-        let info = rustix::system::sysinfo();
-        let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+        let memory = memory_of_host().unwrap_or(0);
         let half = usize::try_from(memory / 2).unwrap_or(usize::MAX);
         SegmentSize { slot_bytes: 1 << 20, arena_bytes: half.min(ARENA_BYTES_MAX) }
     }

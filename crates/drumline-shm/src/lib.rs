@@ -43,7 +43,9 @@
 //!
 //! ```text
 //!     0  "DRUMSHM\n"  version u32  0 u32  slot bytes u64  arena bytes u64  zeros    line 0
-//!    64  sleeping: not 0 while the owner sleeps or is about to, u32  core u32       line 1
+//!    64  sleeping: not 0 while the owner sleeps or is about to, u32  core u32
+//!        failed u64: one more than the number of the first call that the owner,
+//!        which has failed, does not complete                                        line 1
 //!   128  posted u64  digest u64  place u64  payload 40 bytes, of even calls         line 2
 //!   192  the same of odd calls                                                      line 3
 //!   256  description of even calls, 64 bytes that the caller chooses                line 4
@@ -122,6 +124,7 @@ mod detach;
 mod doorbell;
 mod error;
 mod flag;
+mod forbidden;
 pub mod handover;
 mod inherited;
 mod layout;
@@ -144,6 +147,8 @@ pub use cache::cache_bytes;
 pub use cores::{Core, Cores};
 pub use error::{Error, Result};
 pub use flag::{Announcement, PAYLOAD_BYTES};
+#[doc(hidden)]
+pub use forbidden::{limit_of, named};
 pub use handover::Handles;
 pub use inherited::inherited;
 pub use layout::SegmentSize;

@@ -47,7 +47,7 @@ impl Mapping {
                 0,
             )
         }
-        .map_err(Error::os("map a segment (is the limit of the address space too low?)"))?;
+        .map_err(Error::os("map a segment (mmap: is the limit of the address space too low?)"))?;
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| Error::os("map a segment")(rustix::io::Errno::FAULT))?;
         let mapping = Mapping { base, layout };

@@ -91,6 +91,23 @@ impl PeerSegment {
         self.posted(Parity::Even).max(self.posted(Parity::Odd))
     }
 
+    /// Whether the peer has [failed](crate::Segment::fail), and does not complete the call with this number. Ask after a post of this rank: then a peer that fails later
+    /// sees that post.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
+    /// # let peer = PeerSegment::map(own.handles()?)?;
+    /// assert!(!peer.has_failed(7));
+    /// own.fail(7);
+    /// assert!(peer.has_failed(7) && peer.has_failed(8) && !peer.has_failed(6));
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    #[inline]
+    pub fn has_failed(&self, call: u64) -> bool {
+        self.mapping.flags().has_failed(call)
+    }
+
     /// Whether the peer ran on that core at its last [`stand_here`](crate::Segment::stand_here).
     #[inline]
     pub fn stands_on(&self, core: Core) -> bool {
@@ -204,7 +221,7 @@ fn check(memory: BorrowedFd<'_>) -> Result<Layout> {
     let seals = match rustix::fs::fcntl_get_seals(memory) {
         Ok(seals) => seals,
         Err(Errno::INVAL | Errno::BADF) => return Err(Error::refused(WHAT, "it is not a memfd")),
-        Err(error) => return Err(Error::os("read the seals of a segment")(error)),
+        Err(error) => return Err(Error::os("read the seals of a segment (fcntl)")(error)),
     };
     let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if !seals.contains(needed) {
@@ -213,14 +230,15 @@ fn check(memory: BorrowedFd<'_>) -> Result<Layout> {
     }
     // Memory of huge pages is on another file system. If the host had no huge page left, using the
     // memory would be a fatal signal.
-    let filesystem = rustix::fs::fstatfs(memory).map_err(Error::os("look at a segment"))?;
+    let filesystem =
+        rustix::fs::fstatfs(memory).map_err(Error::os("look at a segment (fstatfs)"))?;
     if filesystem.f_type as u64 != TMPFS_MAGIC {
         return Err(Error::refused(WHAT, "it is not made of ordinary pages"));
     }
-    let file = rustix::fs::fstat(memory).map_err(Error::os("look at a segment"))?;
+    let file = rustix::fs::fstat(memory).map_err(Error::os("look at a segment (fstat)"))?;
     let mut header = [0; HEADER_BYTES];
     let read = rustix::io::pread(memory, &mut header, 0)
-        .map_err(Error::os("read the header of a segment"))?;
+        .map_err(Error::os("read the header of a segment (pread64)"))?;
     if read < HEADER_BYTES {
         return Err(Error::refused(WHAT, format!("it has only {read} bytes")));
     }

@@ -43,7 +43,7 @@ impl Credentials {
     /// [`Error::Os`] when the kernel does not know them.
     pub fn of_peer(stream: &UnixStream) -> Result<Credentials> {
         let [pid, uid, gid] = socket_option(stream, libc::SO_PEERCRED)
-            .map_err(Error::os("ask who is at the other end of a socket"))?;
+            .map_err(Error::os("ask who is at the other end of a socket (getsockopt)"))?;
         Ok(Credentials { pid: (pid != 0).then_some(pid), uid, gid })
     }
 
@@ -114,7 +114,8 @@ impl PidFd {
         let Some(pid) = pid else {
             return Err(Error::os(WHAT)(io::Error::other("it lives in another PID namespace")));
         };
-        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::os(WHAT))?;
+        let process = pidfd_open(pid, PidfdFlags::empty())
+            .map_err(Error::os("look up the process at the other end of a socket (pidfd_open)"))?;
         // While the socket is open the process lives, and the number is still its own.
         if ready(stream.as_fd(), PollFlags::RDHUP).map_err(Error::os(WHAT))? {
             return Err(Error::Closed { missing: "its process was looked up" });
@@ -128,7 +129,8 @@ impl PidFd {
     ///
     /// The kernel cannot tell.
     pub fn has_exited(&self) -> Result<bool> {
-        ready(self.as_fd(), PollFlags::IN).map_err(Error::os("look whether a process has exited"))
+        ready(self.as_fd(), PollFlags::IN)
+            .map_err(Error::os("look whether a process has exited (ppoll)"))
     }
 }
 

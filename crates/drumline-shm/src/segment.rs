@@ -8,13 +8,14 @@ use std::sync::Arc;
 use drumline_kernels::{Element, Target};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::Resource;
 
 use crate::arena::Arena;
 use crate::cores::Core;
 use crate::doorbell::EventFd;
 use crate::error::{Error, Result};
 use crate::flag::{Announcement, Asleep, DESCRIPTION_BYTES, Doorbell, Flags};
+use crate::forbidden::limit_of;
 use crate::handover::Handles;
 use crate::layout::{Layout, SegmentSize};
 use crate::mapping::Mapping;
@@ -200,6 +201,11 @@ impl Segment {
         self.flags().end_sleep(&*self.doorbell);
     }
 
+    /// Tells peers that this rank has failed: it completes no call from number `call` on.
+    pub fn fail(&self, call: u64) {
+        self.flags().fail(call);
+    }
+
     /// Tells peers on which core this thread runs.
     pub fn stand_here(&self) -> Core {
         let core = Core::here();
@@ -284,7 +290,7 @@ impl Waker {
 fn sealed_memory(layout: &Layout) -> Result<OwnedFd> {
     let bytes = layout.total_bytes() as u64;
     // Beyond this limit the kernel returns no error, it kills the process by a signal.
-    if let Some(limit) = getrlimit(Resource::Fsize).current
+    if let Some(limit) = limit_of(Resource::Fsize).and_then(|limit| limit.current)
         && limit < bytes
     {
         let why = format!("files of this process may have {limit} bytes: raise `ulimit -f`");
@@ -296,18 +302,19 @@ fn sealed_memory(layout: &Layout) -> Result<OwnedFd> {
     // Kernels before 6.3 do not know the flag that forbids execution.
     let memory = create(flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|error| if error == Errno::INVAL { create(flags) } else { Err(error) })
-        .map_err(Error::os("create the memory of a segment (memfd)"))?;
-    rustix::fs::ftruncate(&memory, bytes).map_err(Error::os("size the memory of a segment"))?;
+        .map_err(Error::os("create the memory of a segment (memfd_create)"))?;
+    rustix::fs::ftruncate(&memory, bytes)
+        .map_err(Error::os("size the memory of a segment (ftruncate)"))?;
     // If the host is out of memory, this is an error. On first use of a page it would be a fatal
     // signal.
     let used = layout.slot(1).end as u64;
     rustix::io::retry_on_intr(|| {
         rustix::fs::fallocate(&memory, FallocateFlags::KEEP_SIZE, 0, used)
     })
-    .map_err(Error::os("find memory for the slots of a segment"))?;
+    .map_err(Error::os("find memory for the slots of a segment (fallocate)"))?;
     rustix::io::pwrite(&memory, &layout.header(), 0)
-        .map_err(Error::os("write the header of a segment"))?;
+        .map_err(Error::os("write the header of a segment (pwrite64)"))?;
     rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(Error::os("seal the memory of a segment"))?;
+        .map_err(Error::os("seal the memory of a segment (fcntl)"))?;
     Ok(memory)
 }

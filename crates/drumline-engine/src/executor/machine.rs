@@ -346,6 +346,11 @@ impl Machine {
         missing
     }
 
+    /// Whether all turns of the call are over.
+    pub(crate) fn is_done(&self) -> bool {
+        self.turn == self.plan.pipeline.turns(self.plan.windows)
+    }
+
     /// What this rank has to announce.
     pub fn notice(&self) -> Notice<'_> {
         Notice {

@@ -13,6 +13,7 @@ use super::state::{Lane, State};
 use crate::{
     Cause, CollectiveError, Error, Settings,
     deadline::bounded,
+    error::limit_of,
     executor::Progress,
     membership::Membership,
     panics::panic_text,
@@ -124,7 +125,10 @@ impl Lane {
         match self.check_open(|| point.call.name()) {
             Ok(()) => {
                 let elapsed = now.saturating_duration_since(point.started);
-                self.fail(point.call.to_string(), self.sequence, elapsed, cause)
+                let (sequence, call) = (self.sequence, point.call.to_string());
+                let failure = CollectiveError::new(&self.member, sequence, call, elapsed, cause);
+                let is_own_limit = self.settings.is_own_timeout || point.timeout.is_some();
+                self.fail_as(CollectiveError { is_own_limit, ..failure })
             }
             Err(error) => error,
         }
@@ -222,10 +226,11 @@ impl Lane {
                 ?awaited,
                 "{call} and {} other sends and receives have been waiting for {:.1?}: the late \
                  ranks are stopped, slow or in another call; they are given up after \
-                 {:.1?} (DRUMLINE_TIMEOUT_S)",
+                 {:.1?} ({})",
                 late.count - 1,
                 now.saturating_duration_since(started),
                 self.settings.timeout,
+                limit_of(self.settings.is_own_timeout),
             );
         }
     }

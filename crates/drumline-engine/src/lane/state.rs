@@ -56,6 +56,8 @@ pub struct Lane {
     pub(super) points_looked_at: Option<Instant>,
     /// What this rank has told its peers about its waiting. `None`: they believe that it does not wait.
     pub(super) told: Option<Told>,
+    /// When this rank last looked whether a peer has failed, in a call over links that was about to succeed.
+    pub(super) peers_looked_at: Option<Instant>,
     /// Whether neighbours have been told to ring the doorbell.
     pub(super) asleep: bool,
     pub(super) state: State,

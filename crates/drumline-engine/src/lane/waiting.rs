@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     any_call::AnyCall,
-    error::Cause,
+    error::{Cause, limit_of},
     executor::{Machine, Now},
     transport::{InCall, Lack, Seeker, Waits},
 };
@@ -51,9 +51,10 @@ impl Lane {
                 ?late,
                 ?awaited,
                 "{call} has been waiting for {:.1?}: the late ranks are stopped, slow or in another \
-                 call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
+                 call; it is given up after {:.1?} ({})",
                 now.saturating_duration_since(started),
-                self.machine.timeout()
+                self.machine.timeout(),
+                limit_of(self.is_own_limit())
             );
         }
     }
@@ -96,6 +97,11 @@ impl Lane {
                 now.get().saturating_duration_since(started)
             );
         }
+    }
+
+    /// Whether the program has set the time limit of the running collective.
+    pub(super) fn is_own_limit(&self) -> bool {
+        self.settings.is_own_timeout || self.machine.timeout() != self.settings.timeout
     }
 
     /// The running collective, for logs and errors.
