@@ -70,6 +70,8 @@ struct Call {
     began: Instant,
     lines: Vec<(Channel, Line)>,
     opening: Opening<PeerStream>,
+    /// How the peer last hung up.
+    hung_up: Option<CallError>,
 }
 
 #[derive(Debug)]
@@ -148,7 +150,7 @@ impl Far {
         let channels = Opening::<PeerStream>::channels(self.data_streams);
         let lines = channels.map(|channel| (channel, Line::Again { at: now })).collect();
         let opening = Opening::new(self.data_streams);
-        self.calls.insert(rank, Call { began: now, lines, opening });
+        self.calls.insert(rank, Call { began: now, lines, opening, hung_up: None });
     }
 
     /// Accepts peers and goes on with calls. Ends calls to ranks for which `is_calling` is false.
@@ -214,7 +216,8 @@ impl Far {
         let addresses = addresses.iter().cycle().skip(self.member.rank % addresses.len().max(1));
         let give_up = call.began + self.patience;
         for ((channel, line), address) in call.lines.iter_mut().zip(addresses) {
-            let failed = |error: CallError| unreachable(rank, *address, &error);
+            let before = call.hung_up.as_ref();
+            let failed = |error: CallError| unreachable(rank, *address, &error, before);
             if let Line::Again { at } = line
                 && now >= *at
             {
@@ -248,7 +251,8 @@ impl Far {
                         .map_err(|error| failed(io::Error::from(error).into()))?;
                 }
                 Ok(false) => {}
-                Err(CallError::HungUp) if now < give_up => {
+                Err(error @ CallError::HungUp(_)) if now < give_up => {
+                    call.hung_up = Some(error);
                     *line = Line::Again { at: now + PAUSE };
                 }
                 Err(error) => return Err(failed(error)),
@@ -294,17 +298,23 @@ fn watch(rank: Rank, control: &Stream) {
     }
 }
 
-fn unreachable(rank: Rank, address: SocketAddr, error: &CallError) -> Cause {
+fn unreachable(
+    rank: Rank,
+    address: SocketAddr,
+    error: &CallError,
+    before: Option<&CallError>,
+) -> Cause {
     let advice = match error {
         CallError::Refused(_) => "",
         CallError::Io(error) if is_silence(error) => {
             "; is the host down, or does a firewall stand between?"
         }
-        CallError::Io(_) | CallError::HungUp => {
+        CallError::Io(_) | CallError::HungUp(_) => {
             "; its process has probably ended: look at what it printed last"
         }
     };
-    Cause::Unreachable { peer: rank, problem: format!("at {address}: {error}{advice}") }
+    let before = before.map_or_else(String::new, |error| format!(" (before that, {error})"));
+    Cause::Unreachable { peer: rank, problem: format!("at {address}: {error}{before}{advice}") }
 }
 
 /// What is left of a group that this rank has dropped. For a while it tells callers why the group has gone.

@@ -173,7 +173,7 @@ impl Sockets<'_> {
         Ok(Answer::Dialled(match opened {
             Ok(stream) => Dialled::Open(PeerStream(stream)),
             Err(CallError::Refused(reason)) => Dialled::Refused(reason),
-            Err(error @ CallError::HungUp) => Dialled::HungUp(error.to_string()),
+            Err(error @ CallError::HungUp(_)) => Dialled::HungUp(error.to_string()),
             Err(error @ CallError::Io(_)) => Dialled::Failed(error.to_string()),
         }))
     }

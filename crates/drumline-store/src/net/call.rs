@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_shm::{Credentials, Unforked};
+use drumline_shm::{Credentials, Unforked, named};
 use rustix::{
     event::PollFlags,
     io::Errno,
@@ -43,7 +43,7 @@ impl fmt::Display for Address {
 }
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum CallError {
     /// The system's error.
     #[error(transparent)]
@@ -51,9 +51,20 @@ pub enum CallError {
     /// The other end is not the expected one. Calling again will not help.
     #[error("{0}")]
     Refused(String),
-    /// The other end hung up before the handshake was over: it has died, or has too many callers.
-    #[error("it closed the connection during the handshake")]
-    HungUp,
+    /// The other end hung up before the handshake was over: it has died, or has too many callers. With the
+    /// system's error, if there was one.
+    #[error("it closed the connection during the handshake{}", after_colon(.0.as_ref()))]
+    HungUp(Option<io::Error>),
+}
+
+impl fmt::Debug for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn after_colon(error: Option<&io::Error>) -> String {
+    error.map_or_else(String::new, |error| format!(": {error}"))
 }
 
 impl From<Refusal> for CallError {
@@ -86,7 +97,7 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
                     Err(Errno::INTR) => {}
                     // Too many connections wait to be accepted. The system does not tell when there is room.
                     Err(Errno::AGAIN) => thread::sleep(PAUSE.min(time_left(deadline)?)),
-                    Err(error) => return Err(error.into()),
+                    Err(error) => return Err(named("connect")(error)),
                 }
             }
             Stream::Unix(socket)
@@ -104,7 +115,7 @@ pub(super) fn tcp_socket(address: &SocketAddr) -> io::Result<Unforked<TcpStream>
 
 fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
+    socket_with(family, SocketType::STREAM, flags, None).map_err(named("socket"))
 }
 
 fn connect_tcp(stream: &TcpStream, address: &SocketAddr, deadline: Instant) -> io::Result<()> {
@@ -113,7 +124,7 @@ fn connect_tcp(stream: &TcpStream, address: &SocketAddr, deadline: Instant) -> i
             Ok(()) | Err(Errno::ISCONN) => return Ok(()),
             Err(Errno::INPROGRESS | Errno::ALREADY) => break,
             Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(named("connect")(error)),
         }
     }
     loop {
@@ -170,7 +181,7 @@ pub(super) fn check_peer(stream: &Stream, has_secret: bool) -> Result<(), CallEr
             Some(_) => "it is on another host, and there is no secret: set DRUMLINE_SECRET or \
                         DRUMLINE_SECRET_FILE for all processes of the job"
                 .to_owned(),
-            None => return Err(CallError::HungUp),
+            None => return Err(CallError::HungUp(None)),
         },
     };
     Err(CallError::Refused(refusal))
@@ -181,26 +192,30 @@ pub(super) fn check_peer(stream: &Stream, has_secret: bool) -> Result<(), CallEr
 pub(super) fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, CallError> {
     let mut bytes = [0; Hello::BYTES];
     loop {
-        let hears = match say(stream, handshake) {
-            Ok(true) => true,
+        let end = match say(stream, handshake) {
+            Ok(true) => None,
             Ok(false) => return Ok(false),
             // The other end has hung up. What it said before must still be read.
-            Err(error) if is_end(&error) => false,
+            Err(error) if is_end(&error) => Some(error),
             Err(error) => return Err(error.into()),
         };
         let wanted = handshake.wanted().min(bytes.len());
         if wanted == 0 {
-            return if hears { Ok(true) } else { Err(CallError::HungUp) };
+            return if end.is_none() { Ok(true) } else { Err(CallError::HungUp(end)) };
         }
         match stream.read(&mut bytes[..wanted]) {
-            Ok(0) => return Err(CallError::HungUp),
+            Ok(0) => return Err(CallError::HungUp(end)),
             Ok(count) => {
                 handshake.receive(&bytes[..count])?;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock && hears => return Ok(false),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(CallError::HungUp),
+            Err(error) if error.kind() == ErrorKind::WouldBlock && end.is_none() => {
+                return Ok(false);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(CallError::HungUp(end));
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if is_end(&error) => return Err(CallError::HungUp),
+            Err(error) if is_end(&error) => return Err(CallError::HungUp(Some(error))),
             Err(error) => return Err(error.into()),
         }
     }

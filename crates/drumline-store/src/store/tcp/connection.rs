@@ -165,11 +165,11 @@ impl Connection {
         loop {
             match Connection::greet(server, deadline) {
                 Ok(stream) => return Ok(stream),
-                Err(CallError::HungUp) if Instant::now() + PAUSE_MIN < give_up => {
+                Err(CallError::HungUp(_)) if Instant::now() + PAUSE_MIN < give_up => {
                     has_hung_up = true;
                     thread::sleep(PAUSE_MIN);
                 }
-                Err(CallError::HungUp) => return Err(ErrorKind::ConnectionReset.into()),
+                Err(CallError::HungUp(_)) => return Err(ErrorKind::ConnectionReset.into()),
                 Err(CallError::Io(error)) if has_hung_up && is_timeout(&error) => {
                     return Err(ErrorKind::ConnectionReset.into());
                 }
