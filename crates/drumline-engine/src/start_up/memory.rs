@@ -1,6 +1,6 @@
 //! How ranks find out which of them share memory.
 
-use drumline_schedule::{Rounding, Topology, step::Rank};
+use drumline_schedule::{Topology, step::Rank};
 
 use crate::error::one_line;
 
@@ -19,28 +19,46 @@ pub struct Offer<'a> {
     pub wanted: bool,
     /// The memory node that this rank is on.
     pub node: Option<usize>,
-    /// How it protects connections to other hosts.
-    pub level: &'a str,
-    /// Where it rounds sums of narrow floats.
-    pub rounding: Rounding,
+    /// Its settings that must be alike on all ranks.
+    pub alike: &'a [Alike],
     /// The prices by which it chooses algorithms.
     pub prices: &'a str,
 }
 
+/// A setting that must be alike on all ranks.
+#[derive(Clone, Debug)]
+pub struct Alike {
+    /// What it is: `security level`.
+    pub what: &'static str,
+    /// The variable that sets it.
+    pub variable: &'static str,
+    /// Its value on this rank, without a space.
+    pub value: String,
+}
+
+impl Alike {
+    /// The error when a rank has the value `theirs`.
+    fn differs(&self, theirs: &str) -> String {
+        let Alike { what, variable, value } = self;
+        format!(
+            "its {what} is {theirs}, that of this rank {value}: set {variable} alike on all ranks"
+        )
+    }
+}
+
 /// Shares memory with all ranks of this host, or with none: then they use sockets. Returns the topology, and
 /// why this rank shares no memory if it shares none. A rank that shares no memory counts as a host of its
-/// own. All ranks must have the same security level, the same rounding and the same prices.
+/// own. All ranks must have the same settings and the same prices.
 ///
 /// # Errors
 ///
-/// [`Failure::Connect`] when a rank has another level, another rounding or other prices, fails, or says nothing
-/// in time.
+/// [`Failure::Connect`] when a rank has another setting or other prices, fails, or says nothing in time.
 pub async fn share<W: Outside>(
     desk: &Desk<W>,
     board: &Board,
     offer: Offer<'_>,
 ) -> Result<(Result<(), String>, Topology), Failure<W::Error>> {
-    let Offer { near, wanted, node, level, rounding, prices } = offer;
+    let Offer { near, wanted, node, alike, prices } = offer;
     let member = board.member();
     let made = match wanted {
         true => memory(desk.ask(Ask::MakeMemory).await?),
@@ -66,24 +84,24 @@ pub async fn share<W: Outside>(
     let host = near.iter().copied().chain([member.rank]).min().unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |()| host.to_string());
     let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
-    let word = format!("{word} {node} {level} {rounding} {prices}");
+    let values: String = alike.iter().map(|it| format!(" {}", it.value)).collect();
+    let word = format!("{word} {node} {prices}{values}");
     let told = board.all_gather(desk, Subject::Host, word.as_bytes()).await?;
     let told = told.into_iter().enumerate().map(|(rank, word)| {
         let word = String::from_utf8_lossy(&word);
-        let mut words = word.splitn(5, ' ');
+        let mut words = word.split(' ');
         let mut number = || words.next()?.parse::<usize>().ok();
         let place = (number(), number());
-        let theirs = words.next().unwrap_or_default();
-        if theirs != level {
-            return Err(Failure::by(member, rank, &other_level(theirs, level)));
+        let their_prices = words.next().unwrap_or_default();
+        for own in alike {
+            let theirs = words.next().unwrap_or_default();
+            if theirs != own.value {
+                return Err(Failure::by(member, rank, &own.differs(theirs)));
+            }
         }
-        let theirs = words.next().unwrap_or_default();
-        if theirs != rounding.name() {
-            return Err(Failure::by(member, rank, &other_rounding(theirs, rounding)));
-        }
-        match words.next().unwrap_or_default() {
-            theirs if theirs == prices => Ok(place),
-            theirs => Err(Failure::by(member, rank, &other_prices(theirs, prices))),
+        match their_prices == prices {
+            true => Ok(place),
+            false => Err(Failure::by(member, rank, &other_prices(their_prices, prices))),
         }
     });
     let told: Vec<(Option<Rank>, Option<usize>)> = told.collect::<Result<_, _>>()?;
@@ -109,7 +127,7 @@ pub async fn share<W: Outside>(
         _ => rank,
     };
     let topology = Topology::placed((0..member.world_size).map(expected));
-    Ok((shared, topology.with_nodes(nodes).with_rounding(rounding)))
+    Ok((shared, topology.with_nodes(nodes)))
 }
 
 const READY: &str = "ready";
@@ -119,21 +137,6 @@ fn memory<S>(answer: Answer<S>) -> Result<(), String> {
         Answer::Memory(result) => result,
         _ => unreachable!("the answer is not of the question's kind"),
     }
-}
-
-/// The error when a rank has another security level.
-fn other_level(theirs: &str, ours: &str) -> String {
-    format!(
-        "its security level is {theirs}, that of this rank {ours}: set DRUMLINE_SECURITY alike on all \
-         ranks"
-    )
-}
-
-/// The error when a rank rounds elsewhere.
-fn other_rounding(theirs: &str, ours: Rounding) -> String {
-    format!(
-        "its rounding is {theirs}, that of this rank {ours}: set DRUMLINE_ROUNDING alike on all ranks"
-    )
 }
 
 /// The error when a rank has other prices.

@@ -14,7 +14,7 @@ use drumline_engine::{
     start_up::{
         Answer, Ask,
         board::Subject,
-        memory::{self, Offer},
+        memory::{self, Alike, Offer},
     },
 };
 use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
@@ -217,7 +217,8 @@ impl ProcessGroup {
         let (board, inquiry) =
             Board::meet(&member, &family.store, deadline, config.warn_after, &recorder)?;
         drop(phase);
-        let order = config.sum_order as u8;
+        // Ranks on a foreign backend do not compare their settings.
+        let order = if foreign.is_some() { config.sum_order as u8 } else { 0 };
         let size = member.world_size.to_le_bytes();
         member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
         let told = (recorder, inquiry);
@@ -484,8 +485,14 @@ fn share_memory(
     // A rank that shares no memory needs no memory node.
     let of_this_thread = || Cores::of_this_thread().ok()?.memory_node();
     let node = wanted.then(|| config.memory_node.or_else(of_this_thread)).flatten();
-    let (level, rounding) = (config.security.to_string(), config.rounding);
-    let offer = Offer { near: &ranks, wanted, node, level: &level, rounding, prices };
+    let alike = [
+        ("security level", "DRUMLINE_SECURITY", config.security.to_string()),
+        ("rounding", "DRUMLINE_ROUNDING", config.rounding.to_string()),
+        ("order of sums", "DRUMLINE_SUM_ORDER", config.sum_order.name().to_owned()),
+        ("window", "DRUMLINE_WINDOW_BYTES", config.window_bytes.to_string()),
+    ];
+    let alike = alike.map(|(what, variable, value)| Alike { what, variable, value });
+    let offer = Offer { near: &ranks, wanted, node, alike: &alike, prices };
     let (mut made, mut mapped) = (None, None);
     let code = async |desk: &_, rules: &_| memory::share(desk, rules, offer).await;
     let (shared, topology) = board.run(code, |question| match question {
@@ -501,7 +508,7 @@ fn share_memory(
         question => board.ask(question),
     })?;
     let segments = shared.is_ok().then(|| made.zip(mapped)).flatten();
-    Ok((segments, topology.with_order(config.sum_order)))
+    Ok((segments, topology.with_rounding(config.rounding).with_order(config.sum_order)))
 }
 
 fn segment_size(config: &Config) -> SegmentSize {

@@ -179,26 +179,44 @@ fn the_order_of_sums_can_be_chosen() {
 }
 
 #[test]
-fn ranks_that_round_elsewhere_are_told() {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let errors: Vec<String> = std::thread::scope(|threads| {
-        let connect = |(rank, rounding)| {
-            let store = store.clone();
-            threads.spawn(move || {
-                let config = Config::default().rounding(rounding);
-                let refused = ProcessGroup::connect("rounding", store, rank, 2, &config);
-                refused.map(drop).unwrap_err().to_string()
-            })
-        };
-        let ranks: Vec<_> =
-            [Rounding::Once, Rounding::Host].into_iter().enumerate().map(connect).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    for (rank, told) in [
-        (0, "rank 1: its rounding is host, that of this rank once"),
-        (1, "rank 0: its rounding is once, that of this rank host"),
+fn a_setting_that_differs_is_told_with_the_rank_that_has_it() {
+    let base = Config::default;
+    for (variable, what, configs, values) in [
+        (
+            "DRUMLINE_ROUNDING",
+            "rounding",
+            [Rounding::Once, Rounding::Host].map(|it| base().rounding(it)),
+            ["once", "host"],
+        ),
+        (
+            "DRUMLINE_SUM_ORDER",
+            "order of sums",
+            [SumOrder::Placement, SumOrder::Rank].map(|it| base().sum_order(it)),
+            ["placement", "rank"],
+        ),
+        (
+            "DRUMLINE_WINDOW_BYTES",
+            "window",
+            [4096, 8192].map(|it| base().window_bytes(it)),
+            ["4096", "8192"],
+        ),
     ] {
-        assert!(errors[rank].contains(told), "{errors:?}");
-        assert!(errors[rank].contains("set DRUMLINE_ROUNDING alike on all ranks"), "{errors:?}");
+        for shared_memory in [true, false] {
+            let store: Arc<dyn Store> = Arc::new(HashStore::new());
+            let errors = crate::common::on_threads((0..2).collect(), |rank: usize| {
+                let config =
+                    configs[rank].clone().shared_memory(shared_memory).unix_sockets(shared_memory);
+                let refused = ProcessGroup::connect("settings", store.clone(), rank, 2, &config);
+                refused.map(drop).unwrap_err().to_string()
+            });
+            for (rank, error) in errors.iter().enumerate() {
+                let (ours, theirs) = (values[rank], values[1 - rank]);
+                let told = format!(
+                    "rank {}: its {what} is {theirs}, that of this rank {ours}: set {variable} alike on all ranks",
+                    1 - rank
+                );
+                assert!(error.contains(&told), "{errors:?}");
+            }
+        }
     }
 }

@@ -23,7 +23,7 @@ use drumline_engine::{
     },
     transport::Channel,
 };
-use drumline_schedule::{Rounding, Topology, step::Rank};
+use drumline_schedule::{Topology, step::Rank};
 use drumline_store::store::tcp::protocol::{Key, READY, Request, Value};
 
 use super::action::{Action, Bytes, Want};
@@ -174,14 +174,7 @@ async fn connect(
     let mesh = mesh::connect(desk, board, streams).await?;
     let near: Vec<Rank> = mesh.near.iter().map(|(rank, _)| *rank).collect();
     let wanted = shares && !near.is_empty();
-    let offer = Offer {
-        near: &near,
-        wanted,
-        node: None,
-        level: "auth",
-        rounding: Rounding::Once,
-        prices: "prices",
-    };
+    let offer = Offer { near: &near, wanted, node: None, alike: &[], prices: "prices" };
     let (_, topology) = memory::share(desk, board, offer).await?;
     let text = |addresses: Vec<_>| addresses.iter().map(ToString::to_string).collect::<String>();
     Ok(JoinedGroup {
