@@ -4,7 +4,7 @@
 use std::sync::mpsc::{Sender, channel};
 
 use drumline_engine::panics::shielded;
-use drumline_shm::PerProcess;
+use drumline_shm::{PerProcess, named};
 
 use crate::{Error, Result};
 
@@ -25,6 +25,7 @@ fn start() -> Result<Sender<Callback>> {
     std::thread::Builder::new()
         .name("drumline-callbacks".to_owned())
         .spawn(move || callbacks.into_iter().for_each(shielded))
+        .map_err(named("clone3"))
         .map_err(|source| Error::io("cannot start the thread of callbacks", source))?;
     Ok(sender)
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use drumline_engine::{Error, Result};
-use drumline_shm::PerProcess;
+use drumline_shm::{PerProcess, named};
 use drumline_store::net::poll::{self, Deadline};
 use rustix::event::{PollFd, PollFlags};
 
@@ -97,6 +97,7 @@ impl ProgressThread {
         std::thread::Builder::new()
             .name("drumline-progress".to_owned())
             .spawn(|| this.run())
+            .map_err(named("clone3"))
             .map_err(not_started)?;
         Ok(this)
     }

@@ -11,6 +11,7 @@ use std::{
     },
 };
 
+use drumline::named;
 use rustix::{
     cmsg_space,
     io::retry_on_intr,
@@ -67,7 +68,8 @@ impl Channel {
         }
         let sent = retry_on_intr(|| {
             sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
-        })?;
+        })
+        .map_err(named("sendmsg"))?;
         (&self.0).write_all(&bytes[sent..])
     }
 
@@ -83,7 +85,7 @@ impl Channel {
         let received = match first {
             Ok(answer) => answer.bytes,
             Err(rustix::io::Errno::CONNRESET) => 0,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(named("recvmsg")(error)),
         };
         if received == 0 {
             return Ok(None);

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use drumline::named;
 use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
@@ -53,6 +54,7 @@ const WATCH: u64 = u64::MAX - 5;
 impl Events {
     pub(crate) fn new() -> Result<Events> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(named("epoll_create1"))
             .map_err(Error::system("create an epoll set"))?;
         Ok(Events { epoll, monitor: Monitor::default() })
     }
@@ -75,6 +77,7 @@ impl Events {
             Source::Worker(rank) => rank as u64,
         });
         epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
+            .map_err(named("epoll_ctl"))
             .map_err(Error::system("add to an epoll set"))
     }
 
@@ -91,7 +94,9 @@ impl Events {
         let mut ready = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, spare_capacity(&mut ready), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(Error::system("wait for events")(error)),
+            Err(error) => {
+                return Err(Error::system("wait for events")(named("epoll_pwait")(error)));
+            }
         }
         Ok(ready.iter().map(|event| Source::of(event.data.u64())).collect())
     }

@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{NumaBinding, bind_to_cores};
+use drumline::{NumaBinding, bind_to_cores, named};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
     set_child_subreaper, waitid,
@@ -90,7 +90,9 @@ pub fn keep() -> Result<()> {
     let channel = Channel::over(UnixStream::from(stdin));
     // If there is no parent, the launcher is in another namespace or gone. The channel tells which.
     let launcher = getppid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    set_child_subreaper(Some(getpid())).map_err(Error::system("become a subreaper"))?;
+    set_child_subreaper(Some(getpid()))
+        .map_err(named("prctl"))
+        .map_err(Error::system("become a subreaper"))?;
     let kept = Keeper::new(channel, launcher).and_then(|mut keeper| {
         let lives = keeper.watch();
         match lives {
@@ -201,6 +203,7 @@ impl Keeper {
         let answer = match spawn(fields, streams) {
             Ok(pid) => {
                 let pidfd = pidfd_open(pid, PidfdFlags::empty())
+                    .map_err(named("pidfd_open"))
                     .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
                 self.events.add(&pidfd, Source::Worker(self.workers.len()))?;
                 self.workers.push((pid, pidfd));
@@ -220,6 +223,7 @@ impl Keeper {
         let Some((_, pidfd)) = self.workers.get(rank) else { return Ok(true) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::PidFd(pidfd.as_fd()), options)
+            .map_err(named("waitid"))
             .map_err(Error::system("wait for a worker"))?;
         let Some(status) = status else { return Ok(true) };
         self.events.remove(pidfd)?;

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use drumline::named;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, getpgrp},
@@ -48,7 +49,9 @@ pub(crate) struct Keeper {
 impl Keeper {
     /// Starts the keeper.
     pub(crate) fn start(job: &Job) -> Result<Keeper> {
-        let (near, far) = UnixStream::pair().map_err(Error::system("make a socket pair"))?;
+        let (near, far) = UnixStream::pair()
+            .map_err(named("socketpair"))
+            .map_err(Error::system("make a socket pair"))?;
         let mut command = match job.relaunch.split_first() {
             Some((first, others)) => {
                 let mut command = Command::new(first);
@@ -69,6 +72,7 @@ impl Keeper {
             .stdout(Stdio::null())
             .process_group(0)
             .spawn()
+            .map_err(named("clone3"))
             .map_err(Error::system("start the keeper of the ranks (from /proc/self/exe)"))?;
         Ok(Keeper { child, channel: Channel::over(near), early: Vec::new() })
     }
@@ -92,7 +96,11 @@ impl Keeper {
         program: &Path,
         variables: impl IntoIterator<Item = (&'static str, OsString)>,
     ) -> Result<(Worker, Streams)> {
-        let pipe = || io::pipe().map_err(Error::system("make a pipe for a worker's output"));
+        let pipe = || {
+            io::pipe()
+                .map_err(named("pipe2"))
+                .map_err(Error::system("make a pipe for a worker's output"))
+        };
         let ((stdout, worker_stdout), (stderr, worker_stderr)) = (pipe()?, pipe()?);
         let is_alone = job.nproc_per_node.get() == 1 && job.hosts.max.get() == 1;
         let input = job.stdin.for_worker(local_rank, is_alone);
@@ -248,7 +256,7 @@ fn refused(program: &Path, error: io::Error) -> Error {
         io::ErrorKind::NotFound => {
             format!("{error}; is the interpreter installed that its first line names?")
         }
-        _ => error.to_string(),
+        _ => named("clone3 or execve")(error).to_string(),
     };
     Error::ProgramNotExecutable { program: program.into(), hint }
 }

@@ -1,6 +1,7 @@
 //! The limit of descriptors for this process and its ranks.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use drumline::limit_of;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// The highest limit. Some programs close every number up to the limit, or keep a table of that length.
 /// systemd sets the same limit.
@@ -13,8 +14,9 @@ const DESCRIPTORS_MAX: u64 = 512 * 1024;
 /// With the low limit such a program would fail at its 1,024th descriptor. A hard limit (`ulimit -Hn 1024`)
 /// brings this back.
 pub(crate) fn raise() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Some(current) = raised(limit) {
+    if let Some(limit) = limit_of(Resource::Nofile)
+        && let Some(current) = raised(limit)
+    {
         // This needs no privilege. If it fails, the present limit may still suffice.
         let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
         tracing::debug!(?limit, ?raised, "raised the limit of descriptors to {current}");

@@ -17,6 +17,7 @@ use std::{
     thread,
 };
 
+use drumline::named;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -77,7 +78,9 @@ struct Filtered {
 impl Console {
     /// Writes to the stdout and stderr of this process, and to `files`.
     pub(crate) fn open(job: &Job, world: &World, files: &WorldFiles) -> Result<Console> {
-        let (near, far) = UnixStream::pair().map_err(Error::system("make a socket pair"))?;
+        let (near, far) = UnixStream::pair()
+            .map_err(named("socketpair"))
+            .map_err(Error::system("make a socket pair"))?;
         let (own_stdout, own_stderr) = (rustix::stdio::stdout(), rustix::stdio::stderr());
         let stdout = Arc::new(Mutex::new(Sink::of(own_stdout, "stdout")?));
         let stderr = match is_same_file(own_stdout, own_stderr) {
@@ -104,7 +107,8 @@ impl Console {
             let sink = console.keep(Sink::create(&path));
             Some(Filtered { sink, texts: filters[i].as_slice().into() })
         });
-        let (read, write) = io::pipe().map_err(Error::system("make a pipe"))?;
+        let (read, write) =
+            io::pipe().map_err(named("pipe2")).map_err(Error::system("make a pipe"))?;
         rustix::io::ioctl_fionbio(&write, true).map_err(Error::system("set up a pipe"))?;
         let sink = Some(Arc::clone(&console.stderr));
         console.read(Reader { sink, ..Reader::of(read.into(), Prefix::launcher()) })?;
@@ -222,6 +226,7 @@ impl Console {
             .name("output".into())
             .stack_size(128 * 1024)
             .spawn(move || reader.run(&stop))
+            .map_err(named("clone3"))
             .map_err(Error::system("start a thread for a worker's output"))?;
         Ok(())
     }

@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use drumline::auth::Secret;
+use drumline::{auth::Secret, named};
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
     io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd},
@@ -73,18 +73,19 @@ fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // If vm.memfd_noexec is 2, the kernel requires this flag. Kernels before 6.3 do not know it.
     let memory = create(flags | MemfdFlags::NOEXEC_SEAL)
-        .or_else(|error| if error == Errno::INVAL { create(flags) } else { Err(error) })?;
+        .or_else(|error| if error == Errno::INVAL { create(flags) } else { Err(error) })
+        .map_err(named("memfd_create"))?;
     let mut file = File::from(memory);
     file.write_all(secret.expose())?;
     file.set_permissions(Permissions::from_mode(0o400))?;
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    fcntl_add_seals(&file, all)?;
+    fcntl_add_seals(&file, all).map_err(named("fcntl"))?;
     let file = match fcntl_dupfd_cloexec(file.as_fd(), DESCRIPTOR_MIN) {
         // The limit of open files is lower than DESCRIPTOR_MIN.
         Err(Errno::INVAL) => file.into(),
-        other => other?,
+        other => other.map_err(named("fcntl"))?,
     };
-    fcntl_setfd(&file, FdFlags::empty())?;
+    fcntl_setfd(&file, FdFlags::empty()).map_err(named("fcntl"))?;
     Ok(file)
 }
 

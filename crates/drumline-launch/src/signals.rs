@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use drumline::named;
 use rustix::process::Signal;
 use signal_hook::{
     iterator::{backend::SignalDelivery, exfiltrator::WithOrigin},
@@ -44,6 +45,7 @@ impl Signals {
                 SignalDelivery::with_pipe(read, write, WithOrigin::default(), heard)
             })
             .map(Signals)
+            .map_err(named("socketpair"))
             .map_err(Error::system("listen to signals"))
     }
 

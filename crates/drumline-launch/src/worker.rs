@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use drumline::named;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{
@@ -37,7 +38,9 @@ impl Worker {
     /// A worker that the keeper has just started. One that reads from the terminal is in the group of this process.
     pub(crate) fn of(pid: Pid, is_at_terminal: bool) -> Result<Worker> {
         let pidfd = pidfd_open(pid, PidfdFlags::empty());
-        let pidfd = pidfd.map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
+        let pidfd = pidfd
+            .map_err(named("pidfd_open"))
+            .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
         Ok(Worker { pid, pidfd, rest: None, is_at_terminal })
     }
 

@@ -31,6 +31,7 @@ pub use port::free_port;
 
 use std::time::{Duration, Instant};
 
+use drumline_shm::named;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -45,7 +46,7 @@ pub fn sleep_until_ready(interests: &mut [PollFd<'_>], deadline: Instant) {
     let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
     match poll(interests, Some(&timeout)) {
         Ok(_) | Err(Errno::INTR) => {}
-        Err(error) => tracing::warn!(%error, "poll failed"),
+        Err(error) => tracing::warn!(error = %named("ppoll")(error), "poll failed"),
     }
 }
 

@@ -83,9 +83,9 @@ pub use drumline_group::{
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline, free_port, interface_with};
-#[doc(hidden)]
-pub use drumline_shm::inherited;
 pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
+#[doc(hidden)]
+pub use drumline_shm::{inherited, limit_of, named};
 pub use drumline_train as train;
 pub use drumline_train::{
     Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, record, record_panics,

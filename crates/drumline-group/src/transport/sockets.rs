@@ -15,7 +15,7 @@ use drumline_engine::{
     transport::{Connections, Ended, Point, StreamKind, Streams, Transport, Waits},
 };
 use drumline_schedule::step::Rank;
-use drumline_shm::{PidFd, SpinLimit, spin};
+use drumline_shm::{PidFd, SpinLimit, named, spin};
 use drumline_store::net::poll::{self, Deadline};
 use rustix::{event::epoll, io::Errno};
 
@@ -74,12 +74,15 @@ impl Sockets {
         near: Vec<(Near, Option<PidFd>)>,
         far: Option<Far>,
     ) -> Result<Sockets> {
-        let failed = |error: Errno| Error::io("cannot wait for peers", error.into());
+        let failed = |error| Error::io("cannot wait for peers", error);
         let waker = Waker::new().map_err(|error| Error::io("cannot create an eventfd", error))?;
-        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let epoll = Arc::new(epoll.map_err(named("epoll_create1")).map_err(failed)?);
         let add = |fd: BorrowedFd<'_>, key| {
             let key = epoll::EventData::new_u64(key);
-            epoll::add(&epoll, fd, key, epoll::EventFlags::IN).map_err(failed)
+            epoll::add(&epoll, fd, key, epoll::EventFlags::IN)
+                .map_err(named("epoll_ctl"))
+                .map_err(failed)
         };
         add(waker.as_fd(), WAKER)?;
         if let Some(far) = &far {

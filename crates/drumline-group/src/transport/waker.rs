@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use drumline_shm::named;
 use rustix::{
     event::{EventfdFlags, eventfd},
     io::retry_on_intr,
@@ -17,7 +18,8 @@ pub(crate) struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     pub(crate) fn new() -> io::Result<Waker> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(named("eventfd2"))?;
         Ok(Waker(Arc::new(bell)))
     }
 

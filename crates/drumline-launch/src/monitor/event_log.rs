@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use drumline::named;
 use serde::Serialize;
 
 use super::{happening::Happening, settings::EventLog};
@@ -59,6 +60,7 @@ impl EventWriter {
             .name("events".into())
             .stack_size(128 * 1024)
             .spawn(move || write(destination, &to_write))
+            .map_err(named("clone3"))
             .map_err(Error::system("start a thread that writes events"))?;
         let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         Ok(EventWriter {

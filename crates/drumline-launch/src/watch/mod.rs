@@ -27,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::store::tcp::TcpStore;
+use drumline::{named, store::tcp::TcpStore};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::{
@@ -84,7 +84,9 @@ impl Watch {
         if let Some(limit) = hangs.kernel_timeout {
             guards.push(Box::new(KernelGuard::new(limit)));
         }
-        let (near, far) = UnixStream::pair().map_err(Error::system("make a socket pair"))?;
+        let (near, far) = UnixStream::pair()
+            .map_err(named("socketpair"))
+            .map_err(Error::system("make a socket pair"))?;
         let (told, findings) = channel();
         Ok(Watch {
             guards,
@@ -119,6 +121,7 @@ impl Watch {
         thread::Builder::new()
             .name("watch".into())
             .spawn(move || look(guards, &wards, &told, &far))
+            .map_err(named("clone3"))
             .map_err(Error::system("start a thread that watches the workers"))?;
         Ok(())
     }

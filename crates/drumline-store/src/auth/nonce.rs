@@ -1,5 +1,6 @@
 //! Random numbers that are used once.
 
+use drumline_shm::named;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::{Error, Result};
@@ -27,7 +28,9 @@ pub(super) fn random_bytes() -> Result<[u8; 32]> {
         match getrandom(&mut bytes[have..], GetRandomFlags::empty()) {
             Ok(more) => have += more,
             Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::io("cannot get random bytes", error.into())),
+            Err(error) => {
+                return Err(Error::io("cannot get random bytes", named("getrandom")(error)));
+            }
         }
     }
     Ok(bytes)

@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use drumline_shm::named;
 use rustix::{
     io::Errno,
     net::{connect, sockopt::socket_error},
@@ -37,7 +38,7 @@ impl Dial {
         pacing::begin_without(&*socket);
         match connect(&*socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(named("connect")(error)),
         }
         let stream = Stream::Tcp(socket);
         Ok(Dial { stream, handshake, has_secret, is_connecting: true })

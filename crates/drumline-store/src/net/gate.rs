@@ -12,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_shm::Unforked;
+use drumline_shm::{Unforked, limit_of, named};
 use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
     io::Errno,
-    process::{Resource, getrlimit},
+    process::Resource,
 };
 
 use super::{
@@ -45,10 +45,13 @@ pub enum Listener {
 /// of a large job would need a second attempt.
 const BACKLOG: i32 = 4096;
 
+/// The system calls with which std makes a listener.
+const LISTENS: &str = "socket, setsockopt, bind or listen";
+
 impl Listener {
     /// Listens on exactly this address.
     pub fn tcp(address: SocketAddr) -> io::Result<Listener> {
-        let listener = Unforked::open(|| TcpListener::bind(address))?;
+        let listener = Unforked::open(|| TcpListener::bind(address)).map_err(named(LISTENS))?;
         pacing::begin_without(&*listener);
         let bound = listener.local_addr()?;
         Listener::ready(Listener::Tcp(listener, bound))
@@ -57,7 +60,8 @@ impl Listener {
     /// Listens on an abstract Unix socket.
     pub fn unix(name: &str) -> io::Result<Listener> {
         let address = UnixAddr::from_abstract_name(name)?;
-        let listener = Unforked::open(|| UnixListener::bind_addr(&address))?;
+        let listener = Unforked::open(|| UnixListener::bind_addr(&address));
+        let listener = listener.map_err(named(LISTENS))?;
         Listener::ready(Listener::Unix(listener))
     }
 
@@ -205,9 +209,9 @@ const LISTENER: u64 = u64::MAX;
 impl Gate {
     /// A gate on `listener`.
     pub fn new(listener: Listener, admission: Admission) -> io::Result<Gate> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?;
         let token = epoll::EventData::new_u64(LISTENER);
-        epoll::add(&epoll, &listener, token, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &listener, token, epoll::EventFlags::IN).map_err(named("epoll_ctl"))?;
         Ok(Gate {
             listener,
             admission,
@@ -544,5 +548,7 @@ fn read(stream: &mut Stream, bytes: &mut [u8]) -> Result<Option<usize>, Farewell
 /// free number, so the number shows how many are taken.
 fn leaves_descriptors(stream: &Stream) -> bool {
     let number = u64::try_from(stream.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
-    getrlimit(Resource::Nofile).current.is_none_or(|limit| number < limit - limit / RESERVED_PART)
+    limit_of(Resource::Nofile)
+        .and_then(|limit| limit.current)
+        .is_none_or(|limit| number < limit - limit / RESERVED_PART)
 }

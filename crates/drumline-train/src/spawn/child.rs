@@ -15,6 +15,7 @@ use std::{
     thread,
 };
 
+use drumline_shm::named;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
@@ -128,14 +129,18 @@ impl Rank {
         let descriptor = match pidfd_open(parent, PidfdFlags::empty()) {
             Ok(descriptor) if getppid() == Some(parent) => descriptor,
             Ok(_) | Err(Errno::SRCH) => return Err(io::Error::other("its parent has ended")),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(named("pidfd_open")(error)),
         };
         let watch = move || {
             let mut ended = [PollFd::new(&descriptor, PollFlags::IN)];
             while poll(&mut ended, None) == Err(Errno::INTR) {}
             let _ = kill_process(getpid(), Signal::KILL);
         };
-        thread::Builder::new().name("parent".into()).stack_size(64 * 1024).spawn(watch)?;
+        thread::Builder::new()
+            .name("parent".into())
+            .stack_size(64 * 1024)
+            .spawn(watch)
+            .map_err(named("clone3"))?;
         Ok(())
     }
 }

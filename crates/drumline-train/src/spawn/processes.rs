@@ -18,6 +18,7 @@ use drumline_group::{
     auth::Secret,
     store::tcp::{Door, TcpStoreServer},
 };
+use drumline_shm::named;
 use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
@@ -102,7 +103,10 @@ impl Processes {
         let mut processes = Processes {
             members: Vec::with_capacity(ranks),
             started_at: SystemTime::now(),
-            ends: Some(ends.map_err(SpawnError::system("create an epoll set"))?),
+            ends: Some(
+                ends.map_err(named("epoll_create1"))
+                    .map_err(SpawnError::system("create an epoll set"))?,
+            ),
             grace_period,
             _store: Some((store, file)),
         };
@@ -133,8 +137,9 @@ impl Processes {
         let said = memory("drumline-error")?;
         let started =
             command.env(error_file::VARIABLE, in_memory(&said)).stdin(Stdio::null()).spawn();
-        let mut child =
-            started.map_err(SpawnError::system("start this program again (/proc/self/exe)"))?;
+        let mut child = started
+            .map_err(named("clone3"))
+            .map_err(SpawnError::system("start this program again (/proc/self/exe)"))?;
         let watched = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).and_then(|pidfd| {
             let number = epoll::EventData::new_u64(self.members.len() as u64);
             if let Some(ends) = &self.ends {
@@ -149,7 +154,11 @@ impl Processes {
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(SpawnError::system("open a pidfd (needs Linux 5.4)")(error));
+                return Err(SpawnError::system("open a pidfd (needs Linux 5.4)")(named(
+                    "pidfd_open",
+                )(
+                    error
+                )));
             }
         }
         Ok(())
@@ -354,7 +363,9 @@ fn memory(name: &str) -> Result<File, SpawnError> {
             other => Err(other),
         })
         .and_then(|file| fchmod(file.as_fd(), Mode::RUSR | Mode::WUSR).map(|()| file));
-    made.map(File::from).map_err(SpawnError::system("make a file in memory"))
+    made.map(File::from)
+        .map_err(named("memfd_create"))
+        .map_err(SpawnError::system("make a file in memory"))
 }
 
 /// 64 random bits. They come from the operating system, through the hasher's keys.

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_shm::named;
 use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
@@ -179,12 +180,12 @@ impl TcpStoreServer {
             places.push(place);
         }
         let failed = |error| Error::io(format!("host {}", places[0].endpoint), error);
-        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        let (stop, stopped) = UnixStream::pair().map_err(named("socketpair")).map_err(failed)?;
         let ranks = Arc::new(Ranks::default());
         let server = Server::with_limit(bytes_max);
         let host = Host::new(gates, stopped, server, Arc::clone(&ranks)).map_err(failed)?;
         let thread = thread::Builder::new().name("drumline-store".into());
-        let thread = Some(thread.spawn(|| host.run()).map_err(failed)?);
+        let thread = Some(thread.spawn(|| host.run()).map_err(named("clone3")).map_err(failed)?);
         Ok(TcpStoreServer { places, ranks, stop: Some(stop), thread, process: std::process::id() })
     }
 
@@ -396,7 +397,7 @@ impl Host {
         server: Server,
         ranks: Arc<Ranks>,
     ) -> io::Result<Host> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?;
         let token = epoll::EventData::new_u64;
         epoll::add(&epoll, &stopped, token(STOP), epoll::EventFlags::IN)?;
         for (gate, number) in gates.iter().zip((0..STOP).rev()) {

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_shm::named;
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
@@ -85,10 +86,10 @@ impl Relay {
         let (gate, _) = super::host::open_door(door)?;
         let address = gate.address();
         let failed = |error| Error::io(format!("carry clients to {endpoint}"), error);
-        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        let (stop, stopped) = UnixStream::pair().map_err(named("socketpair")).map_err(failed)?;
         let thread = thread::Builder::new().name("drumline-relay".into());
         let work = Work { gate, server, stopped: Arc::new(stopped) };
-        let thread = Some(thread.spawn(|| work.run()).map_err(failed)?);
+        let thread = Some(thread.spawn(|| work.run()).map_err(named("clone3")).map_err(failed)?);
         Ok(Relay { address, stop, thread, process: std::process::id() })
     }
 
