@@ -402,6 +402,18 @@ def test_there_is_one_way_to_meet(tmp_path):
         drumline.init_process_group(store=store, rank=0)
 
 
+def test_the_only_rank_needs_no_address(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="MASTER_ADDR.*MASTER_PORT"):
+        drumline.init_process_group()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with drumline.init_process_group() as group:
+        assert (group.rank, group.world_size) == (0, 1)
+
+
 def test_errors_name_only_what_python_has():
     sampler = drumline.DistributedSampler(range(4), 2, 0)
     with pytest.raises(ValueError) as error:

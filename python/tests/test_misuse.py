@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -281,3 +282,25 @@ def test_control_c_gets_through_and_the_others_hear_of_it():
 def test_control_c_gets_through_while_a_work_is_waited_for():
     (how, text), _ = run_and_see(2, interrupted, True)
     assert how == "raised" and text.startswith("builtins.KeyboardInterrupt"), (how, text)
+
+
+def leave_after_a_failure(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("drumline.torch").addHandler(handler)
+    counts = []
+    for group, looks in ((dist.new_group(), True), (dist.new_group(), False)):
+        work = dist.all_reduce(torch.zeros(4 + rank), group=group, async_op=True)
+        if looks:
+            with pytest.raises(RuntimeError, match="ranks disagree"):
+                work.wait()
+        dist.destroy_process_group(group)
+        counts.append(sum("left a group that had failed" in it for it in records))
+    return counts
+
+
+def test_a_failure_that_the_program_has_seen_is_not_told_again_at_the_end():
+    for counts in run(2, leave_after_a_failure):
+        assert counts == [0, 1], counts

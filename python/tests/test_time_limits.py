@@ -8,6 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from ranks import run, wait_for
+from torch_versions import needs_backends
 
 import drumline
 
@@ -113,3 +114,26 @@ def one_is_missing(rank, world_size, directory, first):
 def test_every_rank_gets_the_same_error_at_a_time_limit(first):
     one, other, _ = run(3, one_is_missing, first)
     assert one == other == ("CollectiveTimeoutError", "timeout", 2)
+
+
+def told_of_a_limit(rank, world_size, directory):
+    dist = pytest.importorskip("torch.distributed")
+    from drumline.ddp.groups import core_group
+
+    dist.init_process_group("drumline", f"file://{directory}/store", rank=rank, world_size=world_size)
+    text = ""
+    if rank == 0:
+        core_group(dist.group.WORLD).set_timeout(0.2)
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.barrier()
+        text = str(error.value)
+        open(f"{directory}/told", "w").close()
+    wait_for(f"{directory}/told")
+    return text
+
+
+@needs_backends
+def test_an_error_of_torchs_groups_names_the_argument_that_sets_the_limit():
+    text, _ = run(2, told_of_a_limit)
+    assert "timeout= of init_process_group or new_group is the limit" in text, text
+    assert "DRUMLINE_TIMEOUT_S" not in text, text

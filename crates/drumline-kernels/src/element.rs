@@ -21,6 +21,11 @@ use crate::{Bool, DType, F8E4M3, F8E5M2};
 /// }
 /// assert_eq!((f16::DTYPE, bytes_to_sum(&[f16::ONE; 3])), (DType::F16, 12));
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no type that a collective can carry",
+    note = "the types are u8 to u64, i8 to i64, f32, f64, f16, bf16, F8E4M3, F8E5M2, Complex and Bool",
+    note = "in place of `usize` and `isize`, which differ between machines, take `u64` and `i64`; in place of `bool`, `Bool`"
+)]
 pub trait Element:
     Kernels<Wide = <Self as Element>::Accumulator> + Send + Sync + PartialEq + Debug
 {

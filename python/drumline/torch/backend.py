@@ -20,7 +20,7 @@ from drumline.torch.barrier import MonitoredBarrier
 from drumline.torch.collectives import Collectives
 from drumline.torch.calls import LONGEST, PER_GROUP
 from drumline.torch.store import backend_of, master_of
-from drumline.torch.work import DrumlineWork, as_dist_error, patch_holder
+from drumline.torch.work import DrumlineWork, as_dist_error, is_news, patch_holder
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +160,8 @@ class DrumlineBackend(Collectives):
         except _core.DrumlineError as error:
             if _is_news_of_a_mismatch(error):
                 raise as_dist_error(error) from None
-            _log.warning("left a group that had failed: %s", error)
+            if is_news(error):
+                _log.warning("left a group that had failed: %s", error)
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Begins to use a GPU, on all ranks: ``device_id=`` of `init_process_group`."""

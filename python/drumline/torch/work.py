@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,19 +19,38 @@ _NO_LIMIT = timedelta(0)
 _asked = threading.local()
 
 
+# The failures of groups that programs have heard of last.
+_heard: deque[str] = deque(maxlen=64)
+
+
+def is_news(error: BaseException) -> bool:
+    """Whether no call has told the program of this failure."""
+    return not any(it in str(error) for it in _heard)
+
+
 def as_dist_error(error: BaseException) -> BaseException:
     """The error as torch's class, with the same text."""
+    _heard.append(str(error).partition("poisoned by an earlier failure: ")[2] or str(error))
     if isinstance(error, _core.StoreError):
         return dist.DistStoreError(str(error))
     if isinstance(error, _core.ConnectError):
         return dist.DistNetworkError(str(error))
     if isinstance(error, _core.CollectiveTimeoutError):
-        # Programs for gloo look for these words.
-        return dist.DistBackendError(f"drumline: Timed out waiting: {error}")
+        # Programs for gloo look for the first words.
+        text = str(error)
+        for limit in _LIMITS:
+            text = text.replace(limit, "timeout= of init_process_group or new_group is the limit")
+        return dist.DistBackendError(f"drumline: Timed out waiting: {text}")
     if isinstance(error, _core.DrumlineError):
         return dist.DistBackendError(f"{error}{_if_one_has_a_gpu(str(error))}")
     return error
 
+
+# What the core says of a time limit. torch gives every group one.
+_LIMITS = (
+    "this limit is the timeout that the program gives",
+    "DRUMLINE_TIMEOUT_S is the limit where the program gives none",
+)
 
 # How a rank begins to use its GPU, see `drumline.torch.on_device`.
 _BEGINS_ON_GPU = "all_reduce(min) of 1 u8"

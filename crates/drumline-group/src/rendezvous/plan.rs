@@ -98,7 +98,7 @@ impl Plan {
             Some(text) => Some(text.parse().map_err(|problem| invalid(DRUMLINE_STORE, problem))?),
             None => None,
         };
-        let (host, port, remedy) = match scheme {
+        let (mut host, mut port, remedy) = match scheme {
             "env" if place.is_empty() => (
                 from_env("MASTER_ADDR"),
                 from_env("MASTER_PORT"),
@@ -131,6 +131,10 @@ impl Plan {
             _ => (from_url("rank", rank), from_url("world_size", world_size)),
         };
 
+        // Nobody has to find the only rank.
+        let alone = scheme == "env" && world_size.text.as_deref() == Some("1");
+        let or = |it: Option<String>, text: &str| it.or_else(|| alone.then(|| text.into()));
+        (host.text, port.text) = (or(host.text, "127.0.0.1"), or(port.text, "0"));
         let settings = [&rank, &world_size, &host, &port];
         // If a store is given, host and port are not needed.
         let needed = if given.is_some() { &settings[..2] } else { &settings[..] };
