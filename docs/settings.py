@@ -71,6 +71,7 @@ OTHERS = {
     "OMP_NUM_THREADS": ("launcher", "Several ranks get 1 unless it is set, as under torchrun."),
     "GLIBC_TUNABLES": ("launcher", "`--disable-rseq` adds `glibc.pthread.rseq=0`."),
     "PATH": ("launcher", "Where programs are looked up."),
+    "PYTHONPATH": ("HaiScale", "What stands for HaiScale's modules is added, so that child processes find them."),
     "RUST_LOG": ("Python; Rust programs with a subscriber of `tracing`; the launcher", "`drumline=info` shows what is chosen at start-up; warnings unless set."),
     "NO_COLOR": ("launcher", "Not empty: no colours."),
     "TERM": ("launcher", "`dumb`: no progress lines that are drawn again."),

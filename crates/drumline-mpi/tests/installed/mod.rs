@@ -58,11 +58,13 @@ impl Installed {
 
     /// Sets what ranks and launchers need. What the caller's environment has for other jobs does not reach them.
     pub fn settle(&self, command: &mut Command) {
-        let kept =
-            |name: &str| ["PATH", "TMPDIR"].contains(&name) || name.starts_with("DRUMLINE_TEST_");
         command
             .env_clear()
-            .envs(env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept)))
+            .envs(
+                ["PATH", "TMPDIR", VARIABLE]
+                    .iter()
+                    .filter_map(|name| Some((name, env::var_os(name)?))),
+            )
             .env("HOME", &self.prefix)
             .env("DRUMLINE_MPI_LIBRARY", &self.library)
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
