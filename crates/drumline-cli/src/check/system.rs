@@ -52,8 +52,9 @@ fn reached_at(config: &Config) -> String {
     let master = env::var("MASTER_ADDR").ok().zip(env::var("MASTER_PORT").ok());
     let master = match master {
         None => None,
-        Some((host, port)) => match format!("{host}:{port}").to_socket_addrs() {
-            Ok(mut addresses) => addresses.next(),
+        Some((host, port)) => match (&*host, port.parse().unwrap_or(1)).to_socket_addrs() {
+            // A launcher offers torch's store on loopback, where no way to other hosts begins.
+            Ok(mut addresses) => addresses.find(|it| !it.ip().is_loopback()),
             Err(error) => return format!("nowhere: MASTER_ADDR {host:?}: {error}"),
         },
     };

@@ -240,6 +240,19 @@ fn hosts_of_two_networks_take_the_one_of_local_addr() {
     end_sum([start(0, "198.19.0.1"), start(1, "198.19.0.2")]);
 }
 
+/// Not at the door on loopback to torch's store.
+#[test]
+fn check_says_in_a_rank_where_the_other_hosts_reach_it() {
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
+    let check = ["--", env!("CARGO_BIN_EXE_drumline"), "check"];
+    for host in [0, 1].map(|host| meeting.host(host, &check).start()).map(Started::end) {
+        let text = String::from_utf8_lossy(&host.stdout);
+        let told = text.lines().find_map(|line| Some(line.split_once("reached at")?.1));
+        assert!(told.is_some_and(|it| it.contains("198.18.0.")), "{text}{}", host.stderr);
+    }
+}
+
 #[test]
 fn after_the_end_of_a_host_the_ranks_of_the_others_meet_anew() {
     let Some(town) = Town::of(3) else { return };
