@@ -366,9 +366,8 @@ impl Supervisor {
 
     /// Whether the worker that has failed first only tells the end of another rank, which is none of this host.
     pub fn has_only_heard(&self) -> bool {
-        let words = |worker: usize| Some(self.workers.get(worker)?.words);
-        self.cause == Some(Cause::Failed)
-            && self.first().and_then(words).is_some_and(|it| matches!(it, Words::Heard { .. }))
+        let is_victim = |worker: usize| Some(self.workers.get(worker)?.words.is_of_another(worker));
+        self.cause == Some(Cause::Failed) && self.first().and_then(is_victim).unwrap_or(false)
     }
 
     /// Of the workers that have failed, the likeliest origin.

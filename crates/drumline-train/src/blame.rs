@@ -106,20 +106,17 @@ pub fn culprit(ranks: &[Account]) -> Option<usize> {
             End::Open | End::Success => None,
         })
     };
-    let has_heard = |words: Words| matches!(words, Words::Heard { .. });
     // `min_by_key` returns the first of equal elements.
     let by_itself = failed()
-        .filter(|(_, words, ..)| !has_heard(*words))
+        .filter(|(rank, words, ..)| !words.is_of_another(*rank))
         .min_by_key(|&(_, words, at, is_never_a_reaction)| {
             (!is_never_a_reaction, words.at().unwrap_or(at))
         })
         .map(|(rank, ..)| rank);
     let is_open = |rank: usize| ranks.get(rank).is_some_and(|it| it.end == End::Open);
     let told = || {
-        let open = all().filter_map(|(rank, it)| match it.words {
-            Words::Own { at } if it.end == End::Open => Some((at, rank)),
-            _ => None,
-        });
+        let open = all().filter(|(rank, it)| it.end == End::Open && !it.words.is_of_another(*rank));
+        let open = open.filter_map(|(rank, it)| Some((it.words.at()?, rank)));
         open.min().map(|(_, rank)| rank)
     };
     let mut witnesses: Vec<_> =
@@ -135,6 +132,12 @@ pub fn culprit(ranks: &[Account]) -> Option<usize> {
 }
 
 impl Words {
+    /// Whether rank `me` only tells the end of another one. One that has heard from the others that it is the one which
+    /// they have lost does not.
+    pub fn is_of_another(self, me: usize) -> bool {
+        matches!(self, Words::Heard { of, .. } if of != Some(me))
+    }
+
     fn at(self) -> Option<Duration> {
         match self {
             Words::None => None,
@@ -273,6 +276,7 @@ mod tests {
             ("words of two that run", vec![failed(5, LOST), open(own(4)), open(own(3))], Some(2)),
             ("the named one has ended well", vec![failed(5, heard(1)), WELL], Some(0)),
             ("a chain", vec![failed(5, heard(1)), failed(6, heard(2)), open(SILENT)], Some(2)),
+            ("the others tell it", vec![failed(5, heard(1)), failed(9, heard(1))], Some(1)),
             ("elsewhere", vec![failed(9, LOST), failed(5, LOST)], Some(1)),
             ("a rank that does not exist", vec![failed(9, heard(7)), failed(5, LOST)], Some(1)),
         ] {
@@ -396,14 +400,17 @@ mod tests {
             ranks in prop::collection::vec(any_account(), 0..7)
         ) {
             let has_failed = |it: &Account| matches!(it.end, End::Failure { .. });
-            let tells = |it: &Account| it.end == End::Open && matches!(it.words, Words::Own { .. });
+            let heard = |rank: usize| ranks[rank].words.is_of_another(rank);
+            let tells = |rank: usize| {
+                ranks[rank].end == End::Open && ranks[rank].words.at().is_some() && !heard(rank)
+            };
             let found = culprit(&ranks);
-            prop_assert_eq!(found.is_some(), ranks.iter().any(|it| has_failed(it) || tells(it)));
+            let all = || 0..ranks.len();
+            prop_assert_eq!(found.is_some(), all().any(|it| has_failed(&ranks[it]) || tells(it)));
             let Some(found) = found else { return Ok(()) };
             prop_assert_ne!(ranks[found].end, End::Success);
-            let heard = |it: &Account| matches!(it.words, Words::Heard { .. });
-            if ranks.iter().any(|it| has_failed(it) && !heard(it)) {
-                prop_assert!(has_failed(&ranks[found]) && !heard(&ranks[found]));
+            if all().any(|it| has_failed(&ranks[it]) && !heard(it)) {
+                prop_assert!(has_failed(&ranks[found]) && !heard(found));
             }
         }
 
