@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 from ranks import run, run_and_see
-from test_ddp import connect
+from test_ddp import SLOW_TOO, connect, gradients
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
@@ -268,3 +268,31 @@ def too_few(rank, world_size, directory):
 def test_one_value_per_channel_is_an_error_on_all_ranks():
     for how, text in run_and_see(2, too_few):
         assert how == "raised" and "more than 1 value per channel" in text, text
+
+
+def compiled(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+    out = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 3), SyncBatchNorm(3), torch.nn.BatchNorm1d(3))
+        model = DistributedDataParallel(module)
+        runs = torch.compile(model, backend="eager") if compiles else model
+        x = torch.randn(4 - rank, 3, generator=torch.Generator().manual_seed(rank))
+        for _ in range(3):
+            model.zero_grad()
+            (runs(x).sin() * torch.arange(3.0)).sum().backward()
+        runs.eval()
+        with torch.no_grad():
+            out.append((gradients(model), runs(torch.ones(2, 3)).tolist()))
+    leave()
+    return out
+
+
+@pytest.mark.skipif(not SLOW_TOO, reason="a compiler takes its time: only by DRUMLINE_SLOW_TESTS=1")
+def test_a_compiler_leaves_calls_of_other_ranks_as_they_are():
+    first, second = run(2, compiled)
+    assert first == second
+    plain, by_compiler = first
+    for one, other in zip((*plain[0], plain[1]), (*by_compiler[0], by_compiler[1]), strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -57,3 +58,15 @@ class Averaged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: D102
         return gradients[0], None
+
+
+def untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that torch.compile leaves as it is: it calls the other ranks."""
+    # Called only by a compiler, since its first call loads one.
+    left_out = torch._disable_dynamo(method)
+
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        return left_out(*args) if torch.compiler.is_compiling() else method(*args)
+
+    return call

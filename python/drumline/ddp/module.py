@@ -11,7 +11,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from drumline.ddp import states
 from drumline.ddp.arguments import check_parameters, delayed_names, place
-from drumline.ddp.autograd import calling
+from drumline.ddp.autograd import calling, untraced
 from drumline.ddp.device_buckets import Devices, broadcast
 from drumline.ddp.debug import Debug
 from drumline.ddp.graph import moved
@@ -209,7 +209,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             begun = self._before_forward()
         else:
             begun = None
-            self._after_forward_buffers.take(self._buffers_in_use)
+            self._before_evaluation()
         if self.device_ids:
             [device] = self.device_ids
             inputs, kwargs = moved(inputs, device), moved(kwargs, device)
@@ -222,9 +222,14 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             self._after_forward(begun, outputs)
         return outputs
 
+    @untraced
+    def _before_evaluation(self) -> None:
+        self._after_forward_buffers.take(self._buffers_in_use)
+
     def _is_trained(self) -> bool:
         return any(it.requires_grad for it in self._parameters_in_use().values())
 
+    @untraced
     def _before_forward(self) -> Any:
         """The forward that begins, for the reducer. None: its backward is not averaged."""
         if self.reducer.sync_grad:
@@ -249,6 +254,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._comparison.before_forward(self.reducer.steps)
         return self.reducer.begin_forward()
 
+    @untraced
     def _after_forward(self, begun: Any, outputs: Any) -> None:
         if begun is None:
             self.reducer.expect_nothing(outputs)

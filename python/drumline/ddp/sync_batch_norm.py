@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from drumline import _core, _world
+from drumline.ddp.autograd import untraced
 from drumline.ddp.groups import core_group
 from drumline.torch.tensors import CODE
 
@@ -58,6 +59,10 @@ class SyncBatchNorm(_BatchNorm):
         """Normalises. A collective in training."""
         if self._is_awaited:
             self._is_awaited = False
+        return self._in_training(input) if self.training else super().forward(input)
+
+    @untraced
+    def _in_training(self, input: Any) -> Any:
         group = self._group()
         if group is None:
             return super().forward(input)
@@ -75,7 +80,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _group(self) -> _core.Group | None:
         """The group; None without other ranks."""
-        if not self.training or (self.process_group is None and not _has_world()):
+        if self.process_group is None and not _has_world():
             return None
         group = core_group(self.process_group)
         return group if group.world_size > 1 else None
