@@ -20,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     Error, Result, check,
-    cli::{self, Asked, Cli, Command, EnvArgs, FIRST, Host, Names, TraceCommand},
+    cli::{self, Asked, Cli, Command, EnvArgs, FIRST, Host, Names, Refusal, TraceCommand},
     output::{Stdout, print},
     secret, trace,
 };
@@ -47,7 +47,8 @@ pub fn main(
         let _ = writeln!(io::stderr(), "{FIRST}\n\nAll commands: drumline --help");
         return 2;
     }
-    let outcome = match cli::parse(&arguments, std::env::vars_os()) {
+    let environment: Vec<_> = std::env::vars_os().collect();
+    let outcome = match cli::parse(&arguments, &environment, &Host::this()) {
         Ok((command, names)) => {
             let itself = itself.into_iter().collect();
             carry_out(command, &names, arguments.into_iter().skip(1), itself)
@@ -77,8 +78,10 @@ pub fn main(
 /// ```
 pub fn refusal(arguments: impl IntoIterator<Item = OsString>) -> Option<String> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    match cli::parse(&arguments, []) {
-        Ok((Command::Run(args), names)) => args.asked(&names, &Host::this()).err(),
+    match cli::parse(&arguments, &[], &Host::this()) {
+        Ok((command @ Command::Run(_), names)) => {
+            command.asked(&names, &Host::this())?.err().map(|refused| refused.text)
+        }
         Ok(_) => None,
         Err(error) => Some(cli::first_paragraph(&error)),
     }
@@ -160,13 +163,16 @@ fn carry_out(
 fn start(
     name: &str,
     names: &Names,
-    asked: Result<Asked, String>,
+    asked: Result<Asked, Refusal>,
     itself: Vec<OsString>,
 ) -> Result<u8> {
     let Asked { job, kind, ignored } = match asked {
         Ok(asked) => asked,
-        Err(text) => return Ok(refuse(&cli::refusal(name, &text))),
+        Err(Refusal { text, .. }) => return Ok(refuse(&cli::refusal(name, &text))),
     };
+    for why in &names.left_out {
+        tracing::warn!("{why}");
+    }
     if !names.listed().is_empty() {
         tracing::info!("options from the environment: {}", names.listed());
     }

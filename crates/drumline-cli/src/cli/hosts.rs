@@ -7,7 +7,7 @@ use drumline_launch::{Hosts, Joining, Meeting};
 
 use super::{
     host::Host,
-    names::Names,
+    names::{Names, Refusal},
     rendezvous::{Address, Backend, Conf, address, conf},
 };
 
@@ -78,16 +78,16 @@ const STATIC_PORT: u16 = 29500;
 const C10D_PORT: u16 = 29400;
 
 impl HostArgs {
-    pub(super) fn place(&self, names: &Names, host: &Host<'_>) -> Result<Place, String> {
+    pub(super) fn place(&self, names: &Names, host: &Host<'_>) -> Result<Place, Refusal> {
         let backend = match self.rdzv_backend {
             None => Backend::Static,
             Some(Backend::Drumline) if self.rdzv_conf.is_file => Backend::File,
             Some(Backend::EtcdV2) => {
-                return Err(format!(
+                return Err(Refusal::from(format!(
                     "{} etcd-v2: etcd 3.6 and later have no API v2; write --rdzv-backend etcd, which \
                      speaks v3",
                     names.of("rdzv-backend")
-                ));
+                )));
             }
             Some(given) => given,
         };
@@ -101,19 +101,22 @@ impl HostArgs {
         }
     }
 
-    fn check_number(&self, number: usize, names: &Names) -> Result<(), String> {
+    fn check_number(&self, number: usize, names: &Names) -> Result<(), Refusal> {
         let max = self.nnodes.max.get();
         match number < max {
             true => Ok(()),
-            false => Err(format!(
-                "{} {number}: hosts have the numbers 0 to {}; --nnodes says how many there are",
-                names.of("node-rank"),
-                max - 1
-            )),
+            false => {
+                let text = format!(
+                    "{} {number}: hosts have the numbers 0 to {}; --nnodes says how many there are",
+                    names.of("node-rank"),
+                    max - 1
+                );
+                Err(Refusal::of(text, ["node-rank"]))
+            }
         }
     }
 
-    fn check_standalone(&self, names: &Names) -> Result<(), String> {
+    fn check_standalone(&self, names: &Names) -> Result<(), Refusal> {
         let endpoint = self.rdzv_endpoint.as_deref();
         let elsewhere = |text: &&str| !address(text).is_ok_and(|address| address.is_loopback());
         let backend = self.rdzv_backend.filter(|&backend| backend != Backend::Drumline);
@@ -124,16 +127,19 @@ impl HostArgs {
         ];
         match contradictions.iter().find(|(_, contradicts)| *contradicts) {
             None => Ok(()),
-            Some((option, _)) => Err(format!(
-                "{} says that this host is alone, and {} that it is not: give one of the two",
-                names.of("standalone"),
-                names.of(option)
-            )),
+            Some((option, _)) => {
+                let text = format!(
+                    "{} says that this host is alone, and {} that it is not: give one of the two",
+                    names.of("standalone"),
+                    names.of(option)
+                );
+                Err(Refusal::of(text, [option, "standalone"]))
+            }
         }
     }
 
     /// No host is waited for, whatever the endpoint is. Its port is that of torch's store, as under torchrun.
-    fn alone(&self, backend: Backend, names: &Names) -> Result<Place, String> {
+    fn alone(&self, backend: Backend, names: &Names) -> Result<Place, Refusal> {
         let endpoint = match backend {
             Backend::Static | Backend::Drumline => self.endpoint(names)?,
             _ => None,
@@ -166,13 +172,13 @@ impl HostArgs {
         backend: Backend,
         names: &Names,
         host: &Host<'_>,
-    ) -> Result<Place, String> {
+    ) -> Result<Place, Refusal> {
         let node_rank = self.node_rank.or_else(|| number_by_scheduler(host));
         let meeting = match backend {
             Backend::Static => self.fixed(node_rank, names)?,
             Backend::Drumline => {
                 let Some(address) = self.endpoint(names)? else {
-                    return Err(self.lacks("--rdzv-endpoint HOST:29400, the first host", names));
+                    return Err(self.lacks("--rdzv-endpoint HOST:29400, the first host", names).into());
                 };
                 let port = address.port.unwrap_or(C10D_PORT);
                 self.check_master(&address.host, port, names)?;
@@ -200,14 +206,14 @@ impl HostArgs {
     }
 
     /// The hosts, and their numbers, are known from the start.
-    fn fixed(&self, node_rank: Option<usize>, names: &Names) -> Result<Meeting, String> {
+    fn fixed(&self, node_rank: Option<usize>, names: &Names) -> Result<Meeting, Refusal> {
         if self.nnodes.min != self.nnodes.max {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "{} {}: with --rdzv-backend static the number of hosts is fixed; write \
                  --rdzv-backend c10d --rdzv-endpoint HOST:29400",
                 names.of("nnodes"),
                 shown(self.nnodes)
-            ));
+            )));
         }
         let missing = "--master-addr HOST (or --rdzv-endpoint HOST:PORT), the first host, and \
                        --node-rank N, the number of this one from 0";
@@ -216,13 +222,13 @@ impl HostArgs {
             (None, Some(name)) => match address(name) {
                 Ok(address @ Address { port: None, .. }) => address,
                 _ => {
-                    return Err(format!(
+                    return Err(Refusal::from(format!(
                         "{} {name} is no name and no address of a host; --master-port has the port",
                         names.of("master-addr")
-                    ));
+                    )));
                 }
             },
-            (None, None) => return Err(self.lacks(missing, names)),
+            (None, None) => return Err(self.lacks(missing, names).into()),
         };
         let node_rank = node_rank.ok_or_else(|| self.lacks(missing, names))?;
         self.check_number(node_rank, names)?;
@@ -232,23 +238,24 @@ impl HostArgs {
     }
 
     /// The hosts meet at something that is no host of the job.
-    fn elsewhere(&self, backend: Backend, names: &Names) -> Result<Meeting, String> {
+    fn elsewhere(&self, backend: Backend, names: &Names) -> Result<Meeting, Refusal> {
         let master = [
             self.master_addr.as_ref().map(|_| "master-addr"),
             self.master_port.map(|_| "master-port"),
         ];
         if let Some(option) = master.into_iter().flatten().next() {
-            return Err(format!(
+            let text = format!(
                 "{} is where hosts meet with --rdzv-backend static: leave it out, or leave out {}",
                 names.of(option),
                 names.of("rdzv-backend")
-            ));
+            );
+            return Err(Refusal::of(text, [option]));
         }
         let endpoint = self.rdzv_endpoint.as_deref().filter(|text| !text.trim().is_empty());
         match (backend, endpoint) {
             (Backend::File, Some(path)) => Ok(Meeting::File(path.into())),
             (Backend::File, None) => {
-                Err(self.lacks("--rdzv-endpoint PATH, a file that all hosts see", names))
+                Err(self.lacks("--rdzv-endpoint PATH, a file that all hosts see", names).into())
             }
             (_, Some(servers)) => {
                 let etcd = self.rdzv_conf.etcd(servers);
@@ -256,7 +263,9 @@ impl HostArgs {
                     etcd.map_err(|why| format!("{}: {why}", names.of("rdzv-endpoint")))?,
                 ))
             }
-            (_, None) => Err(self.lacks("--rdzv-endpoint HOST:2379, a server of etcd", names)),
+            (_, None) => {
+                Err(self.lacks("--rdzv-endpoint HOST:2379, a server of etcd", names).into())
+            }
         }
     }
 
@@ -267,7 +276,7 @@ impl HostArgs {
     }
 
     /// If the first host is given twice, then as the same one.
-    fn check_master(&self, host: &str, port: u16, names: &Names) -> Result<(), String> {
+    fn check_master(&self, host: &str, port: u16, names: &Names) -> Result<(), Refusal> {
         if self.master_addr.as_deref().is_some_and(|name| name.trim_matches(['[', ']']) != host) {
             return Err(self.differ("master-addr", names));
         }
@@ -285,13 +294,14 @@ impl HostArgs {
         }
     }
 
-    fn differ(&self, option: &str, names: &Names) -> String {
-        format!(
+    fn differ(&self, option: &'static str, names: &Names) -> Refusal {
+        let text = format!(
             "{} differs from {} {}: leave one of the two out",
             names.of(option),
             names.of("rdzv-endpoint"),
             self.rdzv_endpoint.as_deref().unwrap_or_default()
-        )
+        );
+        Refusal::of(text, [option, "rdzv-endpoint"])
     }
 
     fn lacks(&self, what: &str, names: &Names) -> String {

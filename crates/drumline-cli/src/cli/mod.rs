@@ -38,7 +38,7 @@ use drumline_launch::KEEP_SUBCOMMAND;
 pub(crate) use self::{
     env::EnvArgs,
     host::Host,
-    names::Names,
+    names::{Names, Refusal},
     rseq::Rseq,
     run::{Asked, LaunchArgs, RunArgs},
     variables::first_paragraph,
@@ -59,7 +59,7 @@ To begin with:
   drumline run --nproc-per-node 2 -- python train.py    # your program, on two processes
   drumline bench                                        # how fast are collectives here?";
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a program once per rank, on this host or on many
     #[command(after_help = RUN_HELP, infer_long_args = true, args_override_self = true)]
@@ -116,6 +116,21 @@ pub(crate) enum Command {
     KeepRanks,
 }
 
+impl Command {
+    /// The job that it asks for. `None`: it is about none.
+    pub(crate) fn asked(
+        self,
+        names: &Names,
+        host: &Host<'_>,
+    ) -> Option<Result<Asked, Refusal>> {
+        match self {
+            Command::Run(args) if args.completion().is_none() => Some(args.asked(names, host)),
+            Command::Launch(args) if args.completion().is_none() => Some(args.asked(names, host)),
+            _ => None,
+        }
+    }
+}
+
 const ENV_HELP: &str = "\
 Started once per rank by mpirun, mpiexec or srun, it sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, \
 MASTER_ADDR and MASTER_PORT by what the launcher has set, and replaces itself by the program. The ranks agree on the \
@@ -164,7 +179,7 @@ const SUMMARY_HELP: &str = "\
 Example:
   drumline trace summary trace";
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum TraceCommand {
     /// Make one file that shows all ranks below each other
     #[command(after_help = MERGE_HELP)]
@@ -224,12 +239,39 @@ Examples:
   drumline launch --use-env --nproc-per-node 2 train.py";
 
 /// What the arguments, which begin with the name of the program, ask for; and which options variables gave.
+///
+/// Operators set variables in all containers, whatever runs there. If one contradicts what is typed, or another
+/// variable, it is left out. Options that are typed and contradict each other remain.
 pub(crate) fn parse(
     arguments: &[OsString],
-    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    environment: &[(OsString, OsString)],
+    host: &Host<'_>,
 ) -> Result<(Command, Names), clap::Error> {
-    let (matches, names) = variables::parse(&mut definition(), arguments, environment)?;
-    Ok((Cli::from_arg_matches(&matches)?.command, names))
+    let mut definition = definition();
+    let mut parse = |left_out: &[String]| -> Result<(Command, Names), clap::Error> {
+        let (matches, names) =
+            variables::parse(&mut definition, arguments, environment, left_out)?;
+        Ok((Cli::from_arg_matches(&matches)?.command, names))
+    };
+    let first = parse(&[])?;
+    let (mut command, mut names) = (first.0.clone(), first.1.clone());
+    let (mut left_out, mut told) = (Vec::new(), Vec::new());
+    loop {
+        let refused = command.clone().asked(&names, host).and_then(Result::err);
+        let option = refused.as_ref().and_then(|refused| refused.can_leave_out(&names));
+        match (refused, option) {
+            (Some(refused), Some(option)) => {
+                told.push(format!("{} is left out: {}", names.of(&option), refused.text));
+                left_out.push(option);
+            }
+            // What was left out did not help.
+            (Some(_), None) => return Ok(first),
+            (None, _) => break,
+        }
+        (command, names) = parse(&left_out)?;
+    }
+    names.left_out.extend(told);
+    Ok((command, names))
 }
 
 /// The error that says `text` about the command `name`.

@@ -5,7 +5,7 @@ use std::{ops::RangeInclusive, path::PathBuf};
 use clap::Args;
 use drumline_launch::{Logs, Stdin, StreamMap, Streams};
 
-use super::{host::Host, names::Names, nearest::nearest, ranks::RANKS_MAX};
+use super::{host::Host, names::{Names, Refusal}, nearest::nearest, ranks::RANKS_MAX};
 
 // No doc comment: clap would make it the description of the command.
 #[derive(Args, Clone, Debug)]
@@ -51,7 +51,7 @@ pub(super) struct OutputArgs {
 
 impl OutputArgs {
     /// Who gets the stdin of the launcher, of so many ranks on this host.
-    pub(super) fn stdin(&self, ranks: usize, names: &Names) -> Result<Stdin, String> {
+    pub(super) fn stdin(&self, ranks: usize, names: &Names) -> Result<Stdin, Refusal> {
         let given = self.stdin.unwrap_or_default();
         match given {
             Stdin::Worker(rank) if rank >= ranks => Err(no_local_rank("stdin", rank, ranks, names)),
@@ -60,7 +60,12 @@ impl OutputArgs {
     }
 
     /// The same for a job with so many ranks on this host.
-    pub(super) fn logs(self, ranks: usize, names: &Names, host: &Host<'_>) -> Result<Logs, String> {
+    pub(super) fn logs(
+        self,
+        ranks: usize,
+        names: &Names,
+        host: &Host<'_>,
+    ) -> Result<Logs, Refusal> {
         let mapped = |map: &StreamMap| map.ranks.iter().map(|(rank, _)| *rank).max();
         let shown = self.local_ranks_filter.map_or(Vec::new(), |Ranks(shown)| shown);
         for (option, highest) in [
@@ -89,12 +94,13 @@ impl OutputArgs {
     }
 }
 
-fn no_local_rank(option: &str, rank: usize, ranks: usize, names: &Names) -> String {
-    format!(
+fn no_local_rank(option: &'static str, rank: usize, ranks: usize, names: &Names) -> Refusal {
+    let text = format!(
         "{}: there is no local rank {rank}, only 0 to {}; --nproc-per-node says how many there are",
         names.of(option),
         ranks - 1
-    )
+    );
+    Refusal::of(text, [option])
 }
 
 /// `2`, or `none`.

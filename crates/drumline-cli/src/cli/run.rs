@@ -8,7 +8,7 @@ use drumline_launch::{Job, program::ProgramKind};
 
 use super::{
     compatibility::CompatibilityArgs, ending::EndingArgs, hangs::HangArgs, host::Host,
-    hosts::HostArgs, monitoring::MonitoringArgs, names::Names, output::OutputArgs, ranks::RankArgs,
+    hosts::HostArgs, monitoring::MonitoringArgs, names::{Names, Refusal}, output::OutputArgs, ranks::RankArgs,
     restarts::RestartArgs, store::StoreArgs,
 };
 
@@ -103,7 +103,7 @@ impl RunArgs {
     }
 
     /// The error says which options contradict each other, and what to write.
-    pub(crate) fn asked(self, names: &Names, host: &Host<'_>) -> Result<Asked, String> {
+    pub(crate) fn asked(self, names: &Names, host: &Host<'_>) -> Result<Asked, Refusal> {
         let kind = self.program.kind(names)?;
         let ranks = self.ranks.ranks(names, host)?;
         let place = self.hosts.place(names, host)?;
@@ -138,7 +138,7 @@ impl RunArgs {
 }
 
 impl ProgramArgs {
-    fn kind(&self, names: &Names) -> Result<ProgramKind, String> {
+    fn kind(&self, names: &Names) -> Result<ProgramKind, Refusal> {
         let asked = [
             ("module", self.module, ProgramKind::Module),
             ("run-path", self.run_path, ProgramKind::Script),
@@ -146,11 +146,14 @@ impl ProgramArgs {
         ];
         let mut asked = asked.into_iter().filter(|(_, is_given, _)| *is_given);
         match (asked.next(), asked.next()) {
-            (Some((one, ..)), Some((other, ..))) => Err(format!(
-                "{} and {} contradict each other about the program: give one of the two",
-                names.of(one),
-                names.of(other)
-            )),
+            (Some((one, ..)), Some((other, ..))) => {
+                let text = format!(
+                    "{} and {} contradict each other about the program: give one of the two",
+                    names.of(one),
+                    names.of(other)
+                );
+                Err(Refusal::of(text, [one, other]))
+            }
             (Some((_, _, kind)), None) => Ok(kind),
             (None, _) => Ok(ProgramKind::Named),
         }
@@ -163,18 +166,18 @@ impl LaunchArgs {
     }
 
     /// The same job as of `drumline run`. A script gets its local rank in front of its own arguments.
-    pub(crate) fn asked(self, names: &Names, host: &Host<'_>) -> Result<Asked, String> {
+    pub(crate) fn asked(self, names: &Names, host: &Host<'_>) -> Result<Asked, Refusal> {
         let mut asked = self.run.asked(names, host)?;
         if self.use_env {
             return Ok(asked);
         }
         let Job { program, arguments, .. } = &mut asked.job;
         if !asked.kind.is_python(program) {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "`drumline launch` passes --local-rank=N to scripts that run under Python, and {} does not: \
                  write --use-env, or drumline run",
                 program.display()
-            ));
+            )));
         }
         arguments.insert(0, "--local-rank=${local_rank}".into());
         Ok(asked)

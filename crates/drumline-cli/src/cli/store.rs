@@ -4,7 +4,7 @@ use clap::Args;
 use drumline::auth::Level;
 use drumline_launch::TorchStore;
 
-use super::names::Names;
+use super::names::{Names, Refusal};
 
 // No doc comment: clap would make it the description of the command.
 #[derive(Args, Clone, Copy, Debug)]
@@ -40,15 +40,18 @@ impl StoreArgs {
         master_port: Option<u16>,
         port: u16,
         names: &Names,
-    ) -> Result<Option<TorchStore>, String> {
+    ) -> Result<Option<TorchStore>, Refusal> {
         let of_the_store =
             [master_port.map(|_| "master-port"), self.torch_store.map(|_| "torch-store")];
         match (self.no_torch_store, of_the_store.into_iter().flatten().next()) {
-            (true, Some(option)) => Err(format!(
-                "{} leaves out the store that {} is about: give one of the two",
-                names.of("no-torch-store"),
-                names.of(option)
-            )),
+            (true, Some(option)) => {
+                let text = format!(
+                    "{} leaves out the store that {} is about: give one of the two",
+                    names.of("no-torch-store"),
+                    names.of(option)
+                );
+                Err(Refusal::of(text, [option, "no-torch-store"]))
+            }
             (true, None) => Ok(None),
             (false, _) => {
                 let port = master_port.unwrap_or(port);

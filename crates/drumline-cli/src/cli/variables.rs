@@ -30,31 +30,40 @@ pub(super) fn with_both_spellings(command: Command) -> Command {
     })
 }
 
-/// What `arguments` say, and the variables of `environment` about options that they do not give.
+/// What `arguments` say, and the variables of `environment` about options that they do not give, but for the options in
+/// `left_out`.
 pub(super) fn parse(
     command: &mut Command,
     arguments: &[OsString],
-    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    environment: &[(OsString, OsString)],
+    left_out: &[String],
 ) -> Result<(ArgMatches, Names), clap::Error> {
     let alone = command.try_get_matches_from_mut(arguments)?;
     let (name, given) = match alone.subcommand() {
         Some((name, given)) if OF_TORCHRUN.contains(&name) => (name, given),
         _ => return Ok((alone, Names::default())),
     };
-    let mut variables: Vec<(String, OsString)> = environment
-        .into_iter()
-        .filter_map(|(variable, value)| Some((variable.into_string().ok()?, value)))
+    let mut variables: Vec<(String, &OsString)> = environment
+        .iter()
+        .filter_map(|(variable, value)| Some((variable.clone().into_string().ok()?, value)))
         .filter(|(variable, value)| variable.starts_with(PREFIX) && !value.is_empty())
         .collect();
     variables.sort();
     let (mut names, mut words) = (Names::default(), Vec::new());
     for (variable, value) in variables {
-        let option = option_of(command, name, &variable);
-        let option = option.map_err(|text| refusal(command, name, &text))?;
-        if given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine) {
+        let option = match option_of(command, name, &variable) {
+            Ok(option) => option,
+            Err(why) => {
+                names.left_out.push(why);
+                continue;
+            }
+        };
+        let long = option.get_long().unwrap_or_default().to_owned();
+        let is_typed =
+            given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
+        if is_typed || left_out.contains(&long) {
             continue;
         }
-        let long = option.get_long().unwrap_or_default().to_owned();
         let word = match (option.get_action(), value.to_str()) {
             (ArgAction::SetTrue, Some("0")) => continue,
             (ArgAction::SetTrue, Some("1")) => format!("--{long}").into(),
@@ -66,7 +75,7 @@ pub(super) fn parse(
         check(command, name, &word)
             .map_err(|text| refusal(command, name, &format!("in {variable}: {text}")))?;
         words.push(word);
-        names.0.push(Taken { option: long, value: value.to_string_lossy().into_owned() });
+        names.taken.push(Taken { option: long, value: value.to_string_lossy().into_owned() });
     }
     // Behind `drumline run`.
     let (front, behind) = arguments.split_at(arguments.len().min(2));
@@ -90,7 +99,7 @@ fn option_of(command: &Command, name: &str, wanted: &str) -> Result<Arg, String>
     let known: Vec<String> = options.iter().map(|(known, _)| bare(known)).collect();
     Err(match nearest(&bare(wanted), known.iter().map(String::as_str)) {
         Some(known) => format!("{wanted} is the variable of no option; is it {PREFIX}{known}?"),
-        None => format!("{wanted} is the variable of no option: unset it"),
+        None => format!("{wanted} is the variable of no option"),
     })
 }
 

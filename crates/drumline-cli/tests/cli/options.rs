@@ -58,9 +58,12 @@ fn variables_give_options_and_the_log_tells_which() {
     let ended = launch.variable("PET_NPROC_PER_NODE", "3").start().end();
     assert_eq!((ended.sorted_stdout(), &ended.stderr[..]), (vec!["[0] 2", "[1] 2"], ""));
 
-    let ended = Launch::new(["true"]).variable("PET_NPROC", "3").start().end();
-    assert_eq!(ended.code, 2);
-    assert!(ended.stderr.contains("is it PET_NPROC_PER_NODE?"), "{}", ended.stderr);
+    let launch = Launch::new(["--standalone", "true"]).variable("PET_N_PROC_PER_NODE", "3");
+    let ended = launch.variable("PET_NODE_RANK", "1").start().end();
+    assert_eq!((ended.code, ended.stderr.lines().count()), (0, 2), "{}", ended.stderr);
+    for told in ["is it PET_NPROC_PER_NODE?", "PET_NODE_RANK is left out"] {
+        assert!(ended.stderr.contains(told), "{}", ended.stderr);
+    }
 }
 
 #[test]

@@ -22,7 +22,6 @@ type Variables<'a> = &'a [(&'a str, &'a str)];
 fn asked_on(root: &Path, line: &str, variables: Variables<'_>) -> Result<Asked, String> {
     let words = ["drumline"].into_iter().chain(line.split_whitespace());
     let words: Vec<OsString> = words.map(OsString::from).collect();
-    let pairs = variables.iter().map(|(name, value)| (name.into(), value.into()));
     let environment = |name: &str| {
         variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
     };
@@ -31,15 +30,23 @@ fn asked_on(root: &Path, line: &str, variables: Variables<'_>) -> Result<Asked, 
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     };
-    match parse(&words, pairs).map_err(shown)? {
-        (Command::Run(args), names) => {
-            args.asked(&names, &host).map_err(|text| shown(refusal("run", &text)))
-        }
-        (Command::Launch(args), names) => {
-            args.asked(&names, &host).map_err(|text| shown(refusal("launch", &text)))
-        }
-        (other, _) => Err(format!("{other:?}")),
+    let (command, names) = parse(&words, &pairs(variables), &host).map_err(shown)?;
+    let name = if let Command::Launch(_) = &command { "launch" } else { "run" };
+    match command.clone().asked(&names, &host) {
+        Some(asked) => asked.map_err(|refused| shown(refusal(name, &refused.text))),
+        None => Err(format!("{command:?}")),
     }
+}
+
+fn pairs(variables: Variables<'_>) -> Vec<(OsString, OsString)> {
+    variables.iter().map(|(name, value)| (name.into(), value.into())).collect()
+}
+
+/// Why variables are left out.
+fn left_out(line: &str, variables: Variables<'_>) -> Vec<String> {
+    let words: Vec<OsString> =
+        ["drumline"].into_iter().chain(line.split_whitespace()).map(OsString::from).collect();
+    parse(&words, &pairs(variables), &Host::this()).unwrap().1.left_out
 }
 
 fn asked(line: &str, variables: Variables<'_>) -> Result<Asked, String> {
@@ -52,7 +59,7 @@ fn job(line: &str) -> drumline_launch::Job {
 
 fn parsed(line: &str) -> Result<Command, clap::Error> {
     let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-    parse(&words, []).map(|(command, _)| command)
+    parse(&words, &[], &Host::this()).map(|(command, _)| command)
 }
 
 #[test]

@@ -30,7 +30,7 @@ const OF_TORCHRUN: [(&str, Option<&str>); 38] = [
     ("local-ranks-filter", Some("0")),
     ("duplicate-stdout-filters", Some("a,b")),
     ("duplicate-stderr-filters", Some("a,b")),
-    ("node-rank", Some("1")),
+    ("node-rank", Some("0")),
     ("master-addr", Some("host0")),
     ("master-port", Some("1234")),
     ("local-addr", Some("host1")),
@@ -56,8 +56,8 @@ const OF_TORCHRUN: [(&str, Option<&str>); 38] = [
 fn every_option_has_two_spellings_and_a_variable() {
     let shown = |line: &str, variables: Variables<'_>| {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        let pairs = variables.iter().map(|(name, value)| (name.into(), value.into()));
-        format!("{:?}", parse(&words, pairs).unwrap_or_else(|error| panic!("{line}: {error}")).0)
+        let parsed = parse(&words, &pairs(variables), &Host::this());
+        format!("{:?}", parsed.unwrap_or_else(|error| panic!("{line}: {error}")).0)
     };
     let without = shown("drumline run x", &[]);
     for (option, value) in OF_TORCHRUN {
@@ -85,6 +85,78 @@ fn every_option_has_two_spellings_and_a_variable() {
         assert_eq!(shown("drumline run x", &[(&variable, "0")]), without, "{variable}");
         let error = asked("run x", &[(&variable, "yes")]).unwrap_err();
         assert!(error.contains(&format!("{variable} is 0 or 1")), "{error}");
+    }
+}
+
+/// Operators set variables in all containers. Only what they say alone may be impossible, such as several hosts without a
+/// place to meet.
+#[test]
+fn no_variable_stops_what_is_typed() {
+    let line = |(option, value): &(&str, Option<&str>)| match value {
+        Some(value) => format!("run --{option}={value} x"),
+        None => format!("run --{option} x"),
+    };
+    let mut contradictions = 0;
+    let also = [
+        ("no-torch-store", None),
+        ("nnodes", Some("1")),
+        ("node-rank", Some("3")),
+        ("rdzv-backend", Some("etcd")),
+        ("rdzv-endpoint", Some("localhost:5")),
+        ("tee", Some("7:3")),
+        ("master-port", Some("1")),
+    ];
+    let all: Vec<_> = OF_TORCHRUN.iter().chain(&also).collect();
+    for (option, value) in &all {
+        let variable = format!("PET_{}", option.replace('-', "_").to_uppercase());
+        let variables = [(&*variable, value.unwrap_or("1"))];
+        let is_possible = asked("run x", &variables).is_ok();
+        for typed in all.iter().map(|typed| line(typed)).filter(|it| asked(it, &[]).is_ok()) {
+            match asked(&typed, &variables) {
+                Ok(_) => contradictions += left_out(&typed, &variables).len(),
+                Err(error) => assert!(!is_possible, "{typed}, {variables:?}: {error}"),
+            }
+        }
+    }
+    assert!(contradictions > 30, "{contradictions}");
+}
+
+#[test]
+fn what_variables_say_in_vain_is_told_and_what_is_typed_counts() {
+    let elastic = "run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:5 x";
+    let fixed = "run --nnodes 2 --node-rank 0 --master-addr h --master-port 5 x";
+    for (line, variables, parts) in [
+        ("run --standalone x", &[("PET_NODE_RANK", "1")][..], &["PET_NODE_RANK is left out"][..]),
+        ("run --nnodes 1 x", &[("PET_NODE_RANK", "1"), ("PET_NNODES", "2")], &["PET_NODE_RANK"]),
+        (
+            "run --standalone x",
+            &[("PET_NNODES", "2"), ("PET_RDZV_ENDPOINT", "h:5"), ("PET_RDZV_BACKEND", "etcd")],
+            &["PET_RDZV_BACKEND is", "PET_RDZV_ENDPOINT is", "PET_NNODES is left out: --standalone"],
+        ),
+        (elastic, &[("PET_STANDALONE", "1")], &["PET_STANDALONE is left out"]),
+        (elastic, &[("PET_MASTER_PORT", "6")], &["PET_MASTER_PORT differs from --rdzv-endpoint"]),
+        (elastic, &[("PET_MASTER_ADDR", "g"), ("PET_MASTER_PORT", "6")], &["_ADDR", "_PORT"]),
+        (fixed, &[("PET_RDZV_ENDPOINT", "g:6")], &["PET_RDZV_ENDPOINT is left out"]),
+        ("run --rdzv-endpoint h:5 x", &[("PET_MASTER_PORT", "6")], &["PET_MASTER_PORT is left out"]),
+        ("run --no-torch-store x", &[("PET_MASTER_PORT", "6")], &["--no-torch-store leaves out"]),
+        ("run --master-port 6 x", &[("PET_NO_TORCH_STORE", "1")], &["PET_NO_TORCH_STORE is left"]),
+        ("run -m x", &[("PET_NO_PYTHON", "1")], &["PET_NO_PYTHON is left out: --module and"]),
+        ("run --nproc-per-node 2 x", &[("PET_TEE", "0:3,4:1")], &["PET_TEE is left out"]),
+        (
+            "run --nnodes 2 --rdzv-backend file --rdzv-endpoint /nfs/job x",
+            &[("PET_MASTER_ADDR", "h"), ("PET_MASTER_PORT", "6"), ("PET_NODE_RANK", "1")],
+            &["PET_MASTER_ADDR is left out", "PET_MASTER_PORT is left out"],
+        ),
+        ("run x", &[("PET_N_PROC_PER_NODE", "3")], &["no option; is it PET_NPROC_PER_NODE?"]),
+        ("run x", &[("PET_ZZZ", "2"), ("PET_HELP", "1")], &["PET_HELP is", "PET_ZZZ is the"]),
+        ("run x", &[("PET_STANDALONE", "1"), ("PET_NNODES", "2")], &["PET_NNODES is left out"]),
+    ] {
+        let (job, told) = (asked(line, variables).unwrap().job, left_out(line, variables));
+        assert_eq!(told.len(), parts.len(), "{line}: {told:?}");
+        assert!(told.iter().zip(parts).all(|(it, part)| it.contains(part)), "{line}: {told:?}");
+        let typed = asked(line, &[]).unwrap().job;
+        assert_eq!((job.hosts, &job.meeting), (typed.hosts, &typed.meeting), "{line}");
+        assert_eq!(job.torch_store, typed.torch_store, "{line}");
     }
 }
 
