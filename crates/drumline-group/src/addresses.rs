@@ -1,13 +1,14 @@
 //! The addresses at which ranks of other hosts reach this rank.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
-use drumline_store::net::interface::{address_towards, addresses_of, describe};
+use drumline_store::net::interface::{addresses_of, describe, outward};
 
 use crate::{Config, Result};
 
 /// The addresses at which ranks of other hosts would reach this one, and the reason: `10.0.0.1 (eth0): it is
-/// on the way to the master at 10.0.0.9:29500`. Without a master, the default route decides.
+/// on the way to the master at 10.0.0.9:29500`. Without a master, the default route decides, and without one the only
+/// interface.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -20,8 +21,8 @@ use crate::{Config, Result};
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name in the settings;
-/// [`Error::Io`](crate::Error::Io) when there is no route.
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name in the settings, or none is
+/// named and several come into question; [`Error::Io`](crate::Error::Io) when there is no route to the master.
 pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result<String> {
     let (addresses, why) = addresses(config, master)?;
     Ok(format!("{}: {why}", describe(&addresses)))
@@ -45,21 +46,15 @@ pub fn own_addresses(config: &Config, master: Option<SocketAddr>) -> Result<Vec<
     Ok(addresses(config, master)?.0)
 }
 
-/// An address that no network uses (RFC 5737). Only the default route leads there.
-const ELSEWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1);
-
 pub(crate) fn addresses(
     config: &Config,
     master: Option<SocketAddr>,
 ) -> Result<(Vec<IpAddr>, String)> {
     Ok(match (&config.bind_addresses[..], &config.socket_ifname) {
-        ([], None) => (
-            vec![address_towards(master.unwrap_or(ELSEWHERE))?],
-            match master {
-                Some(master) => format!("it is on the way to the master at {master}"),
-                None => "it is on the default route".to_owned(),
-            },
-        ),
+        ([], None) => {
+            let (address, why) = outward(master)?;
+            (vec![address], why)
+        }
         ([], Some(names)) => (
             addresses_of(names, master)?,
             format!("DRUMLINE_SOCKET_IFNAME or GLOO_SOCKET_IFNAME says {names}"),

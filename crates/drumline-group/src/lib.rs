@@ -52,7 +52,10 @@ pub use drumline_schedule::{Collective, Rounding, SumOrder, price::PriceList, st
 pub use drumline_shm::PerProcess;
 pub use drumline_store::{auth, net::Endpoint, store};
 #[doc(hidden)]
-pub use drumline_store::{in_section, net::free_port, net::interface::interface_with};
+pub use drumline_store::{
+    in_section,
+    net::{free_port, interface::interface_with, site},
+};
 pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{

@@ -17,7 +17,8 @@
 //! are then for programs that use torch.
 //!
 //! Otherwise rank 0 hosts the [`TcpStore`](drumline_store::store::tcp::TcpStore), on exactly the address to
-//! which the host name resolves, and the other ranks connect. If another launcher hosts the store
+//! which the host name resolves, and the other ranks connect. Debian and others let a host's own name resolve to
+//! loopback; then rank 0 listens on all addresses of its host if there is a secret. If another launcher hosts the store
 //! (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is a client.
 //!
 //! With `file://` no process hosts a store. The file is a [`FileStore`](drumline_store::store::FileStore).
@@ -107,7 +108,10 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
     let config = Config { secret, ..config.clone() };
     match (handler, plan) {
         (Some(handler), _) => handler(url, &config),
-        (None, Some(plan)) => plan.meet(&config),
+        (None, Some(plan)) => {
+            plan.check_reach(&config, &variable)?;
+            plan.meet(&config)
+        }
         (None, None) => unreachable!("without a handler there is a plan"),
     }
 }

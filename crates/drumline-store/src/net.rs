@@ -11,6 +11,7 @@
 //! | `warnings` | limits how often strangers make this process write to its log |
 //! | `pacing` | the congestion control of connections that stay on this host |
 //! | [`interface`] | addresses of this machine's network interfaces |
+//! | [`site`] | where a process listens that others call by a name |
 
 pub mod call;
 pub mod dial;
@@ -21,6 +22,7 @@ mod owner;
 mod pacing;
 pub mod poll;
 mod port;
+pub mod site;
 pub mod stream;
 #[cfg(test)]
 mod tests;

@@ -82,7 +82,7 @@ pub use drumline_group::{
     register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
-pub use drumline_group::{PerProcess, deadline, free_port, interface_with};
+pub use drumline_group::{PerProcess, deadline, free_port, interface_with, site};
 pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
 #[doc(hidden)]
 pub use drumline_shm::{inherited, limit_of, named};

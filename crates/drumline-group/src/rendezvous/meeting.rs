@@ -12,7 +12,10 @@ use drumline_engine::start_up::{
 use drumline_store::{
     Error as StoreError,
     auth::Nonce,
-    net::{Endpoint, call::resolve},
+    net::{
+        Endpoint,
+        site::{is_loopback_name, resolve},
+    },
     store::{
         Store,
         tcp::{Door, TcpStore, TcpStoreServer},
@@ -94,6 +97,26 @@ impl Plan {
         };
         let claimed = self.host == StoreHost::RankZero;
         Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed, config))
+    }
+
+    /// Refuses at once if a launcher says that there are other hosts, and a store without a secret would be out of their
+    /// reach: the own name of a host is often loopback.
+    pub(super) fn check_reach(
+        &self,
+        config: &Config,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<()> {
+        let number = |name| variable(name)?.parse::<usize>().ok();
+        let has_others = number("LOCAL_WORLD_SIZE").is_some_and(|local| local < self.world_size);
+        let is_open = config.secret.is_none() && !config.trust_store;
+        match &self.store {
+            Endpoint::Tcp { host, .. }
+                if has_others && is_open && self.hosts_store() && !is_loopback_name(host) =>
+            {
+                Err(self.refuse_to_trust())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens the store. It asks for the secret if there is one and if the host of the store supports that.

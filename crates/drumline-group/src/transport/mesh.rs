@@ -215,7 +215,7 @@ fn addresses_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<Vec<IpAddr
     let chosen = match (&config.socket_ifname, &config.bind_addresses[..]) {
         (Some(names), []) => interface::addresses_of(names, None)?,
         (None, []) if elsewhere.is_empty() => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
-        // No master has shown the way to the others.
+        // The ranks have met in a file, or at a name that is loopback on this host: none has told the way.
         (None, []) => own_addresses(config, None)?,
         (None, addresses) => addresses.to_vec(),
         (Some(names), addresses) => {

@@ -2,7 +2,7 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -12,6 +12,7 @@ use drumline::{
     Config, Endpoint,
     auth::{Level, Secret},
     own_addresses,
+    site::{self, Site},
     store::{
         FileStore, Store,
         etcd::{Cluster, EtcdStore, User},
@@ -95,24 +96,21 @@ fn at_first_host(
             serve(own, host, port, is_first == Some(true))?
         }
     };
-    let (store, is_hosted, towards) = match server {
-        Some((server, ip)) => {
+    let (store, is_hosted) = match server {
+        Some(server) => {
             tracing::info!("this host is the first one: the others meet at {endpoint}");
-            (TcpStore::to_own(server)?, true, SocketAddr::new(ip, port))
+            (TcpStore::to_own(server)?, true)
         }
         None => {
             tracing::info!("waits for the first host at {endpoint}");
             let left = deadline.saturating_duration_since(Instant::now());
             let store = TcpStore::connect_at(&endpoint, secret, level, left)
                 .map_err(|error| Error::meeting(unreached(&endpoint, (host, port), &error)))?;
-            let address = resolve(host, port)?.into_iter().next();
-            let address =
-                address.ok_or_else(|| Error::meeting(format!("{host} has no address")))?;
-            (store, false, address)
+            (store, false)
         }
     };
     Ok(Place {
-        address: own_address(own, Some(towards))?,
+        address: own_address(own, on_the_way([host], store.address()))?,
         // The store has this job only: a host with another --rdzv-id is told so.
         store: signed(own, Box::new(store), "drumline/".into()),
         is_hosted,
@@ -127,7 +125,7 @@ fn serve(
     host: &str,
     port: u16,
     must_be: bool,
-) -> Result<Option<(TcpStoreServer, IpAddr)>> {
+) -> Result<Option<TcpStoreServer>> {
     let (mut again, mut looks) = (0..TRIES_MAX, 0..LOOKS_MAX);
     let problem = loop {
         let ip = match listens(host, port)? {
@@ -149,7 +147,14 @@ fn serve(
         let endpoint = Endpoint::Tcp { host: ip.to_string(), port };
         let door = Door::Secured { endpoint, secret: own.secret.clone(), level: own.level };
         match TcpStoreServer::open(&[door], own.config.store_bytes_max) {
-            Ok(server) => return Ok(Some((server, ip))),
+            Ok(server) => {
+                if ip.is_loopback() {
+                    tracing::warn!(
+                        "launchers of other hosts do not reach {host}, which is {ip} here: name an address of this host"
+                    );
+                }
+                return Ok(Some(server));
+            }
             // Another launcher of this machine was faster, or tried it at this moment: then the port may be free
             // again, until one of the two takes it.
             Err(error) => match listens(host, port) {
@@ -199,8 +204,10 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
     };
     let left = deadline.saturating_duration_since(Instant::now());
     let store = EtcdStore::open(&cluster, &own.run_id, left.min(ETCD_ANSWERS_WITHIN))?;
+    let servers = etcd.servers.iter().filter_map(|url| url.split_once("://"));
+    let servers = servers.map(|(_, place)| place.rsplit_once(':').map_or(place, |(host, _)| host));
     Ok(Place {
-        address: own_address(own, store.address())?,
+        address: own_address(own, on_the_way(servers, store.address()))?,
         name: store.name().to_owned(),
         store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
         is_hosted: false,
@@ -217,6 +224,7 @@ fn signed(own: &Own, store: Box<dyn Store>, prefix: String) -> Signed {
 
 /// Whether this process can listen somewhere.
 enum Listens {
+    /// At this address, which may be the one that stands for all addresses of this host.
     Yes(IpAddr),
     /// Another process of this host does.
     InUse,
@@ -226,31 +234,34 @@ enum Listens {
 
 /// Tries it. A host's own name says nothing: others may know it by another one.
 fn listens(host: &str, port: u16) -> Result<Listens> {
-    let mut listens = Listens::Elsewhere;
-    for address in resolve(host, port)? {
-        match TcpListener::bind(address) {
-            Ok(_) => return Ok(Listens::Yes(address.ip())),
-            Err(error) if error.kind() == ErrorKind::AddrInUse => listens = Listens::InUse,
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
-            Err(error) => {
-                return Err(Error::meeting(format!("cannot listen at {address}: {error}")));
+    let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+    let (ip, tried) = match site::of(host, &resolve(host, port)?) {
+        Site::Elsewhere(_) => return Ok(Listens::Elsewhere),
+        Site::At(address) => (address.ip(), TcpListener::bind(address)),
+        Site::Everywhere => match TcpListener::bind((any[0], port)) {
+            Err(error) if error.kind() != ErrorKind::AddrInUse => {
+                (any[1], TcpListener::bind((any[1], port)))
             }
-        }
+            tried => (any[0], tried),
+        },
+    };
+    match tried {
+        Ok(_) => Ok(Listens::Yes(ip)),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(Listens::InUse),
+        Err(error) => Err(Error::meeting(format!("cannot listen at {ip}:{port}: {error}"))),
     }
-    Ok(listens)
 }
 
 fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let addresses = match host.parse::<IpAddr>() {
-        Ok(ip) => return Ok(vec![(ip, port).into()]),
-        Err(_) => (host, port).to_socket_addrs(),
-    };
-    addresses.map(Iterator::collect).map_err(|error| {
+    site::resolve(host, port, Instant::now() + RESOLVE_MAX).map_err(|error| {
         Error::meeting(format!(
             "the name of the first host, {host}, cannot be resolved on this one: {error}; write its address"
         ))
     })
 }
+
+/// How long the resolver may take.
+const RESOLVE_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until the name of the first host is known: in a cluster it may come later than this host.
 fn wait_for_name(host: &str, port: u16, deadline: Instant) {
@@ -268,12 +279,26 @@ fn wait_for_name(host: &str, port: u16, deadline: Instant) {
 /// The pause between two looks for a name.
 const NAME_EVERY: Duration = Duration::from_millis(500);
 
+/// The address of the place where hosts meet, if the way there is the way to the other hosts. If it is on this host, it
+/// must be called so: the own name of a host often leads to loopback on this host only.
+fn on_the_way<'a>(
+    names: impl IntoIterator<Item = &'a str>,
+    address: Option<SocketAddr>,
+) -> Option<SocketAddr> {
+    let is_loopback = |name: &str| site::is_loopback_name(name.trim_matches(['[', ']']));
+    let is_meant = names.into_iter().any(is_loopback);
+    address.filter(|address| !address.ip().is_loopback() || is_meant)
+}
+
 /// The address that the other hosts get of this one.
 fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
     if let Some(name) = &own.joining.local_addr {
-        let address = resolve(name, 0)?.first().map(SocketAddr::ip);
-        return address
-            .ok_or_else(|| Error::meeting(format!("--local-addr {name} has no address")));
+        let mut addresses = resolve(name, 0)?;
+        addresses.sort_by_key(|it| towards.is_some_and(|place| place.is_ipv6() != it.is_ipv6()));
+        let is_told = |it: &&SocketAddr| site::is_loopback_name(name) || !it.ip().is_loopback();
+        if let Some(address) = addresses.iter().find(is_told) {
+            return Ok(address.ip());
+        }
     }
     let addresses = own_addresses(&own.config, towards)?;
     addresses.first().copied().ok_or_else(|| {

@@ -3,9 +3,8 @@
 use std::{
     fmt,
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
+    net::{SocketAddr, TcpStream},
     os::{fd::OwnedFd, unix::net::UnixStream},
-    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -241,28 +240,6 @@ pub(super) fn say(stream: &mut Stream, handshake: &mut Handshake) -> io::Result<
 
 fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
-}
-
-/// The addresses to which `host` resolves. The system's resolver has no time limit, so it runs on a thread of
-/// its own, which is left behind at the deadline.
-pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![(ip, port).into()]);
-    }
-    let (sender, receiver) = mpsc::channel();
-    let name = host.to_owned();
-    thread::Builder::new().name("drumline-resolve".into()).spawn(move || {
-        let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect);
-        // If it took too long, nobody receives the result.
-        let _ = sender.send(addresses);
-    })?;
-    match receiver.recv_timeout(time_left(deadline)?) {
-        Ok(addresses) => addresses,
-        Err(_) => Err(io::Error::new(
-            ErrorKind::TimedOut,
-            format!("the name {host} could not be resolved in time"),
-        )),
-    }
 }
 
 /// The time until `deadline`. An error if none is left.

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, ErrorKind, Read as _},
-    net::{IpAddr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
         linux::net::SocketAddrExt as _,
@@ -17,6 +17,7 @@ use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
     io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt},
     process::Resource,
 };
 
@@ -52,9 +53,32 @@ impl Listener {
     /// Listens on exactly this address.
     pub fn tcp(address: SocketAddr) -> io::Result<Listener> {
         let listener = Unforked::open(|| TcpListener::bind(address)).map_err(named(LISTENS))?;
+        Listener::on_tcp(listener)
+    }
+
+    fn on_tcp(listener: Unforked<TcpListener>) -> io::Result<Listener> {
         pacing::begin_without(&*listener);
         let bound = listener.local_addr()?;
         Listener::ready(Listener::Tcp(listener, bound))
+    }
+
+    /// Listens on all addresses of this host, of both families if it has both.
+    pub fn everywhere(port: u16) -> io::Result<Listener> {
+        // One socket takes both, unless the system is set otherwise.
+        let open = || {
+            let flags = SocketFlags::CLOEXEC;
+            let socket = socket_with(AddressFamily::INET6, SocketType::STREAM, flags, None)?;
+            sockopt::set_ipv6_v6only(&socket, false)?;
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+            bind(&socket, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+            Ok(TcpListener::from(socket))
+        };
+        match Unforked::open(open) {
+            Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
+                Listener::tcp((Ipv4Addr::UNSPECIFIED, port).into())
+            }
+            listener => Listener::on_tcp(listener?),
+        }
     }
 
     /// Listens on an abstract Unix socket.

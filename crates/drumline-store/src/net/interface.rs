@@ -1,6 +1,6 @@
 //! Addresses of this machine's network interfaces, and the choice of those that peers use.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use if_addrs::Interface;
 
@@ -79,7 +79,7 @@ pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAdd
         let is_loopback =
             |name: &&str| usable.iter().any(|one| one.name == *name && one.is_loopback());
         chosen.retain(|name| !is_loopback(name));
-        let route = towards.and_then(|place| address_towards(place).ok());
+        let route = outward(towards).ok().map(|(address, _)| address);
         let on_the_way = usable.iter().find(|one| Some(one.ip()) == route);
         let on_the_way = on_the_way.and_then(|one| chosen.iter().position(|it| *it == one.name));
         let one = on_the_way.unwrap_or(0);
@@ -103,6 +103,76 @@ pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAdd
 }
 
 const SETTING: &str = "DRUMLINE_SOCKET_IFNAME, GLOO_SOCKET_IFNAME";
+
+/// The address at which other hosts probably reach this one, and the reason. It is the one on the route to `towards`. If
+/// that is not known, it is the one on the default route, and in a closed network, without a default route, that of the
+/// only interface. A host that has nothing but loopback gets that.
+///
+/// # Errors
+///
+/// [`Error::Io`] if no route leads to `towards`; [`Error::InvalidSetting`] if several interfaces are left, lists them.
+pub fn outward(towards: Option<SocketAddr>) -> Result<(IpAddr, String)> {
+    if let Some(place) = towards {
+        let address = address_towards(place)?;
+        return Ok((address, format!("it is on the way to the master at {place}")));
+    }
+    let by_default = ELSEWHERE.iter().find_map(|place| address_towards(*place).ok());
+    if let Some(address) = by_default.filter(|address| !needs_zone(address)) {
+        return Ok((address, "it is on the default route".to_owned()));
+    }
+    let all = if_addrs::get_if_addrs()
+        .map_err(|source| Error::io("cannot list the network interfaces", source))?;
+    let up = all.iter().filter(|one| one.is_oper_up()).map(|one| (one.name.as_str(), one.ip()));
+    only_one(&up.collect::<Vec<_>>())
+}
+
+/// Addresses that no network uses (RFC 5737, RFC 3849). Only default routes lead there.
+const ELSEWHERE: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1),
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 1),
+];
+
+/// Whether an address means nothing without the name of an interface.
+fn needs_zone(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+/// What the interfaces of containers and virtual machines begin with. Other hosts are not behind them.
+const VIRTUAL: [&str; 7] = ["docker", "br-", "virbr", "veth", "cni", "flannel", "cali"];
+
+/// The address of the only interface that may lead to other hosts, of these interfaces, which are up.
+fn only_one(up: &[(&str, IpAddr)]) -> Result<(IpAddr, String)> {
+    let (own, mut outside): (Vec<_>, Vec<_>) = up
+        .iter()
+        .filter(|(_, address)| !needs_zone(address))
+        .partition(|(_, address)| address.is_loopback());
+    // No network with a router has addresses of 169.254.
+    let is_likely = |(name, address): &(&str, IpAddr)| {
+        let is_alone = matches!(address, IpAddr::V4(v4) if v4.is_link_local());
+        !is_alone && !VIRTUAL.iter().any(|it| name.starts_with(it))
+    };
+    if outside.iter().any(|one| is_likely(one)) {
+        outside.retain(|one| is_likely(one));
+    }
+    // An interface of several addresses is used with its first one of IPv4.
+    outside.sort_by_key(|(_, address)| address.is_ipv6());
+    let Some((name, address)) = outside.first() else {
+        let loopback = own.first().map_or(Ipv4Addr::LOCALHOST.into(), |(_, address)| *address);
+        return Ok((loopback, "this host has no other network".to_owned()));
+    };
+    if outside.iter().all(|(other, _)| other == name) {
+        return Ok((*address, format!("{name} is the only network of this host")));
+    }
+    let listed: Vec<_> = outside.iter().map(|(name, it)| format!("{it} ({name})")).collect();
+    Err(Error::InvalidSetting {
+        setting: "DRUMLINE_SOCKET_IFNAME, DRUMLINE_BIND_ADDRESS".to_owned(),
+        problem: format!(
+            "not set, and this host has several networks and no default route: {}; name the interface that leads to \
+             the other hosts (a launcher: or --local-addr)",
+            listed.join(", ")
+        ),
+    })
+}
 
 /// The address of this host on the route to `place`. Other hosts on the way can reach it; if `place` is on
 /// this host, it is loopback. (A host's own name often resolves to a useless address.)
@@ -165,6 +235,34 @@ mod tests {
         }
         let error = addresses_of("no-such-0", None).unwrap_err().to_string();
         assert!(error.contains("DRUMLINE_SOCKET_IFNAME") && error.contains("lo"), "{error}");
+    }
+
+    #[test]
+    fn without_a_default_route_the_only_network_is_taken() {
+        let of = |up: &[(&'static str, &str)]| {
+            let up: Vec<_> = up.iter().map(|(name, it)| (*name, it.parse().unwrap())).collect();
+            only_one(&up).map(|(address, _)| address.to_string()).map_err(|it| it.to_string())
+        };
+        let lo = [("lo", "127.0.0.1"), ("lo", "::1")];
+        for (others, expected) in [
+            (&[("eth0", "10.88.0.1")][..], "10.88.0.1"),
+            (&[("eth0", "fd88::1"), ("eth0", "fe80::1"), ("eth0", "10.88.0.1")], "10.88.0.1"),
+            (&[("eth0", "fe80::1"), ("eth0", "fd88::1")], "fd88::1"),
+            (&[("eth0", "10.88.0.1"), ("eth0", "10.88.1.1")], "10.88.0.1"),
+            (&[("docker0", "172.17.0.1"), ("ib0", "10.0.0.1"), ("br-1", "172.18.0.1")], "10.0.0.1"),
+            (&[("docker0", "172.17.0.1")], "172.17.0.1"),
+            (&[("usb0", "169.254.3.1"), ("eth0", "10.88.0.1")], "10.88.0.1"),
+            (&[("eth0", "fe80::1")], "127.0.0.1"),
+            (&[], "127.0.0.1"),
+        ] {
+            assert_eq!(of(&[&lo[..], others].concat()), Ok(expected.to_owned()), "{others:?}");
+        }
+        assert_eq!(of(&lo[1..]), Ok("::1".to_owned()));
+        let several = [("eth0", "10.88.0.1"), ("eth1", "fd99::1"), ("docker0", "172.17.0.1")];
+        let error = of(&several).unwrap_err();
+        let told = ["10.88.0.1 (eth0), fd99::1 (eth1)", "DRUMLINE_SOCKET_IFNAME", "--local-addr"];
+        assert!(told.iter().all(|part| error.contains(part)), "{error}");
+        assert!(!error.contains("docker0"), "{error}");
     }
 
     #[test]

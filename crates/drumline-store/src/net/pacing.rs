@@ -38,7 +38,7 @@ pub(super) fn settle(stream: &TcpStream) {
 }
 
 fn leaves_this_host(stream: &TcpStream) -> io::Result<bool> {
-    let [own, peer] = [stream.local_addr()?.ip(), stream.peer_addr()?.ip()];
+    let [own, peer] = [stream.local_addr()?, stream.peer_addr()?].map(|it| it.ip().to_canonical());
     Ok(own != peer && !peer.is_loopback())
 }
 

@@ -125,7 +125,9 @@ impl Stream {
 
     /// The address at the other end of a TCP connection.
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.tcp().and_then(|stream| stream.peer_addr().ok())
+        let address = self.tcp()?.peer_addr().ok()?;
+        // A socket of both families writes addresses of IPv4 as ::ffff:10.0.0.1.
+        Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
     }
 
     /// The other end, as text.

@@ -25,7 +25,8 @@ use crate::{
     error_text::spent,
     net::Endpoint,
     net::{
-        call::{self, Address, CallError, resolve, shake_hands, time_left},
+        call::{self, Address, CallError, shake_hands, time_left},
+        site::resolve,
         sleep_until,
         stream::Stream,
     },

@@ -2,14 +2,18 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
 };
 
 use super::protocol::OPENING;
 use crate::{
     auth::{Expected, Hello, Level, Secret},
-    net::Endpoint,
-    net::gate::{Admission, Listener},
+    net::{
+        Endpoint,
+        gate::{Admission, Listener},
+        site::{self, Site, is_here, resolve},
+    },
 };
 
 /// An address of a store's server, and what clients must prove there.
@@ -132,43 +136,40 @@ impl Door {
 }
 
 fn listen_on(host: &str, port: u16, must_be_loopback: bool) -> Result<Listener, String> {
-    let addresses: Vec<SocketAddr> = match host.parse::<IpAddr>() {
-        Ok(ip) => vec![(ip, port).into()],
-        Err(_) => (host, port)
-            .to_socket_addrs()
-            .map_err(|error| format!("the name {host} cannot be resolved: {error}"))?
-            .collect(),
-    };
-    let mut not_ours = Vec::new();
-    for address in addresses {
-        if must_be_loopback && !address.ip().is_loopback() {
+    let addresses = resolve(host, port, Instant::now() + RESOLVE_MAX)
+        .map_err(|error| format!("the name {host} cannot be resolved: {error}"))?;
+    let open = addresses.iter().find(|address| !address.ip().is_loopback());
+    if let (true, Some(address)) = (must_be_loopback, open) {
+        return Err(format!(
+            "{address} can be reached from other machines, and this store knows no \
+             authentication: give all processes of the job one DRUMLINE_SECRET or \
+             DRUMLINE_SECRET_FILE, or, if you trust that network, set DRUMLINE_TRUST_STORE=1 \
+             (in code: host_exposed, bind_exposed)"
+        ));
+    }
+    let at = |address: SocketAddr| (Listener::tcp(address), address.ip().to_string());
+    let loopback = addresses.iter().copied().find(|it| must_be_loopback && is_here(it.ip()));
+    let (listener, ip) = match (site::of(host, &addresses), loopback) {
+        (Site::At(address), _) | (Site::Everywhere, Some(address)) => at(address),
+        (Site::Everywhere, None) => (Listener::everywhere(port), "this machine".to_owned()),
+        (Site::Elsewhere(addresses), _) => {
+            let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
             return Err(format!(
-                "{address} can be reached from other machines, and this store knows no \
-                 authentication: give all processes of the job one DRUMLINE_SECRET or \
-                 DRUMLINE_SECRET_FILE, or, if you trust that network, set DRUMLINE_TRUST_STORE=1 \
-                 (in code: host_exposed, bind_exposed)"
+                "{host} stands for {}, which is not an address of this machine; start rank 0 there, or set \
+                 MASTER_ADDR to an address of this machine",
+                addresses.join(", ")
             ));
         }
-        match Listener::tcp(address) {
-            Ok(listener) => return Ok(listener),
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
-                not_ours.push(address.ip().to_string());
-            }
-            // The next address would work, but the ranks would find the stranger on this one.
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                return Err(format!(
-                    "port {port} of {} is in use, perhaps by rank 0 of another job or by one left \
-                     over (`ss -ltnp sport = :{port}` shows it); pick another port with \
-                     MASTER_PORT, or leave the choice to `drumline run`",
-                    address.ip()
-                ));
-            }
-            Err(error) => return Err(format!("cannot listen on {address}: {error}")),
-        }
-    }
-    Err(format!(
-        "{host} stands for {}, which is not an address of this machine; start rank 0 there, or set \
-         MASTER_ADDR to an address of this machine",
-        not_ours.join(", ")
-    ))
+    };
+    listener.map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => format!(
+            "port {port} of {ip} is in use, perhaps by rank 0 of another job or by one left \
+             over (`ss -ltnp sport = :{port}` shows it); pick another port with \
+             MASTER_PORT, or leave the choice to `drumline run`"
+        ),
+        _ => format!("cannot listen on {ip}:{port}: {error}"),
+    })
 }
+
+/// How long the resolver may take.
+const RESOLVE_MAX: Duration = Duration::from_secs(30);

@@ -27,10 +27,11 @@ use super::{
 use crate::{
     Error, Result,
     auth::{Level, Secret},
-    net::Endpoint,
     net::{
+        Endpoint,
         call::Address,
         gate::{Arrival, Gate},
+        site::called_here,
         stream::Stream,
         warnings::Warnings,
     },
@@ -98,8 +99,8 @@ impl TcpStoreServer {
     /// Like [`TcpStoreServer::bind`], on any one address of this machine. Every process that can reach it can
     /// read and write every key.
     ///
-    /// It listens only on the address to which `host` resolves. If a name has several addresses, the first
-    /// one that belongs to this machine is used.
+    /// It listens only on the address to which `host` resolves. If a name has several addresses of this machine, or
+    /// only loopback, as Debian gives to a machine's own name, it listens on all of this machine's addresses.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -189,7 +190,8 @@ impl TcpStoreServer {
         Ok(TcpStoreServer { places, ranks, stop: Some(stop), thread, process: std::process::id() })
     }
 
-    /// The TCP address of the server: that of its first door with one.
+    /// The TCP address of the server: that of its first door with one. If the door is at all addresses of this machine,
+    /// loopback.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -280,15 +282,17 @@ pub(super) fn open_door(door: &Door) -> Result<(Gate, Place)> {
     })?;
     let gate = Gate::new(listener, door.admission())
         .map_err(|error| Error::io(format!("host {endpoint}"), error))?;
+    let bound = gate.address();
     let (endpoint, address) = match endpoint {
         Endpoint::Unix(name) => (Endpoint::Unix(name.clone()), Address::Unix(name)),
         Endpoint::Tcp { host, port } => {
-            let address = gate.address().unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
-            (Endpoint::Tcp { host, port: address.port() }, Address::Tcp(address))
+            let address = bound.unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
+            let port = address.port();
+            (Endpoint::Tcp { host, port }, Address::Tcp(called_here(address)))
         }
     };
     let secret = door.secret().cloned();
-    if let (Address::Tcp(address), None) = (&address, &secret)
+    if let (Some(address), None) = (bound, &secret)
         && !address.ip().is_loopback()
     {
         tracing::warn!(
