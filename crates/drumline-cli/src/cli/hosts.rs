@@ -178,7 +178,9 @@ impl HostArgs {
             Backend::Static => self.fixed(node_rank, names)?,
             Backend::Drumline => {
                 let Some(address) = self.endpoint(names)? else {
-                    return Err(self.lacks("--rdzv-endpoint HOST:29400, the first host", names).into());
+                    return Err(self
+                        .lacks("--rdzv-endpoint HOST:29400, the first host", names)
+                        .into());
                 };
                 let port = address.port.unwrap_or(C10D_PORT);
                 self.check_master(&address.host, port, names)?;

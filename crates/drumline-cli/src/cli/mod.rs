@@ -118,11 +118,7 @@ pub(crate) enum Command {
 
 impl Command {
     /// The job that it asks for. `None`: it is about none.
-    pub(crate) fn asked(
-        self,
-        names: &Names,
-        host: &Host<'_>,
-    ) -> Option<Result<Asked, Refusal>> {
+    pub(crate) fn asked(self, names: &Names, host: &Host<'_>) -> Option<Result<Asked, Refusal>> {
         match self {
             Command::Run(args) if args.completion().is_none() => Some(args.asked(names, host)),
             Command::Launch(args) if args.completion().is_none() => Some(args.asked(names, host)),
@@ -249,8 +245,7 @@ pub(crate) fn parse(
 ) -> Result<(Command, Names), clap::Error> {
     let mut definition = definition();
     let mut parse = |left_out: &[String]| -> Result<(Command, Names), clap::Error> {
-        let (matches, names) =
-            variables::parse(&mut definition, arguments, environment, left_out)?;
+        let (matches, names) = variables::parse(&mut definition, arguments, environment, left_out)?;
         Ok((Cli::from_arg_matches(&matches)?.command, names))
     };
     let first = parse(&[])?;

@@ -5,7 +5,12 @@ use std::{ops::RangeInclusive, path::PathBuf};
 use clap::Args;
 use drumline_launch::{Logs, Stdin, StreamMap, Streams};
 
-use super::{host::Host, names::{Names, Refusal}, nearest::nearest, ranks::RANKS_MAX};
+use super::{
+    host::Host,
+    names::{Names, Refusal},
+    nearest::nearest,
+    ranks::RANKS_MAX,
+};
 
 // No doc comment: clap would make it the description of the command.
 #[derive(Args, Clone, Debug)]

@@ -7,9 +7,17 @@ use clap_complete::Shell;
 use drumline_launch::{Job, program::ProgramKind};
 
 use super::{
-    compatibility::CompatibilityArgs, ending::EndingArgs, hangs::HangArgs, host::Host,
-    hosts::HostArgs, monitoring::MonitoringArgs, names::{Names, Refusal}, output::OutputArgs, ranks::RankArgs,
-    restarts::RestartArgs, store::StoreArgs,
+    compatibility::CompatibilityArgs,
+    ending::EndingArgs,
+    hangs::HangArgs,
+    host::Host,
+    hosts::HostArgs,
+    monitoring::MonitoringArgs,
+    names::{Names, Refusal},
+    output::OutputArgs,
+    ranks::RankArgs,
+    restarts::RestartArgs,
+    store::StoreArgs,
 };
 
 // No doc comment: clap would make it the description of the command.

@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use super::*;
 
 /// All options of torchrun 2.15, each with a value that differs from its default.
-const OF_TORCHRUN: [(&str, Option<&str>); 38] = [
+const OF_TORCHRUN: [(&str, Option<&str>); 40] = [
     ("nnodes", Some("2:4")),
     ("nproc-per-node", Some("3")),
     ("rdzv-backend", Some("c10d")),
@@ -92,33 +92,41 @@ fn every_option_has_two_spellings_and_a_variable() {
 /// place to meet.
 #[test]
 fn no_variable_stops_what_is_typed() {
+    let all = [
+        ("no-torch-store", None),
+        ("torch-store", Some("user")),
+        ("nnodes", Some("1")),
+        ("nnodes", Some("2")),
+        ("node-rank", Some("3")),
+        ("standalone", None),
+        ("rdzv-backend", Some("file")),
+        ("rdzv-backend", Some("etcd")),
+        ("rdzv-endpoint", Some("localhost:5")),
+        ("rdzv-endpoint", Some("h")),
+        ("rdzv-conf", Some("is_host=1")),
+        ("master-addr", Some("h")),
+        ("master-port", Some("1")),
+        ("tee", Some("7:3")),
+        ("module", None),
+        ("no-python", None),
+        ("run-path", None),
+    ];
     let line = |(option, value): &(&str, Option<&str>)| match value {
         Some(value) => format!("run --{option}={value} x"),
         None => format!("run --{option} x"),
     };
-    let mut contradictions = 0;
-    let also = [
-        ("no-torch-store", None),
-        ("nnodes", Some("1")),
-        ("node-rank", Some("3")),
-        ("rdzv-backend", Some("etcd")),
-        ("rdzv-endpoint", Some("localhost:5")),
-        ("tee", Some("7:3")),
-        ("master-port", Some("1")),
-    ];
-    let all: Vec<_> = OF_TORCHRUN.iter().chain(&also).collect();
-    for (option, value) in &all {
+    let typed: Vec<String> = all.iter().map(line).filter(|it| asked(it, &[]).is_ok()).collect();
+    assert_eq!(typed.len(), all.len() - 3, "{typed:?}");
+    for (option, value) in all {
         let variable = format!("PET_{}", option.replace('-', "_").to_uppercase());
         let variables = [(&*variable, value.unwrap_or("1"))];
-        let is_possible = asked("run x", &variables).is_ok();
-        for typed in all.iter().map(|typed| line(typed)).filter(|it| asked(it, &[]).is_ok()) {
-            match asked(&typed, &variables) {
-                Ok(_) => contradictions += left_out(&typed, &variables).len(),
-                Err(error) => assert!(!is_possible, "{typed}, {variables:?}: {error}"),
+        // Alone, it is several hosts without a place to meet.
+        for typed in typed.iter().filter(|_| (option, value) != ("nnodes", Some("2"))) {
+            if let Err(error) = asked(typed, &variables) {
+                panic!("{typed}, {variables:?}: {error}");
             }
         }
     }
-    assert!(contradictions > 30, "{contradictions}");
 }
 
 #[test]
@@ -131,13 +139,21 @@ fn what_variables_say_in_vain_is_told_and_what_is_typed_counts() {
         (
             "run --standalone x",
             &[("PET_NNODES", "2"), ("PET_RDZV_ENDPOINT", "h:5"), ("PET_RDZV_BACKEND", "etcd")],
-            &["PET_RDZV_BACKEND is", "PET_RDZV_ENDPOINT is", "PET_NNODES is left out: --standalone"],
+            &[
+                "PET_RDZV_BACKEND is",
+                "PET_RDZV_ENDPOINT is",
+                "PET_NNODES is left out: --standalone",
+            ],
         ),
         (elastic, &[("PET_STANDALONE", "1")], &["PET_STANDALONE is left out"]),
         (elastic, &[("PET_MASTER_PORT", "6")], &["PET_MASTER_PORT differs from --rdzv-endpoint"]),
         (elastic, &[("PET_MASTER_ADDR", "g"), ("PET_MASTER_PORT", "6")], &["_ADDR", "_PORT"]),
         (fixed, &[("PET_RDZV_ENDPOINT", "g:6")], &["PET_RDZV_ENDPOINT is left out"]),
-        ("run --rdzv-endpoint h:5 x", &[("PET_MASTER_PORT", "6")], &["PET_MASTER_PORT is left out"]),
+        (
+            "run --rdzv-endpoint h:5 x",
+            &[("PET_MASTER_PORT", "6")],
+            &["PET_MASTER_PORT is left out"],
+        ),
         ("run --no-torch-store x", &[("PET_MASTER_PORT", "6")], &["--no-torch-store leaves out"]),
         ("run --master-port 6 x", &[("PET_NO_TORCH_STORE", "1")], &["PET_NO_TORCH_STORE is left"]),
         ("run -m x", &[("PET_NO_PYTHON", "1")], &["PET_NO_PYTHON is left out: --module and"]),
