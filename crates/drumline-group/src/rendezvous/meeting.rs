@@ -1,9 +1,6 @@
 //! How the ranks of a plan meet: rank 0 or a launcher hosts the store, and each rank claims its number.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use drumline_engine::start_up::{
     Answer, Ask, Failure,
@@ -14,7 +11,7 @@ use drumline_store::{
     auth::Nonce,
     net::{
         Endpoint,
-        site::{is_loopback_name, resolve},
+        site::{is_loopback, is_loopback_name},
     },
     store::{
         Store,
@@ -190,17 +187,6 @@ impl Plan {
         }
     }
 }
-
-/// Whether `host` resolves to addresses of this machine only. False for an unknown name.
-fn is_loopback(host: &str, timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout.min(RESOLVE_MAX);
-    resolve(host, 0, deadline).is_ok_and(|addresses| {
-        !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback())
-    })
-}
-
-/// The time limit for resolving a name.
-const RESOLVE_MAX: Duration = Duration::from_secs(5);
 
 /// The most ranks about which the store is asked when some are missing.
 const RANKS_NAMED_MAX: usize = 1024;

@@ -120,12 +120,7 @@ fn at_first_host(
 }
 
 /// Opens the store if this host is the first one: if it can listen there.
-fn serve(
-    own: &Own,
-    host: &str,
-    port: u16,
-    must_be: bool,
-) -> Result<Option<TcpStoreServer>> {
+fn serve(own: &Own, host: &str, port: u16, must_be: bool) -> Result<Option<TcpStoreServer>> {
     let (mut again, mut looks) = (0..TRIES_MAX, 0..LOOKS_MAX);
     let problem = loop {
         let ip = match listens(host, port)? {
@@ -326,3 +321,20 @@ fn unreached(endpoint: &Endpoint, address: (&str, u16), error: &drumline::store:
 
 /// How long a stranger may take to answer.
 const STRANGER_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_told_only_where_it_is_meant() {
+        let way = |name: &str, address: &str| {
+            let address = address.parse().unwrap();
+            on_the_way([name], Some(SocketAddr::new(address, 1))).is_some()
+        };
+        assert!(way("localhost", "127.0.0.1") && way("127.0.1.1", "127.0.1.1"));
+        assert!(way("[::1]", "::1") && way("host0", "10.0.0.1") && way("10.0.0.1", "10.0.0.1"));
+        // The own name of a host, and its own store at all addresses.
+        assert!(!way("host0", "127.0.1.1") && !way("host0", "::1") && !way("0.0.0.0", "127.0.0.1"));
+    }
+}

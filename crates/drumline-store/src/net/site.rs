@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket},
     sync::mpsc,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustix::system::uname;
@@ -48,6 +48,16 @@ pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Socke
         )),
     }
 }
+
+/// Whether `host` resolves to addresses of this machine only. False for an unknown name.
+pub fn is_loopback(host: &str, timeout: Duration) -> bool {
+    resolve(host, 0, Instant::now() + timeout.min(RESOLVE_MAX)).is_ok_and(|addresses| {
+        !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback())
+    })
+}
+
+/// The time limit for resolving a name.
+const RESOLVE_MAX: Duration = Duration::from_secs(5);
 
 /// Whether a name or an address means the host of whoever uses it, so that no other host is meant to come.
 pub fn is_loopback_name(host: &str) -> bool {
