@@ -138,6 +138,7 @@ mod process;
 mod ranges;
 mod segment;
 mod spin;
+mod this_host;
 mod unforked;
 mod window;
 
@@ -162,6 +163,7 @@ pub use placement::{MemoryNode, memory_nodes};
 pub use process::{Credentials, PidFd};
 pub use segment::{Segment, SleepGuard, Waker};
 pub use spin::{SpinLimit, spin, spin_limit};
+pub use this_host::this_host;
 pub use unforked::Unforked;
 #[doc(hidden)]
 pub use unforked::fork_idle;

@@ -35,8 +35,10 @@ pub struct Board {
 /// What ranks tell each other about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// The host that the rank is on.
+    /// The host that the rank takes itself to be on.
     Card,
+    /// The first rank that it reaches on this host.
+    Home,
     /// The address at which the rank listens for ranks of other hosts.
     Address,
     /// Whether the rank has memory to share.
@@ -48,14 +50,21 @@ pub enum Subject {
 }
 
 impl Subject {
-    const ALL: [Subject; 5] =
-        [Subject::Card, Subject::Address, Subject::Segment, Subject::Host, Subject::Prices];
+    const ALL: [Subject; 6] = [
+        Subject::Card,
+        Subject::Home,
+        Subject::Address,
+        Subject::Segment,
+        Subject::Host,
+        Subject::Prices,
+    ];
 
     const LAST: Subject = Subject::Prices;
 
     fn name(self) -> &'static str {
         match self {
             Subject::Card => "card",
+            Subject::Home => "home",
             Subject::Address => "address",
             Subject::Segment => "segment",
             Subject::Host => "host",

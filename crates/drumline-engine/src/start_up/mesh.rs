@@ -1,12 +1,13 @@
 //! How a rank connects to the ranks of its host, and learns where the other ranks listen.
 //!
-//! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host connect over Unix sockets: each rank calls
+//! Each rank leaves a [`Card`] on the [`Board`]. Ranks with equal cards find out whether they are on one host: whether
+//! they reach the socket of the first of them. Ranks of one host connect over Unix sockets: each rank calls
 //! every lower rank and is called by every higher one. The lowest rank accepts first, so ranks cannot wait
 //! for each other in a ring. Ranks of different hosts only say where they listen. They call each other when
 //! they first need to.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -58,8 +59,10 @@ pub async fn connect<W: Outside>(
     let (_, own) = parse((member.rank, &own))?;
     let others = cards.iter().enumerate().filter(|(rank, _)| *rank != member.rank);
     let cards = others.map(parse).collect::<Result<BTreeMap<_, _>, _>>()?;
-    let (near, far): (BTreeMap<Rank, Card>, BTreeMap<Rank, Card>) =
-        cards.into_iter().partition(|(_, card)| card.is_near(&own));
+    let homes = homes(desk, board, &own, &cards).await?;
+    let (near, far): (BTreeMap<Rank, Card>, BTreeMap<Rank, Card>) = cards
+        .into_iter()
+        .partition(|(rank, card)| card.is_near(&own) && homes[*rank] == homes[member.rank]);
     tracing::info!(
         group = member.name,
         rank = member.rank,
@@ -78,6 +81,38 @@ pub async fn connect<W: Outside>(
     Ok(Mesh { near, far })
 }
 
+/// For every rank, the first rank that it reaches over Unix sockets, which may be itself. Those with the same one are on
+/// one host. Cards do not prove that: copies of one virtual machine have one boot id, and the number of their first
+/// network namespace is always the same.
+async fn homes<W: Outside>(
+    desk: &Desk<W>,
+    board: &Board,
+    own: &Card,
+    cards: &BTreeMap<Rank, Card>,
+) -> Result<Vec<Rank>, Failure<W::Error>> {
+    let member = board.member();
+    let all: Vec<&Card> = cards.values().chain([own]).filter(|card| card.unix.is_some()).collect();
+    let kinds: BTreeSet<_> = all.iter().map(|it| (&it.boot, &it.network, it.uid)).collect();
+    if kinds.len() == all.len() {
+        return Ok((0..member.world_size).collect());
+    }
+    let mut home = member.rank;
+    let alike = cards.range(..member.rank).filter(|(_, card)| card.is_near(own));
+    for (&peer, card) in alike {
+        let Some(name) = card.unix.clone() else { continue };
+        if let Answer::Number(1) = desk.ask(Ask::Reach { peer, name }).await? {
+            home = peer;
+            break;
+        }
+    }
+    let told = board.all_gather(desk, Subject::Home, home.to_string().as_bytes()).await?;
+    let parse = |(rank, text): (Rank, Vec<u8>)| match String::from_utf8_lossy(&text).parse() {
+        Ok(home) if home <= rank => Ok(home),
+        _ => Err(Failure::by(member, rank, "it does not say which ranks it reaches")),
+    };
+    told.into_iter().enumerate().map(parse).collect()
+}
+
 /// Tells ranks that are not near where this rank listens, and learns where they listen.
 async fn exchange_addresses<W: Outside>(
     desk: &Desk<W>,
@@ -86,7 +121,9 @@ async fn exchange_addresses<W: Outside>(
     far: &BTreeMap<Rank, Card>,
     streams: usize,
 ) -> Result<BTreeMap<Rank, Vec<SocketAddr>>, Failure<W::Error>> {
-    let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
+    // Whose card is near, and is not reached, is on a copy of this host.
+    let is_elsewhere = |card: &Card| !card.is_same_network(own) || card.is_near(own);
+    let elsewhere = far.iter().filter(|(_, card)| is_elsewhere(card));
     let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
     let addresses = word(desk.ask(Ask::Listen(elsewhere)).await?);
     // The number of connections for data comes first.

@@ -63,6 +63,13 @@ pub enum Ask {
     /// Listens for ranks that cannot reach this one over Unix sockets, and returns the addresses. The given
     /// ranks are on other networks. Answered by [`Answer::Words`].
     Listen(Vec<Rank>),
+    /// Whether a peer is reached at its Unix socket, so that it is on this host. Answered by [`Answer::Number`], 1 or 0.
+    Reach {
+        /// The peer.
+        peer: Rank,
+        /// The name of its socket.
+        name: String,
+    },
     /// Calls a peer at its Unix socket. Answered by [`Answer::Dialled`].
     Dial {
         /// The peer.

@@ -1,12 +1,12 @@
 //! Ranks that MPI has started: they meet in MPI's world, and rank 0 hosts their store.
 
-use std::{ops::Range, time::Instant};
+use std::{net::IpAddr, ops::Range, time::Instant};
 
 use drumline_engine::deadline::after;
 use drumline_mpi::{Communicator, Mpi, Patience, Request, World};
 use drumline_store::{
     auth::{Nonce, Secret},
-    net::{Endpoint, free_port},
+    net::{Endpoint, call::reach, free_port},
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
     plan::{Plan, StoreHost},
     settings::invalid,
 };
-use crate::{Config, Error, Result, addresses::own_addresses, transport::mesh::this_host};
+use crate::{Config, Error, Result, addresses::own_addresses, transport::mesh};
 
 /// What rank 0 tells the others: where the store is, and the secret of the job.
 const WORD_BYTES: usize = 1024;
@@ -78,18 +78,21 @@ impl Everybody {
         }
     }
 
+    /// Whether all ranks reach a socket of the first one. Hosts that are copies of one virtual machine tell the same name.
     fn all_on_one_host(&self) -> Result<bool> {
-        const CARD_BYTES: usize = 512;
-        let card = this_host()?;
-        let size = self.world.size();
-        let blocks: Vec<Range<usize>> =
-            (0..size).map(|rank| rank * CARD_BYTES..(rank + 1) * CARD_BYTES).collect();
-        let mut all = vec![0; size * CARD_BYTES];
-        let len = card.len().min(CARD_BYTES);
-        let own = &mut all[blocks[self.world.rank()].clone()];
-        own[..len].copy_from_slice(&card.as_bytes()[..len]);
-        let all = self.over(self.communicator.all_gather(all, &blocks))?;
-        Ok(all.chunks_exact(CARD_BYTES).all(|card| *card == all[..CARD_BYTES]))
+        const NAME_BYTES: usize = 108;
+        let (rank, size) = (self.world.rank(), self.world.size());
+        // The others must hear of a failure, too: then no rank reaches it.
+        let own = if rank == 0 { mesh::listen_on_unix(0).ok() } else { None };
+        let mut name = own.as_ref().map_or_else(Vec::new, |(name, _)| name.clone().into_bytes());
+        name.resize(NAME_BYTES, 0);
+        let name = self.over(self.communicator.broadcast(name, NAME_BYTES, 0))?;
+        let name = String::from_utf8_lossy(&name);
+        let name = name.trim_end_matches('\0');
+        let mut all = vec![0; size];
+        all[rank] = u8::from(!name.is_empty() && matches!(reach(name), Ok(Some(_))));
+        let blocks: Vec<Range<usize>> = (0..size).map(|rank| rank..rank + 1).collect();
+        Ok(self.over(self.communicator.all_gather(all, &blocks))?.iter().all(|it| *it == 1))
     }
 
     fn over(&self, request: std::result::Result<Request, drumline_mpi::Error>) -> Result<Vec<u8>> {
@@ -131,7 +134,8 @@ fn propose(are_neighbours: bool, config: &Config) -> Result<(Endpoint, Secret)> 
         return Ok((Endpoint::Unix(format!("drumline-mpi-{name}")), secret));
     }
     let addresses = own_addresses(config, None)?;
-    let address = addresses.first().copied().ok_or_else(|| {
+    let is_told = |address: &&IpAddr| !address.is_loopback() || !config.bind_addresses.is_empty();
+    let address = addresses.iter().find(is_told).copied().ok_or_else(|| {
         invalid("DRUMLINE_BIND_ADDRESS", "no address at which other hosts reach rank 0".to_owned())
     })?;
     let ports = config.port_range.clone().unwrap_or(0..=0);

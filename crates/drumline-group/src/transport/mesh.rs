@@ -4,9 +4,8 @@
 //! kernel says which user is at the other end. Other ranks connect over TCP, on the chosen addresses, when
 //! they first need each other: see [`Far`]. No TCP port is opened unless there are other hosts.
 
-mod own_card;
-
 use std::{
+    collections::BTreeMap,
     io,
     net::{IpAddr, Ipv4Addr},
     time::Instant,
@@ -14,19 +13,24 @@ use std::{
 
 use drumline_engine::{
     membership::Membership,
-    start_up::{Answer, Ask, Dialled, mesh},
+    start_up::{Answer, Ask, Dialled, card::Card, mesh},
     transport::{Bundle, Channel},
 };
 use drumline_schedule::step::Rank;
+use drumline_shm::this_host;
 use drumline_store::{
     auth::{Handshake, Level, Nonce},
     net::{
-        call::{Address, CallError, open, shake_hands},
+        call::{Address, CallError, open, reach, shake_hands},
         gate::{Admission, Gate, Listener},
         interface, sleep_until_ready,
+        stream::Stream,
     },
 };
-use rustix::event::{PollFd, PollFlags};
+use rustix::{
+    event::{PollFd, PollFlags},
+    process::geteuid,
+};
 
 use super::{
     Far,
@@ -37,15 +41,6 @@ use crate::{
     Config, Error, Result, addresses::own_addresses, board::Board, config::STREAMS_MAX,
     progress_thread,
 };
-
-/// A text that is the same for processes of one host, one network and one user, and for no others.
-///
-/// # Errors
-///
-/// [`Error::Io`] when the system does not show which host this is.
-pub(crate) fn this_host() -> Result<String> {
-    Ok(own_card::of_this_process(None)?.to_string())
-}
 
 /// A peer on this host, in this network, of the same user.
 #[derive(Debug)]
@@ -76,11 +71,20 @@ pub(crate) fn connect(
     config: &Config,
     deadline: Instant,
 ) -> Result<Mesh> {
-    let mut sockets = Sockets { member, config, deadline, unix: None, near: None, far: Vec::new() };
+    let reached = BTreeMap::new();
+    let (unix, near, far) = (None, None, Vec::new());
+    let mut sockets = Sockets { member, config, deadline, unix, reached, near, far };
     let code = async |desk: &_, rules: &_| mesh::connect(desk, rules, config.streams).await;
     let connected = board.run(code, |question| match question {
         Ask::Card => sockets.card(),
         Ask::Listen(elsewhere) => sockets.listen(&elsewhere),
+        Ask::Reach { peer, name } => {
+            let reached = reach(&name)
+                .map_err(|source| Error::io(format!("cannot connect to unix:@{name}"), source))?;
+            let is_here = reached.is_some();
+            sockets.reached.extend(reached.flatten().map(|stream| (peer, stream)));
+            Ok(Answer::Number(is_here.into()))
+        }
         Ask::Dial { peer, name, channel } => sockets.dial(peer, name, channel),
         Ask::Accept(until) => sockets.accept(until),
         question => board.ask(question),
@@ -100,6 +104,8 @@ struct Sockets<'a> {
     config: &'a Config,
     deadline: Instant,
     unix: Option<Listener>,
+    /// The stream to the first rank of this host, until it is dialled.
+    reached: BTreeMap<Rank, Stream>,
     /// Accepts higher ranks of this host, once this rank begins to wait for them.
     near: Option<Gate>,
     far: Vec<Gate>,
@@ -119,11 +125,23 @@ impl Sockets<'_> {
     fn card(&mut self) -> Result<Answer<PeerStream>> {
         let mut own = None;
         if self.config.unix_sockets {
-            let (name, listener) = listen_on_unix(self.member)?;
+            let (name, listener) = listen_on_unix(self.member.rank)?;
             self.unix = Some(listener);
             own = Some(name);
         }
-        Ok(Answer::Words(vec![own_card::of_this_process(own)?.to_string().into_bytes()]))
+        let host = this_host().map_err(|error| Error::io("tell this host from others", error))?;
+        let (boot, network) = match host {
+            Some(host) => host,
+            // No rank is known to be near, so all ranks use TCP.
+            None => {
+                tracing::warn!("/proc does not say which host this is");
+                let Nonce(unlike_any) = Nonce::random()?;
+                let number = u64::from_le_bytes(*unlike_any.first_chunk().unwrap_or(&[0; 8]));
+                (format!("unknown-{number:x}"), "-".to_owned())
+            }
+        };
+        let card = Card { boot, network, uid: geteuid().as_raw(), unix: own };
+        Ok(Answer::Words(vec![card.to_string().into_bytes()]))
     }
 
     /// Listens for peers that are not near. Of these, `elsewhere` are on other hosts.
@@ -161,13 +179,16 @@ impl Sockets<'_> {
     }
 
     /// Connects to rank `peer` at its Unix socket and goes through the handshake.
-    fn dial(&self, peer: Rank, name: String, channel: Channel) -> Result<Answer<PeerStream>> {
+    fn dial(&mut self, peer: Rank, name: String, channel: Channel) -> Result<Answer<PeerStream>> {
         let hello = hello(self.member, channel);
         let expected = expect(self.member, peer..peer + 1);
         let secret = self.config.secret.clone();
         let has_secret = secret.is_some();
         let handshake = Handshake::call(hello, expected, secret, Nonce::random()?);
-        let opened = open(&Address::Unix(name), self.deadline).map_err(CallError::from);
+        let opened = match self.reached.remove(&peer) {
+            Some(stream) => Ok(stream),
+            None => open(&Address::Unix(name), self.deadline).map_err(CallError::from),
+        };
         let opened =
             opened.and_then(|stream| shake_hands(stream, handshake, has_secret, self.deadline));
         Ok(Answer::Dialled(match opened {
@@ -198,10 +219,10 @@ impl Sockets<'_> {
 }
 
 /// Listens on an abstract Unix socket with a name that cannot be guessed.
-fn listen_on_unix(member: &Membership) -> Result<(String, Listener)> {
+pub(crate) fn listen_on_unix(rank: Rank) -> Result<(String, Listener)> {
     let Nonce(random) = Nonce::random()?;
     let random: String = random[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    let name = format!("drumline-mesh-{random}-{}", member.rank);
+    let name = format!("drumline-mesh-{random}-{rank}");
     let listener = Listener::unix(&name)
         .map_err(|source| Error::io(format!("cannot listen on unix:@{name}"), source))?;
     Ok((name, listener))

@@ -106,6 +106,19 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
     Ok(stream)
 }
 
+/// Whether a process of this user listens at an abstract Unix socket, which only processes of this host and network reach.
+/// Returns the connection, unless too many others wait to be accepted.
+pub fn reach(name: &str) -> io::Result<Option<Option<Stream>>> {
+    match open(&Address::Unix(name.to_owned()), Instant::now()) {
+        Ok(stream) => Ok(check_peer(&stream, false).is_ok().then_some(Some(stream))),
+        Err(error) => match error.kind() {
+            ErrorKind::TimedOut => Ok(Some(None)),
+            ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
 /// A non-blocking socket for a connection to `address`.
 pub(super) fn tcp_socket(address: &SocketAddr) -> io::Result<Unforked<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

@@ -22,6 +22,10 @@ pub(super) struct Hosts {
     network: Network,
     pub(super) count: usize,
     program: PathBuf,
+    /// Where ranks meet: a URL without a query.
+    pub(super) meeting: String,
+    /// What a shell does before a rank begins. `$0` is the number of the host. What it mounts is for this rank.
+    pub(super) prepare: String,
 }
 
 impl Hosts {
@@ -33,7 +37,8 @@ impl Hosts {
     pub(super) fn with(family: Family, count: usize) -> Option<Hosts> {
         let program = env::current_exe().unwrap();
         let network = Network::new(count, family, &[program.parent().unwrap()])?;
-        Some(Hosts { network, count, program })
+        let meeting = format!("tcp://{}", network.endpoint(0, PORT));
+        Some(Hosts { network, count, program, meeting, prepare: ":".to_owned() })
     }
 
     pub(super) fn pull_the_cable_of(&self, host: usize) {
@@ -43,6 +48,14 @@ impl Hosts {
     /// A command whose further arguments are what to run on a host.
     pub(super) fn on(&self, host: usize) -> Command {
         self.network.on(host, Path::new("/"))
+    }
+
+    /// Leaves the hosts the network between them, and no way out.
+    pub(super) fn close(&self) {
+        for host in 0..self.count {
+            self.network.set(Some(host), "ip route flush default").unwrap();
+            self.network.set(Some(host), "ip -6 route flush default").unwrap();
+        }
     }
 
     pub(super) fn add_cables(&self) {
@@ -95,10 +108,11 @@ impl Hosts {
         task: &str,
         variables: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Rank {
-        let master = self.network.endpoint(0, PORT);
-        let url = format!("tcp://{master}?rank={rank}&world_size={world_size}");
+        let url = format!("{}?rank={rank}&world_size={world_size}", self.meeting);
+        let prepared = format!("set -e; {}; exec \"$@\"", self.prepare);
         let mut command = self.on(host);
         command
+            .args(["unshare", "--mount", "sh", "-c", &prepared, &host.to_string()])
             .arg(&self.program)
             .args(["--exact", "ranks::rank", "--nocapture"])
             .env(TASK, task)

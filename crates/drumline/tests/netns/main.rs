@@ -198,6 +198,60 @@ fn hosts_without_ipv4_work_together() {
     }
 }
 
+/// On Debian a host's own name is 127.0.1.1, elsewhere 127.0.0.1, ::1, that and its true address, or nothing. The other
+/// host knows the true address.
+#[test]
+fn what_a_host_thinks_of_its_own_name_does_not_matter() {
+    let Some(mut network) = Hosts::new(2) else { return };
+    network.close();
+    network.meeting = "tcp://host0:29500".to_owned();
+    for own in ["127.0.1.1 host0", "::1 host0", "127.0.0.1 host0\\n198.18.0.1 host0", ""] {
+        network.prepare = format!(
+            "mount -t tmpfs none /mnt; \
+             if [ $0 = 0 ]; then printf '127.0.0.1 localhost\\n{own}\\n'; else echo 198.18.0.1 host0; fi >/mnt/hosts; \
+             umount /etc/hosts; mount --bind /mnt/hosts /etc/hosts"
+        );
+        for mut rank in network.start_all(3, "leave") {
+            assert_eq!(rank.line("sum: "), "6", "{own}");
+        }
+    }
+}
+
+/// There is no default route, and no master to which a route could lead.
+#[test]
+fn ranks_that_meet_in_a_file_take_the_only_network_of_their_host() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let place = |name: &str| format!("file://{}", directory.path().join(name).display());
+    for (name, family) in [("v6", Family::V6), ("v4", Family::V4)] {
+        let Some(mut network) = Hosts::with(family, 2) else { return };
+        network.close();
+        network.meeting = place(name);
+        for mut rank in network.start_all(2, "leave") {
+            assert_eq!(rank.line("sum: "), "3", "{name}");
+        }
+        if name == "v4" {
+            network.add_cables();
+            network.meeting = place("two networks");
+            let told = network.start_all(2, "leave")[0].line("refused: ");
+            assert!(told.contains("198.18.0.1 (eth0), 198.19.0.1 (eth1)"), "{told}");
+            assert!(told.contains("DRUMLINE_SOCKET_IFNAME"), "{told}");
+        }
+    }
+}
+
+/// Copies have one boot id, as all hosts of this test, and the first network namespace always has the same number.
+#[test]
+fn copies_of_one_virtual_machine_are_told_apart() {
+    let Some(mut network) = Hosts::new(2) else { return };
+    network.prepare = "mount -t tmpfs none /mnt; ln -s net:[4026531840] /mnt/net; \
+                       mount --bind /mnt /proc/$$/ns"
+        .to_owned();
+    for mut rank in network.start_all(5, "add in order") {
+        assert_eq!(rank.line("same bits; "), "shares memory: true");
+        assert!(rank.child.wait().unwrap().success());
+    }
+}
+
 #[test]
 fn a_rank_with_another_secret_or_none_is_told() {
     let Some(network) = Hosts::new(2) else { return };
