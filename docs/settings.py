@@ -24,6 +24,10 @@ OTHERS = {
     "GLOO_SOCKET_IFNAME": ("`socket_ifname`", "Read where `DRUMLINE_SOCKET_IFNAME` is not set. Names are exact. On several hosts `drumline run` sets it for torch's gloo, unless it is set already."),
     "DRUMLINE_STORE": ("`env://`", "Where the ranks meet: `unix:@name` or `tcp://host:port`. `drumline run` sets it."),
     "DRUMLINE_LAUNCHER": ("set by the launcher", "Where `step` reaches the launcher of this host."),
+    "DRUMLINE_GIVEN": (
+        "set by the launcher",
+        "What else the launcher has set and a user might set. It does not count in a job that a rank starts.",
+    ),
     "DRUMLINE_STEPS": ("set by the launcher", "`step` tells the launcher which step a rank begins."),
     "TORCH_DISTRIBUTED_DEBUG": ("`debug`", "Read where `DRUMLINE_DEBUG` is not set: `OFF`, `INFO`, `DETAIL`."),
     "RANK": ("`env://`", "The number of this rank. Every launcher sets it."),

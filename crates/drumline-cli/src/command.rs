@@ -4,11 +4,13 @@ use std::{
     ffi::{OsStr, OsString},
     io::{self, IsTerminal, Write},
     num::NonZeroUsize,
+    os::unix::process::CommandExt,
     path::Path,
+    process,
 };
 
 use clap::{CommandFactory, error::ErrorKind};
-use drumline::is_launched;
+use drumline::{is_launched, outer_job};
 use drumline_launch::{
     Job,
     foreign::{Program, enter},
@@ -119,11 +121,11 @@ fn carry_out(
     match command {
         Command::Run(args) => match args.completion() {
             Some(shell) => print(&cli::completion(shell)).map(|()| 0),
-            None => start("run", names, args.asked(names, &Host::this()), itself),
+            None => start("run", names, args.asked(names, &Host::this()), arguments, itself),
         },
         Command::Launch(args) => match args.completion() {
             Some(shell) => print(&cli::completion(shell)).map(|()| 0),
-            None => start("launch", names, args.asked(names, &Host::this()), itself),
+            None => start("launch", names, args.asked(names, &Host::this()), arguments, itself),
         },
         Command::Env(args) => env(args, &itself),
         Command::Check { json } => check(json),
@@ -164,6 +166,7 @@ fn start(
     name: &str,
     names: &Names,
     asked: Result<Asked, Refusal>,
+    arguments: impl Iterator<Item = OsString>,
     itself: Vec<OsString>,
 ) -> Result<u8> {
     let Asked { job, kind, ignored } = match asked {
@@ -179,8 +182,29 @@ fn start(
     if !ignored.is_empty() {
         tracing::warn!("this has no effect here: {}", ignored.join(", "));
     }
+    let outer = outer_job::variables();
+    if !outer.is_empty() {
+        return Err(begin_again(&itself, arguments, &outer));
+    }
     let (program, arguments) = kind.command(job.program, job.arguments, || python(&itself))?;
     Ok(run(&Job { program, arguments, relaunch: itself, ..job })?)
+}
+
+/// Replaces this process by the same command without the variables of an outer job. They would count as settings of the
+/// user. Returns only if that fails.
+fn begin_again(
+    itself: &[OsString],
+    arguments: impl Iterator<Item = OsString>,
+    outer: &[String],
+) -> Error {
+    let mut words = itself.iter().cloned();
+    let mut command =
+        process::Command::new(words.next().unwrap_or_else(|| "/proc/self/exe".into()));
+    command.args(words).args(arguments);
+    for name in outer {
+        command.env_remove(name);
+    }
+    Error::BeginAgain(command.exec())
 }
 
 /// Becomes the program, as a rank of the launcher that has started this process.

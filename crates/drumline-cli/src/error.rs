@@ -53,6 +53,10 @@ pub enum Error {
         error: String,
     },
 
+    /// A rank has called the launcher, which cannot begin again without the variables of the rank.
+    #[error("start this program again: {0} [errors.md#io]")]
+    BeginAgain(io::Error),
+
     /// Stdout cannot be written to.
     #[error("write to stdout: {0} [errors.md#io]")]
     Print(io::Error),
@@ -72,7 +76,11 @@ impl Error {
             Error::Launch(error) => error.exit_code(),
             Error::Bench(error) => error.exit_code(),
             Error::Check(_) => 2,
-            Error::Trace(_) | Error::Page { .. } | Error::Secret { .. } | Error::Print(_) => 1,
+            Error::Trace(_)
+            | Error::Page { .. }
+            | Error::Secret { .. }
+            | Error::BeginAgain(_)
+            | Error::Print(_) => 1,
         }
     }
 }

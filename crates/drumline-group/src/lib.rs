@@ -53,7 +53,7 @@ pub use drumline_shm::PerProcess;
 pub use drumline_store::{auth, net::Endpoint, store};
 #[doc(hidden)]
 pub use drumline_store::{
-    in_section,
+    in_section, launched,
     net::{free_port, interface::interface_with, site},
 };
 pub use error::{Error, Result};

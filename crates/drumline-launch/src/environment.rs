@@ -3,7 +3,11 @@
 
 use std::net::SocketAddr;
 
-use drumline::{Endpoint, error_file, steps};
+use drumline::{
+    Endpoint, error_file,
+    outer_job::{GIVEN_VARIABLE, RUN_VARIABLE},
+    steps,
+};
 
 use crate::{
     ending::signal_name,
@@ -158,7 +162,7 @@ pub(crate) fn worker(
         ("DRUMLINE_STORE", rendezvous.store.to_string()),
         (steps::LAUNCHER_VARIABLE, rendezvous.launcher.to_string()),
         (LOCAL_PLACE, local_rank.to_string()),
-        ("TORCHELASTIC_RUN_ID", rendezvous.run_id.clone()),
+        (RUN_VARIABLE, rendezvous.run_id.clone()),
         ("TORCHELASTIC_RESTART_COUNT", world.restart.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", job.restarts.max.to_string()),
     ];
@@ -189,14 +193,17 @@ pub(crate) fn worker(
             ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
         ]);
     }
-    if let Some(level) = job.security {
-        variables.push(("DRUMLINE_SECURITY", level.to_string()));
+    // What the user might have set, too.
+    let mut given = Vec::new();
+    given.extend(job.security.map(|level| ("DRUMLINE_SECURITY", level.to_string())));
+    if inherited.limits_omp(job) {
+        given.push(("OMP_NUM_THREADS", "1".into()));
     }
+    let told: String = given.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+    variables.push((GIVEN_VARIABLE, format!("{told}{RUN_VARIABLE}={}", rendezvous.run_id)));
+    variables.extend(given);
     if let Some(binding) = job.numa_binding {
         variables.push((NUMA_BINDING, binding.to_string()));
-    }
-    if inherited.limits_omp(job) {
-        variables.push(("OMP_NUM_THREADS", "1".into()));
     }
     if let Some(tunables) = inherited.tunables_without_rseq(job) {
         variables.push(("GLIBC_TUNABLES", tunables));
@@ -245,6 +252,7 @@ mod tests {
     #[test]
     fn the_variables_are_those_of_torchrun_on_one_node_and_our_own() {
         let expected = [
+            ("DRUMLINE_GIVEN", "OMP_NUM_THREADS=1 TORCHELASTIC_RUN_ID=a1"),
             ("DRUMLINE_LAUNCHER", "unix:@drumline-run-a1"),
             ("DRUMLINE_SECRET_FILE", "/proc/self/fd/100"),
             ("DRUMLINE_STEPS", "2"),

@@ -13,6 +13,8 @@
 pub mod auth;
 mod error;
 mod error_text;
+#[doc(hidden)]
+pub mod launched;
 pub mod net;
 pub mod secured;
 pub mod store;

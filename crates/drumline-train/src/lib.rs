@@ -20,6 +20,8 @@ pub mod ddp;
 mod error;
 #[doc(hidden)]
 pub mod error_file;
+#[doc(hidden)]
+pub mod outer_job;
 mod record;
 pub mod sampler;
 mod spawn;

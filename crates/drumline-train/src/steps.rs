@@ -27,6 +27,7 @@ use std::{
 use drumline_group::{
     Config, Endpoint, Error, PerProcess, Result,
     auth::Secret,
+    launched,
     store::{Store, tcp::TcpStore},
 };
 
@@ -157,6 +158,9 @@ struct Launcher {
 impl Launcher {
     /// `None` if no launcher asks for steps.
     fn from_env() -> Option<Launcher> {
+        if launched::is_of_inner_job(|name| env::var(name).ok()) {
+            return None;
+        }
         let rank = env::var(STEPS_VARIABLE).ok()?;
         let store = env::var(LAUNCHER_VARIABLE).ok()?.parse().ok()?;
         Some(Launcher { store, rank })

@@ -92,7 +92,7 @@ pub use drumline_train::{
     sampler, spawn, step,
 };
 #[doc(hidden)]
-pub use drumline_train::{blame, error_file, steps};
+pub use drumline_train::{blame, error_file, outer_job, steps};
 
 #[cfg(doctest)]
 mod book;

@@ -101,10 +101,8 @@ def _launch(config: LaunchConfig, command: list[str], directory: Path) -> dict[s
 
 
 def _environment() -> dict[str, str]:
-    """The launcher's environment: the configuration says everything, and an outer job has another secret."""
+    """The launcher's environment: the configuration says everything."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
-    if environment.get("DRUMLINE_SECRET_FILE", "").startswith("/proc/self/fd/"):
-        del environment["DRUMLINE_SECRET_FILE"]
     # The launcher would write there what is no error of this process yet: `record` decides.
     environment.pop("TORCHELASTIC_ERROR_FILE", None)
     environment.setdefault("PYTHON_EXEC", sys.executable)

@@ -28,6 +28,38 @@ fn every_rank_learns_who_it_is() {
     }
 }
 
+/// Nothing that a launcher has set for a rank counts as a setting of the user in a job that the rank starts, at any depth.
+/// Python's subprocess closes the descriptor of the secret, and a shell hands it on.
+#[test]
+fn a_rank_starts_jobs_of_its_own() {
+    let close = "fd=${DRUMLINE_SECRET_FILE##*/}; eval \"exec $fd<&-\"";
+    let tell = "echo inner $RANK $WORLD_SIZE $OMP_NUM_THREADS ${DRUMLINE_SECURITY-none} $MINE, \
+                $(wc -c <$DRUMLINE_SECRET_FILE)";
+    for before in [":", close] {
+        let middle = format!(
+            "echo middle ${{OMP_NUM_THREADS-none}} $WORLD_SIZE; {before}; \
+             exec \"$DRUMLINE\" run --nproc-per-node 3 -- bash -c \"$TELL\""
+        );
+        let outer = format!(
+            "[ $RANK = 1 ] && exit; {before}; exec \"$DRUMLINE\" run -- bash -c \"$MIDDLE\""
+        );
+        let options = ["--security", "tls", "--nproc-per-node", "2", "--", "bash", "-c", &outer];
+        let launch = Launch::new(options)
+            .variable("DRUMLINE", env!("CARGO_BIN_EXE_drumline"))
+            .variable("MIDDLE", &middle)
+            .variable("TELL", tell)
+            .variable("MINE", "mine");
+        let ended = launch.start().end();
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        let inner =
+            [0, 1, 2].map(|rank| format!("[0] [0] [{rank}] inner {rank} 3 1 none mine, 64"));
+        let mut expected: Vec<&str> = inner.iter().map(String::as_str).collect();
+        expected.push("[0] [0] middle none 1");
+        expected.sort_unstable();
+        assert_eq!(ended.sorted_stdout(), expected);
+    }
+}
+
 #[test]
 fn restartable_sequences_are_disabled_only_on_request() {
     let script = ["sh", "-c", "echo ${GLIBC_TUNABLES-none}"];

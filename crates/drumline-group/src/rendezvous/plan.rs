@@ -1,6 +1,6 @@
 //! Makes a plan of a rendezvous from URLs and variables.
 
-use drumline_store::net::Endpoint;
+use drumline_store::{launched::is_of_inner_job, net::Endpoint};
 
 use super::settings::{
     Setting, all_set, invalid, parse_query, place_of, split_place, without_brackets,
@@ -93,7 +93,8 @@ impl Plan {
         };
         let from_url = |name: &str, text: Option<&str>| Setting::of_url(url, name, text);
         let given = from_env(DRUMLINE_STORE);
-        let given = given.text.as_ref().filter(|_| scheme == "env" && place.is_empty());
+        let is_asked = scheme == "env" && place.is_empty() && !is_of_inner_job(variable);
+        let given = given.text.as_ref().filter(|_| is_asked);
         let given: Option<Endpoint> = match given {
             Some(text) => Some(text.parse().map_err(|problem| invalid(DRUMLINE_STORE, problem))?),
             None => None,

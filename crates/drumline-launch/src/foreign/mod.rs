@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::{Config, auth::Secret, free_port, inherited, own_addresses};
+use drumline::{Config, auth::Secret, free_port, inherited, outer_job, own_addresses};
 
 use rustix::net::sockopt::socket_peercred;
 
@@ -35,12 +35,7 @@ use self::{
     patience::Patience,
     pmi::Pmi,
 };
-use crate::{
-    Error, Result,
-    environment::{LOCAL_PLACE, NOT_INHERITED},
-    program,
-    secret::JobSecret,
-};
+use crate::{Error, Result, environment::NOT_INHERITED, program, secret::JobSecret};
 
 /// What a rank of a foreign launcher lacks: the variables of torchrun, and the job's secret.
 #[derive(Debug, Default)]
@@ -80,10 +75,11 @@ impl Entry {
     /// Replaces this process by the program. Returns only if that fails.
     pub fn exec(self, program: &Program) -> Error {
         let mut command = Command::new(&program.file);
-        command.arg0(&program.name).args(&program.arguments).envs(self.set);
+        command.arg0(&program.name).args(&program.arguments);
         for name in self.unset {
             command.env_remove(name);
         }
+        command.envs(self.set);
         if let Some(path) = self.secret.as_ref().and_then(JobSecret::path) {
             command.env("DRUMLINE_SECRET_FILE", path);
         }
@@ -112,20 +108,13 @@ impl Program {
     }
 }
 
-/// What an outer `drumline run` or torchrun has set for its own rank, which is not this one.
+/// What an outer launcher has set for its own rank, which is not this one.
 fn of_outer_launcher(own: &Variables) -> Vec<String> {
-    if !own.contains_key("TORCHELASTIC_RUN_ID") {
-        return Vec::new();
+    let mut outer = outer_job::among(own);
+    if !outer.is_empty() {
+        outer.extend(NOT_INHERITED.map(str::to_owned));
     }
-    let is_outer = |(name, value): (&String, &String)| {
-        name.starts_with("TORCHELASTIC_")
-            || name.starts_with("ROLE_")
-            || [drumline::steps::LAUNCHER_VARIABLE, LOCAL_PLACE, "DRUMLINE_STORE"]
-                .contains(&&name[..])
-            || NOT_INHERITED.contains(&&name[..])
-            || name == SECRET_FILE && value.starts_with("/proc/self/fd/")
-    };
-    own.iter().filter(|&pair| is_outer(pair)).map(|(name, _)| name.clone()).collect()
+    outer
 }
 
 const SECRET_FILE: &str = "DRUMLINE_SECRET_FILE";
@@ -207,8 +196,8 @@ fn decide(given: &Given, is_on_one_host: bool) -> Result<Agreed> {
         false => {
             let addresses = own_addresses(&Config::from_env()?, None)?;
             let none =
-                || Error::Foreign { problem: "this host has no address: set MASTER_ADDR".into() };
-            *addresses.first().ok_or_else(none)?
+                || Error::Foreign { problem: "this host has no network: set MASTER_ADDR".into() };
+            *addresses.iter().find(|address| !address.is_loopback()).ok_or_else(none)?
         }
     };
     let port = match given.port {

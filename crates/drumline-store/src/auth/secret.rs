@@ -12,7 +12,7 @@ use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::{Error, Result};
+use crate::{Error, Result, launched::is_of_inner_job};
 
 /// The secret of a job: all of its processes know it, and no other process does.
 ///
@@ -172,6 +172,10 @@ impl Secret {
         match (variable(VARIABLE), variable(FILE_VARIABLE)) {
             (None, None) => Ok(None),
             (Some(text), None) => Secret::named(VARIABLE, text.into_vec()).map(Some),
+            // A descriptor of a rank of the outer job.
+            (None, Some(path)) if is_descriptor(&path) && is_of_inner_job(text_of(&variable)) => {
+                Ok(None)
+            }
             (None, Some(path)) => Secret::from_file(Path::new(&path)).map(Some),
             (Some(text), Some(_)) => {
                 text.into_vec().zeroize();
@@ -278,6 +282,14 @@ impl PartialEq for Secret {
 
 impl Eq for Secret {}
 
+fn is_descriptor(path: &OsString) -> bool {
+    Path::new(path).starts_with("/proc/self/fd")
+}
+
+fn text_of(variable: &impl Fn(&str) -> Option<OsString>) -> impl Fn(&str) -> Option<String> {
+    |name| variable(name)?.into_string().ok()
+}
+
 fn invalid(setting: &str, problem: String) -> Error {
     Error::InvalidSetting { setting: setting.to_owned(), problem }
 }
@@ -313,6 +325,10 @@ mod tests {
         assert_eq!(by_file, by_text);
         assert_ne!(by_text, Secret::random().unwrap());
         assert_eq!(from(&[]).unwrap(), None);
+        let job = [("DRUMLINE_GIVEN", "TORCHELASTIC_RUN_ID=a"), ("TORCHELASTIC_RUN_ID", "b")];
+        let in_inner_job = |path| from(&[job[0], job[1], ("DRUMLINE_SECRET_FILE", path)]).unwrap();
+        assert_eq!(in_inner_job("/proc/self/fd/9999"), None, "that of the outer job");
+        assert_eq!(in_inner_job(&path), Some(by_file));
     }
 
     #[test]

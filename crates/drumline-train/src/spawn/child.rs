@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// What tells a process that it is a rank: `<rank> <process of the parent> <call>`.
-pub(super) const VARIABLE: &str = "DRUMLINE_SPAWN";
+pub(crate) const VARIABLE: &str = "DRUMLINE_SPAWN";
 
 /// What a rank writes to its error file when it begins.
 pub(super) const BEGUN: &[u8] = b" ";
@@ -68,7 +68,11 @@ impl Place {
         let Some((number, parent)) = rank.zip(parent) else {
             return Err(SpawnError::NotUnderstood { value: told });
         };
+        // A rank has started another program, which inherits the variable.
+        let is_another =
+            getppid() != Some(parent) && pidfd_open(parent, PidfdFlags::empty()).is_ok();
         match parts.next() {
+            _ if is_another => Ok(Place::Parent { call }),
             Some(its) if its == call => {
                 IS_RANK.store(true, Ordering::SeqCst);
                 Ok(Place::Rank(Rank { number, parent }))

@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+pub(crate) use child::VARIABLE as SPAWN_VARIABLE;
 pub use error::SpawnError;
 pub use processes::Processes;
 

@@ -31,10 +31,11 @@ use super::{child::VARIABLE, error::SpawnError};
 use crate::{
     blame::{Account, End, Words, culprit, is_never_a_reaction},
     error_file::{self, ErrorFile, Failure},
+    outer_job,
     steps::STEPS_VARIABLE,
 };
 
-/// Variables of an outer job, which are not those of these ranks.
+/// Variables that are not those of these ranks, also if no launcher has set them.
 const NOT_INHERITED: [&str; 4] =
     ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", STEPS_VARIABLE];
 
@@ -86,7 +87,11 @@ impl Processes {
         call: &str,
     ) -> Result<Processes, SpawnError> {
         let config = Config::from_env()?;
-        let inherited = Secret::from_env().map_err(drumline_group::Error::from)?;
+        let of_outer_job = outer_job::variables();
+        let inherited = match of_outer_job.iter().any(|name| name == "DRUMLINE_SECRET_FILE") {
+            true => None,
+            false => Secret::from_env().map_err(drumline_group::Error::from)?,
+        };
         let is_fresh = inherited.is_none();
         let secret =
             inherited.map_or_else(Secret::random, Ok).map_err(drumline_group::Error::from)?;
@@ -114,7 +119,7 @@ impl Processes {
             // The binary that runs, also if another one has its name by now.
             let mut command = Command::new("/proc/self/exe");
             command.args(arguments);
-            for name in NOT_INHERITED {
+            for name in of_outer_job.iter().map(String::as_str).chain(NOT_INHERITED) {
                 command.env_remove(name);
             }
             if let Some(path) = &secret_file {

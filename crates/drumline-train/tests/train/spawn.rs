@@ -62,6 +62,21 @@ fn ranks_meet_and_have_what_the_program_has_computed() {
     processes.join().unwrap();
 }
 
+/// By another program, or by the same one again.
+#[test]
+fn a_rank_starts_ranks_of_its_own() {
+    let processes = ranks(1, "a_rank_starts_ranks_of_its_own").start(|_| {
+        let inner = "spawn::ranks_meet_and_have_what_the_program_has_computed";
+        let mut command = Command::new(env::current_exe()?);
+        let ended = command.args(["--exact", inner, "--nocapture"]).output()?;
+        match ended.status.success() {
+            true => Ok(()),
+            false => Err(std::io::Error::other(format!("{ended:?}"))),
+        }
+    });
+    processes.unwrap().join().unwrap();
+}
+
 #[inline(never)] // the test looks for it in a backtrace
 fn lose_patience() {
     panic!("out of patience");
