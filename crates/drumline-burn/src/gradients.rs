@@ -299,7 +299,7 @@ impl Kept {
 
     /// Whether there are gradients of a step that has not ended.
     pub(crate) fn has_gradients(&self) -> bool {
-        !self.names.is_empty() && self.sums().len() > 0
+        !self.names.is_empty() && !self.sums().is_empty()
     }
 
     /// The gradients of the step, which ends.

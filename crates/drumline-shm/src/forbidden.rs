@@ -57,7 +57,7 @@ pub(crate) fn memory_of_host() -> Option<u64> {
     // SAFETY: the call writes to `info` and nowhere else, and any bytes are a value of it.
     let (told, info) = unsafe { (libc::sysinfo(info.as_mut_ptr()) == 0, info.assume_init()) };
     if told {
-        return Some((info.totalram as u64).saturating_mul(u64::from(info.mem_unit)));
+        return Some(info.totalram.saturating_mul(u64::from(info.mem_unit)));
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
