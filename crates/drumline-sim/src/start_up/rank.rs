@@ -52,7 +52,7 @@ impl RankPlan {
 
     fn card(&self) -> Card {
         // Every other scenario has hosts that are copies of one virtual machine.
-        let host = if self.host_of.len() % 2 == 0 { 0 } else { self.host_of[self.rank] };
+        let host = if self.host_of.len().is_multiple_of(2) { 0 } else { self.host_of[self.rank] };
         let unix = Some(format!("mesh-{}", self.rank));
         Card { boot: format!("host-{host}"), network: "net".to_owned(), uid: 1, unix }
     }

@@ -151,7 +151,7 @@ fn only_one(up: &[(&str, IpAddr)]) -> Result<(IpAddr, String)> {
         let is_alone = matches!(address, IpAddr::V4(v4) if v4.is_link_local());
         !is_alone && !VIRTUAL.iter().any(|it| name.starts_with(it))
     };
-    if outside.iter().any(|one| is_likely(one)) {
+    if outside.iter().any(is_likely) {
         outside.retain(|one| is_likely(one));
     }
     // An interface of several addresses is used with its first one of IPv4.
