@@ -337,9 +337,11 @@ python-package: $(PYTHON_VENV)/installed
 	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/debug/drumline target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
-# Ranks share the processors with each other: torch's threads would wait for each other.
-PYTEST := $(OWN) env OMP_NUM_THREADS=1 $(PYTHON_VENV)/bin/python -m pytest
-SUITE := $(OWN) env OMP_NUM_THREADS=1 $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline
+# Ranks share the processors with each other: torch's threads would wait for each other. multiprocessing binds sockets
+# in TMPDIR, and the path of a socket is at most 107 bytes long.
+FOR_RANKS := OMP_NUM_THREADS=1 TMPDIR=/tmp
+PYTEST := $(OWN) env $(FOR_RANKS) $(PYTHON_VENV)/bin/python -m pytest
+SUITE := $(OWN) env $(FOR_RANKS) $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline
 
 python: python-package $(PYTHON_VENV)/matplotlib
 	$(PYTHON_VENV)/bin/mypy

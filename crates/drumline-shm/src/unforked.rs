@@ -32,7 +32,7 @@ use rustix::{
 /// # use std::{io::Write as _, os::unix::net::UnixListener};
 /// use drumline_shm::Unforked;
 ///
-/// # let directory = tempfile::tempdir()?;
+/// # let directory = tempfile::tempdir_in("/tmp")?;
 /// # let path = directory.path().join("socket");
 /// let listener = Unforked::open(|| UnixListener::bind(&path))?;
 /// assert!(listener.local_addr()?.as_pathname().is_some());
