@@ -107,7 +107,7 @@ struct Owner {
     /// The number of the core on which the owner last waited, plus one; 0 before its first wait.
     core: AtomicU32,
     /// Once the owner has failed: one more than the number of the first call that it does not complete. In this line,
-    /// because whoever posts reads it anyway.
+    /// because a rank that posts reads it anyway.
     failed: AtomicU64,
 }
 

@@ -69,8 +69,8 @@ impl Lane {
 
     /// Gives the running collective up. Returns whether other ranks may complete it all the same.
     ///
-    /// In shared memory none can while a post is missing that all of them need: whoever owes it sees then that this
-    /// rank has failed. Over links, a rank may have all that it needs before it hears of the failure.
+    /// In shared memory none can while a post is missing that all of them need: the rank that owes it sees then that
+    /// this rank has failed. Over links, a rank may have all that it needs before it hears of the failure.
     pub(super) fn give_up(&self, collective: Collective) -> bool {
         let Some(host) = &self.host else { return true };
         host.fail(self.sequence - 1);
