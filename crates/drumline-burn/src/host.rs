@@ -1,12 +1,17 @@
 //! Tensors of any device in the memory of the host.
 
-use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
+use burn::{
+    module::{Module, Param},
+    tensor::{DType, Device, Tensor, TensorData, Transaction},
+};
 use drumline::ddp::{Place, Values};
 
 use crate::{
+    Error, Result,
     burn_version::backend::{Dispatch, FlexTensor},
     pack::{device_name, is_flex, pack_flex, slice},
     tap::{GradientTap, Stored},
+    tensors::{VisitFloat, visit_floats},
 };
 
 /// A tensor that the CPU can read.
@@ -16,6 +21,13 @@ pub(crate) enum Readable {
 }
 
 impl Readable {
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Readable::Flex(tensor) => tensor.dtype(),
+            Readable::Data(data) => data.dtype(),
+        }
+    }
+
     /// Writes the tensor to `place`, or adds it, row-major. Returns whether type and length fit.
     pub(crate) fn pack(&self, place: Place<'_>) -> bool {
         match self {
@@ -116,5 +128,45 @@ impl Batch {
             Item::In(at) => read[at].next().map(Readable::Data),
         });
         Ok(tensors.collect())
+    }
+}
+
+/// The value of a parameter.
+pub(crate) struct ParameterValue {
+    pub(crate) slot: usize,
+    pub(crate) name: String,
+    pub(crate) value: Readable,
+}
+
+/// The values of those parameters of `model` for whose names `slot_of` knows a slot. Waits for their devices.
+pub(crate) fn parameter_values<M: Module>(
+    model: &M,
+    slot_of: &dyn Fn(&str) -> Option<usize>,
+) -> Result<Vec<ParameterValue>> {
+    let mut found = Found { slot_of, parameters: Vec::new(), batch: Batch::default() };
+    visit_floats(model, &mut found);
+    let Found { parameters, batch, .. } = found;
+    let tensors = batch.read().map_err(|Unreadable { first, device, problem }| Error::Device {
+        name: parameters[first].1.clone(),
+        device,
+        problem,
+    })?;
+    let values = parameters.into_iter().zip(tensors);
+    Ok(values.map(|((slot, name), value)| ParameterValue { slot, name, value }).collect())
+}
+
+struct Found<'a> {
+    slot_of: &'a dyn Fn(&str) -> Option<usize>,
+    /// Slots and names.
+    parameters: Vec<(usize, String)>,
+    batch: Batch,
+}
+
+impl VisitFloat for Found<'_> {
+    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
+        let Some(slot) = (self.slot_of)(name) else { return };
+        let value = param.base();
+        self.parameters.push((slot, name.to_owned()));
+        self.batch.add(if value.is_autodiff() { value.inner() } else { value });
     }
 }

@@ -10,10 +10,10 @@ use drumline::ddp::{GradientReducer, Place, Values, ValuesMut};
 
 use super::shards::Shards;
 use crate::{
-    Error, Result,
+    Result,
     gradients::Slots,
-    host::{Batch, Unreadable},
-    tensors::{Path, TensorValues, VisitFloat, visit_floats},
+    host::{Readable, parameter_values},
+    tensors::{Path, TensorValues},
 };
 
 /// Gives all parameters of `model` the values that their owners have.
@@ -21,15 +21,13 @@ pub(super) fn gather<M: Module>(model: M, shards: &Shards, reducer: &GradientRed
     if shards.group.world_size() == 1 {
         return Ok(model);
     }
-    let mut own = Own { shards, parameters: Vec::new(), batch: Batch::default() };
-    visit_floats(&model, &mut own);
-    let Own { parameters, batch, .. } = own;
-    let (own, failure) = match batch.read() {
-        Ok(tensors) => (parameters.iter().map(|(slot, _)| *slot).zip(tensors).collect(), Ok(())),
-        Err(Unreadable { first, device, problem }) => {
-            let name = parameters[first].1.clone();
-            (HashMap::new(), Err(Error::Device { name, device, problem }))
-        }
+    let own_slot = |name: &str| {
+        let slot = *shards.slots.get(name)?;
+        (shards.owners.of(slot) == Some(shards.group.rank())).then_some(slot)
+    };
+    let (own, failure): (HashMap<usize, Readable>, _) = match parameter_values(&model, &own_slot) {
+        Ok(own) => (own.into_iter().map(|it| (it.slot, it.value)).collect(), Ok(())),
+        Err(error) => (HashMap::new(), Err(error)),
     };
     let mut of_others = HashMap::new();
     let gathered = reducer.gather(
@@ -54,26 +52,6 @@ fn copied(values: Values<'_>) -> Option<TensorValues> {
         Values::Bf16(values) => TensorValues::Bf16(values.to_vec()),
         _ => return None,
     })
-}
-
-/// Collects the parameters that this rank owns.
-struct Own<'a> {
-    shards: &'a Shards,
-    /// Slots and names.
-    parameters: Vec<(usize, String)>,
-    batch: Batch,
-}
-
-impl VisitFloat for Own<'_> {
-    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
-        let Shards { group, owners, slots, .. } = self.shards;
-        let Some(&slot) = slots.get(name) else { return };
-        if owners.of(slot) == Some(group.rank()) {
-            let value = param.base();
-            self.parameters.push((slot, name.to_owned()));
-            self.batch.add(if value.is_autodiff() { value.inner() } else { value });
-        }
-    }
 }
 
 /// Replaces the values of parameters.
