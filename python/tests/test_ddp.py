@@ -788,11 +788,8 @@ def layouts(rank, world_size, directory, compiled):
     return gradients(model)
 
 
-# A compiler takes its time to be imported: only by DRUMLINE_SLOW_TESTS=1.
-SLOW_TOO = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
-
-
-@pytest.mark.parametrize("compiled", [False, True] if SLOW_TOO else [False])
+# A compiler takes its time to be imported.
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layouts_recomputation_and_nested_outputs(compiled):
     first, second = run(2, layouts, compiled)
     assert first == second

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 from ranks import run, run_and_see
-from test_ddp import SLOW_TOO, connect, gradients
+from test_ddp import connect, gradients
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
@@ -289,7 +289,7 @@ def compiled(rank, world_size, directory):
     return out
 
 
-@pytest.mark.skipif(not SLOW_TOO, reason="a compiler takes its time: only by DRUMLINE_SLOW_TESTS=1")
+@pytest.mark.slow  # A compiler takes its time.
 def test_a_compiler_leaves_calls_of_other_ranks_as_they_are():
     first, second = run(2, compiled)
     assert first == second
