@@ -2,7 +2,6 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    io::{self, IsTerminal, Write},
     num::NonZeroUsize,
     os::unix::process::CommandExt,
     path::Path,
@@ -10,9 +9,9 @@ use std::{
 };
 
 use clap::{CommandFactory, error::ErrorKind};
-use drumline::{is_launched, outer_job};
+use drumline::{Outlet, is_launched, outer_job};
 use drumline_launch::{
-    Job,
+    Job, flush,
     foreign::{Program, enter},
     keep,
     program::{self, ProgramKind},
@@ -44,30 +43,36 @@ pub fn main(
     arguments: impl IntoIterator<Item = OsString>,
     itself: impl IntoIterator<Item = OsString>,
 ) -> u8 {
-    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let code = command_line(arguments.into_iter().collect(), itself.into_iter().collect());
+    flush();
+    code
+}
+
+fn command_line(arguments: Vec<OsString>, itself: Vec<OsString>) -> u8 {
     if arguments.len() < 2 {
-        let _ = writeln!(io::stderr(), "{FIRST}\n\nAll commands: drumline --help");
+        say(&format!("{FIRST}\n\nAll commands: drumline --help"));
         return 2;
     }
     let environment: Vec<_> = std::env::vars_os().collect();
     let outcome = match cli::parse(&arguments, &environment, &Host::this()) {
-        Ok((command, names)) => {
-            let itself = itself.into_iter().collect();
-            carry_out(command, &names, arguments.into_iter().skip(1), itself)
-        }
+        Ok((command, names)) => carry_out(command, &names, arguments.into_iter().skip(1), itself),
         Err(error) => {
             let code = refuse(&error);
             if let Some(tip) = tip(&error, &arguments[1]) {
-                let _ = writeln!(io::stderr(), "\n  tip: {tip}");
+                say(&format!("\n  tip: {tip}"));
             }
             return code;
         }
     };
     outcome.unwrap_or_else(|error| {
-        // Not eprintln!, which panics when stderr is closed.
-        let _ = writeln!(io::stderr(), "drumline: {error}");
+        say(&format!("drumline: {error}"));
         error.exit_code()
     })
+}
+
+/// Writes these lines to stderr.
+fn say(lines: &str) {
+    Outlet::stderr().say(format!("{lines}\n").as_bytes());
 }
 
 /// Why `drumline run` refuses this command line before it starts anything. `None`: it does not. Variables do not
@@ -204,6 +209,7 @@ fn begin_again(
     for name in outer {
         command.env_remove(name);
     }
+    flush();
     Error::BeginAgain(command.exec())
 }
 
@@ -219,7 +225,9 @@ fn env(args: EnvArgs, itself: &[OsString]) -> Result<u8> {
     }
     let (name, arguments) = ProgramKind::Named.command(name, words.collect(), || python(itself))?;
     let program = Program::find(&name, arguments)?;
-    Err(enter(timeout)?.exec(&program).into())
+    let entry = enter(timeout)?;
+    flush();
+    Err(entry.exec(&program).into())
 }
 
 /// The interpreter. The program that runs this code is the binary of a wheel, or the interpreter itself.
@@ -248,8 +256,8 @@ fn log_to_stderr() {
     // The process of another program may have a log already.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal() && !is_plain)
+        .with_writer(drumline::stderr)
+        .with_ansi(Outlet::stderr().is_terminal() && !is_plain)
         .log_internal_errors(false)
         .try_init();
 }

@@ -166,6 +166,7 @@ impl Attempt {
         let is_known = matches!(event, Event::Hung { .. });
         if let Event::Exited(exits) = &event {
             for (worker, _) in *exits {
+                self.console.has_ended(*worker);
                 self.workers.get_mut(*worker).into_iter().for_each(Worker::signal_rest);
             }
         }
@@ -280,11 +281,6 @@ impl Attempt {
                 self.hung = Some(finding);
             }
         }
-    }
-
-    /// Prints a line of the launcher's own.
-    pub(crate) fn note(&mut self, line: &str) {
-        self.console.note(line);
     }
 
     /// Kills all workers: the launcher cannot go on.

@@ -84,7 +84,7 @@
 //!
 //! The [`supervisor`], the [`membership`] and [`RestartBudget`] make the decisions, without processes, sockets or a
 //! clock. [`run()`] and the agent are thin shells around them: one thread waits for workers, signals and deadlines at
-//! once, two threads for each worker print its output, and one speaks with the other hosts. [`keep()`] is the code of
+//! once, two threads for each worker read its output, one writes it, and one speaks with the other hosts. [`keep()`] is the code of
 //! the keeper.
 
 #![forbid(unsafe_code)]
@@ -143,6 +143,7 @@ pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal, TorchStore};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use monitor::settings::{EventLog, Monitoring, ServiceManager};
+pub use output::flush;
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};
 pub use run::run;
 pub use stdin::Stdin;

@@ -10,10 +10,14 @@ use crate::{
     ending::signal_name,
     events::{Events, Source},
     job::{Job, OnSignal},
+    output::{Patience, say, see_out},
     signals::{Arrived, Signals},
     supervisor::Event,
     sweep,
 };
+
+/// How often somebody is asked who does not tell.
+pub(crate) const TURN: Duration = Duration::from_millis(100);
 
 /// The events and signals of this process.
 #[derive(Debug)]
@@ -21,6 +25,8 @@ pub(crate) struct Listener<'a> {
     job: &'a Job,
     pub(crate) events: Events,
     signals: Signals,
+    /// Whether a signal that ends the job has come.
+    is_told: bool,
 }
 
 impl Listener<'_> {
@@ -31,7 +37,7 @@ impl Listener<'_> {
         let signals = Signals::listen_to(meant.chain(adopts.then_some(Signal::CHILD)))?;
         let events = Events::new()?;
         events.add(signals.ready(), Source::Signals)?;
-        Ok(Listener { job, events, signals })
+        Ok(Listener { job, events, signals, is_told: false })
     }
 
     /// Waits until all workers have ended.
@@ -69,9 +75,10 @@ impl Listener<'_> {
             } else {
                 let is_news = !attempt.is_ending();
                 attempt.handle_signal(Event::End(signal), is_typed);
+                self.is_told = true;
                 ending.get_or_insert(signal);
                 if is_news {
-                    attempt.note(&format!(
+                    say(&format!(
                         "{} passed on to the ranks; those still running in {:?} will be killed \
                          (Ctrl-C: at once)",
                         signal_name(signal.as_raw()),
@@ -83,22 +90,37 @@ impl Listener<'_> {
         ending
     }
 
-    /// Waits until all output is printed, and returns `true`. If the reader of the output has stopped, this may
-    /// take for ever. A signal that ends a job then ends the wait, and the result is `false`.
+    /// Waits until all output is read, and returns `true`. A disk that does not take it may make this last for ever. If
+    /// a signal has ended the job, or does so now, the wait is short, and the result `false`.
     pub(crate) fn finish_output(&mut self, ended: &mut Ended) -> Result<bool> {
         ended.console.finish();
         self.events.add(ended.console.finished(), Source::Output)?;
-        loop {
-            if self.events.wait(None)?.contains(&Source::Output) {
-                self.events.remove(ended.console.finished())?;
-                ended.has_read_all();
-                return Ok(true);
+        let mut patience = Patience::begin();
+        let is_read = loop {
+            if self.events.wait(self.is_told.then_some(TURN))?.contains(&Source::Output) {
+                break true;
             }
-            if self.ending_signal().is_some() {
-                ended.has_read_all();
-                return Ok(false);
+            self.ending_signal();
+            if self.is_told && patience.is_over() {
+                break false;
             }
-        }
+        };
+        self.events.remove(ended.console.finished())?;
+        ended.has_read_all();
+        Ok(is_read)
+    }
+
+    /// Waits until all is printed. Who reads slowly gets the output of ranks whole, unless a signal ends the job.
+    pub(crate) fn see_out(&mut self) {
+        see_out(|| {
+            self.ending_signal();
+            self.is_told
+        });
+    }
+
+    /// Whether a signal that ends the job has come.
+    pub(crate) fn is_told(&self) -> bool {
+        self.is_told
     }
 
     /// Waits for this time. A signal that ends a job ends the wait, and is returned.
@@ -124,6 +146,7 @@ impl Listener<'_> {
                 // No keeper runs.
                 sweep::collect_adopted(|_| false);
             } else if ends_job(self.job, signal) {
+                self.is_told = true;
                 ending.get_or_insert(signal);
             } else if signal == Signal::TSTP {
                 stop_myself();

@@ -1,23 +1,28 @@
 //! Passes on what the workers write: to the terminal, file or pipe of the launcher, and to files of their own.
 //!
-//! One thread per stream reads, cuts lines and writes whole lines, so lines of two ranks never mix. A
-//! stopped terminal or a slow pager holds up these threads but never the supervision. Every line
+//! One thread per stream reads, cuts lines and passes whole lines on, so lines of two ranks never mix. A
+//! stopped terminal or a slow pager holds up these threads, and through its pipe the rank, but never the supervision.
+//! When a rank has ended, the rest of its output waits in memory, so that the report has its last words. Every line
 //! starts with its rank: `[3] text`. A line of more than 64 KiB continues in a line that starts with
 //! `[3]+`. A file of one rank has the bytes that the rank wrote.
 
 use std::{
     collections::VecDeque,
-    io::{self, PipeWriter, Write},
     net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, Mutex, PoisonError},
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
+    time::{Duration, Instant},
 };
 
-use drumline::named;
+use drumline::{Outlet, named};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -28,7 +33,7 @@ use crate::{
     files::WorldFiles,
     lines::{Lines, Piece},
     prefix::{Labels, Prefix},
-    sink::Sink,
+    sink::{Sink, Text},
     worker::Streams,
     world::World,
 };
@@ -44,26 +49,102 @@ const TAIL_LINE_BYTES: usize = 4 * 1024;
 /// in time is lost.
 const LEFTOVER_MAX: usize = 1024 * 1024;
 
-/// The destinations, and the threads that write there.
+/// How long the end of a job waits for a reader that does not read, once a signal has ended the job or only lines of the
+/// launcher's own are left.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Writes a line of the launcher's own to stderr, some time.
+pub(crate) fn say(line: &str) {
+    report(format!("drumline: {line}\n").as_bytes());
+}
+
+/// Writes whole lines of the launcher's own to stderr, some time.
+pub(crate) fn report(lines: &[u8]) {
+    if !lines.is_empty() {
+        Outlet::stderr().say(lines);
+    }
+}
+
+/// How long the end of a job still waits for those who read its output.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    written: u64,
+    since: Instant,
+}
+
+impl Patience {
+    pub(crate) fn begin() -> Patience {
+        Patience { written: written(), since: Instant::now() }
+    }
+
+    /// Whether nobody has read anything for a while.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let written = written();
+        if written != self.written {
+            *self = Patience { written, since: Instant::now() };
+        }
+        self.since.elapsed() >= PATIENCE
+    }
+}
+
+/// How many bytes are written to stdout and stderr.
+fn written() -> u64 {
+    outlets().iter().map(|outlet| outlet.written()).sum()
+}
+
+fn outlets() -> [&'static Arc<Outlet>; 2] {
+    [Outlet::stdout(), Outlet::stderr()]
+}
+
+/// Waits until stdout and stderr have taken everything, and returns `true`, or until `is_tired` says that this takes too
+/// long. It is asked many times a second. Output of ranks is not given up before that; nobody waits long for a reader
+/// who only misses lines of the launcher's own.
+pub(crate) fn see_out(mut is_tired: impl FnMut() -> bool) -> bool {
+    const TURN: Duration = Duration::from_millis(20);
+    let mut patience = Patience::begin();
+    while !outlets().iter().all(|outlet| outlet.settle(TURN)) {
+        let is_tired = is_tired();
+        if patience.is_over() && (is_tired || !outlets().iter().any(|outlet| outlet.owes())) {
+            outlets().iter().for_each(|outlet| outlet.give_up());
+            return false;
+        }
+    }
+    true
+}
+
+/// Waits until all that this process has to say is written, but not for a reader who does not read. For the end of a
+/// process, and before it becomes another program.
+pub fn flush() {
+    see_out(|| true);
+}
+
+/// The destinations, and the threads that read what workers write.
 #[derive(Debug)]
 pub(crate) struct Console {
-    stdout: Arc<Mutex<Sink>>,
-    stderr: Arc<Mutex<Sink>>,
+    stdout: Arc<Outlet>,
+    stderr: Arc<Outlet>,
     /// The files of all ranks for lines of stdout, and of stderr.
     filtered: [Option<Filtered>; 2],
-    /// All files.
-    files: Vec<Arc<Mutex<Sink>>>,
-    /// The last lines of each rank's stderr.
-    tails: Vec<Arc<Mutex<Tail>>>,
+    /// All files, and their names.
+    files: Vec<(String, Arc<Mutex<Sink>>)>,
+    workers: Vec<Heard>,
     labels: Labels,
     labels_stdout: bool,
     logs: Logs,
-    notes: Option<PipeWriter>,
     /// The launcher's end of a socket pair. Shutting it down tells the readers to finish. It becomes
     /// readable when every reader has dropped its share of `far`.
     near: UnixStream,
     /// The readers' end; `None` once no more output can come.
     far: Option<Arc<UnixStream>>,
+}
+
+/// What the launcher hears of a worker.
+#[derive(Debug)]
+struct Heard {
+    /// The last lines of its stderr.
+    tail: Arc<Mutex<Tail>>,
+    /// Whether it has ended. Then nobody but the launcher waits for its readers, who do not wait any longer.
+    has_ended: Arc<AtomicBool>,
 }
 
 type Tail = VecDeque<Vec<u8>>;
@@ -81,22 +162,15 @@ impl Console {
         let (near, far) = UnixStream::pair()
             .map_err(named("socketpair"))
             .map_err(Error::system("make a socket pair"))?;
-        let (own_stdout, own_stderr) = (rustix::stdio::stdout(), rustix::stdio::stderr());
-        let stdout = Arc::new(Mutex::new(Sink::of(own_stdout, "stdout")?));
-        let stderr = match is_same_file(own_stdout, own_stderr) {
-            true => Arc::clone(&stdout),
-            false => Arc::new(Mutex::new(Sink::of(own_stderr, "stderr")?)),
-        };
         let mut console = Console {
-            stdout,
-            stderr,
+            stdout: Arc::clone(Outlet::stdout()),
+            stderr: Arc::clone(Outlet::stderr()),
             filtered: [None, None],
             files: Vec::new(),
-            tails: Vec::new(),
+            workers: Vec::new(),
             labels: Labels::of(job, world),
             labels_stdout: job.labels_stdout,
             logs: job.logs.clone(),
-            notes: None,
             near,
             far: Some(Arc::new(far)),
         };
@@ -104,26 +178,18 @@ impl Console {
         let names = ["filtered_stdout.log", "filtered_stderr.log"];
         console.filtered = [0, 1].map(|i| {
             let path = files.log_of_all(names[i]).filter(|_| !filters[i].is_empty())?;
-            let sink = console.keep(Sink::create(&path));
+            let sink = console.keep(&path);
             Some(Filtered { sink, texts: filters[i].as_slice().into() })
         });
-        let (read, write) =
-            io::pipe().map_err(named("pipe2")).map_err(Error::system("make a pipe"))?;
-        rustix::io::ioctl_fionbio(&write, true).map_err(Error::system("set up a pipe"))?;
-        let sink = Some(Arc::clone(&console.stderr));
-        console.read(Reader { sink, ..Reader::of(read.into(), Prefix::launcher()) })?;
-        console.notes = Some(write);
         Ok(console)
     }
 
     /// How many columns a worker's line may fill on the terminal behind stderr; `None` without a
     /// terminal.
     pub(crate) fn columns(&self) -> Option<usize> {
-        let terminal = lock(&self.stderr).terminal;
-        let size = rustix::termios::tcgetwinsize(rustix::stdio::stderr()).ok().filter(|_| terminal);
         let taken = self.labels.prefix(0, false).width();
-        size.map(|size| usize::from(size.ws_col).saturating_sub(taken))
-            .filter(|&columns| columns > 0)
+        let columns = self.stderr.columns()?.saturating_sub(taken);
+        Some(columns).filter(|&columns| columns > 0)
     }
 
     /// Passes on the output of the worker with the next local rank. If it `asks`, questions are shown that end without a
@@ -134,10 +200,10 @@ impl Console {
         files: &WorldFiles,
         asks: bool,
     ) -> Result<()> {
-        let local_rank = self.tails.len();
-        let tail = Arc::new(Mutex::new(Tail::new()));
-        self.tails.push(Arc::clone(&tail));
-        let prefix = |sink: &Mutex<Sink>| self.labels.prefix(local_rank, lock(sink).is_coloured());
+        let local_rank = self.workers.len();
+        let (tail, has_ended) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        self.workers.push(Heard { tail: Arc::clone(&tail), has_ended: Arc::clone(&has_ended) });
+        let prefix = |outlet: &Outlet| self.labels.prefix(local_rank, is_coloured(outlet));
         let on_stdout = if self.labels_stdout { prefix(&self.stdout) } else { Prefix::none() };
         let on_stderr = prefix(&self.stderr);
         let (is_shown, is_kept) =
@@ -145,77 +211,79 @@ impl Console {
         let kept = [(is_kept.stdout, "stdout.log"), (is_kept.stderr, "stderr.log")];
         let [stdout_file, stderr_file] = kept.map(|(is_kept, name)| {
             let path = files.log(local_rank, name).filter(|_| is_kept);
-            path.map(|path| self.keep(Sink::create(&path)))
+            path.map(|path| self.keep(&path))
         });
         let plain = self.labels.prefix(local_rank, false);
         let stdout = Reader {
-            sink: is_shown.stdout.then(|| Arc::clone(&self.stdout)),
+            outlet: is_shown.stdout.then(|| Arc::clone(&self.stdout)),
             file: stdout_file,
             filtered: self.filtered[0].clone().map(|filtered| (filtered, plain.clone())),
             asks,
+            has_ended: Arc::clone(&has_ended),
             ..Reader::of(streams.stdout, on_stdout)
         };
         let stderr = Reader {
-            sink: is_shown.stderr.then(|| Arc::clone(&self.stderr)),
+            outlet: is_shown.stderr.then(|| Arc::clone(&self.stderr)),
             file: stderr_file,
             filtered: self.filtered[1].clone().map(|filtered| (filtered, plain)),
             tail: Some(tail),
             asks,
+            has_ended,
             ..Reader::of(streams.stderr, on_stderr)
         };
         self.read(stdout)?;
         self.read(stderr)
     }
 
-    /// Prints a line of the launcher's own to stderr. This never blocks: if the pipe is full, the line
-    /// is lost.
-    pub(crate) fn note(&mut self, line: &str) {
-        if let Some(notes) = &mut self.notes {
-            let _ = notes.write_all(format!("{line}\n").as_bytes());
+    /// The worker with this local rank has ended: the rest of its output is read at once, even if nobody takes it yet.
+    pub(crate) fn has_ended(&self, local_rank: usize) {
+        if let Some(worker) = self.workers.get(local_rank) {
+            worker.has_ended.store(true, Ordering::Relaxed);
+            outlets().iter().for_each(|outlet| outlet.hurry());
         }
     }
 
-    /// Tells the readers to print the rest of the output and to end. [`Console::finished`] becomes
+    /// Tells the readers to pass on the rest of the output and to end. [`Console::finished`] becomes
     /// readable when they have.
     pub(crate) fn finish(&mut self) {
-        self.notes = None;
         self.far = None;
         let _ = self.near.shutdown(Shutdown::Write);
+        (0..self.workers.len()).for_each(|local_rank| self.has_ended(local_rank));
     }
 
-    /// A descriptor that is readable once all output is printed.
+    /// A descriptor that is readable once all output is read.
     pub(crate) fn finished(&self) -> BorrowedFd<'_> {
         self.near.as_fd()
     }
 
     /// The last lines that the worker with this local rank wrote to stderr.
     pub(crate) fn tail(&self, local_rank: usize) -> Vec<Vec<u8>> {
-        let tail = self.tails.get(local_rank);
-        tail.map_or_else(Vec::new, |tail| lock(tail).iter().cloned().collect())
+        let worker = self.workers.get(local_rank);
+        worker.map_or_else(Vec::new, |worker| lock(&worker.tail).iter().cloned().collect())
     }
 
     /// Whether all is read that the worker with this local rank has written to stderr.
     pub(crate) fn has_read_all(&self, local_rank: usize) -> bool {
         // The reader has the other share.
-        self.tails.get(local_rank).is_none_or(|tail| Arc::strong_count(tail) == 1)
+        self.workers.get(local_rank).is_none_or(|worker| Arc::strong_count(&worker.tail) == 1)
     }
 
     /// The files in which something is missing, and why.
     pub(crate) fn problems(&self) -> Vec<String> {
-        self.files.iter().filter_map(|file| lock(file).problem()).collect()
+        let problem = |(name, file): &(String, Arc<Mutex<Sink>>)| match file.try_lock() {
+            Ok(file) => file.problem(),
+            Err(TryLockError::Poisoned(file)) => file.into_inner().problem(),
+            // A reader waits for the disk.
+            Err(TryLockError::WouldBlock) => {
+                Some(format!("{name} is not complete: its disk does not take what is written"))
+            }
+        };
+        self.files.iter().filter_map(problem).collect()
     }
 
-    /// Writes `text` to stderr.
-    pub(crate) fn report(&self, text: &[u8]) {
-        let mut sink = lock(&self.stderr);
-        sink.clear_progress();
-        sink.bytes(text);
-        sink.flush();
-    }
-
-    fn keep(&mut self, file: Sink) -> Arc<Mutex<Sink>> {
-        let file = Arc::new(Mutex::new(file));
-        self.files.push(Arc::clone(&file));
+    fn keep(&mut self, path: &Path) -> Arc<Mutex<Sink>> {
+        let file = Arc::new(Mutex::new(Sink::create(path)));
+        self.files.push((path.display().to_string(), Arc::clone(&file)));
         file
     }
 
@@ -240,7 +308,7 @@ struct Reader {
     stream: OwnedFd,
     prefix: Prefix,
     /// Where lines are shown; `None` if they are not.
-    sink: Option<Arc<Mutex<Sink>>>,
+    outlet: Option<Arc<Outlet>>,
     /// Where all bytes go, too.
     file: Option<Arc<Mutex<Sink>>>,
     /// Where some lines go, too, and what they begin with there.
@@ -250,6 +318,10 @@ struct Reader {
     is_continued: bool,
     /// Whether a line is shown before its end if nothing follows for a while: a question to the user.
     asks: bool,
+    has_ended: Arc<AtomicBool>,
+    /// What is shown next, and what goes to the filtered file.
+    shown: Text,
+    chosen: Vec<u8>,
 }
 
 impl Reader {
@@ -258,16 +330,20 @@ impl Reader {
         Reader {
             stream,
             prefix,
-            sink: None,
+            outlet: None,
             file: None,
             filtered: None,
             tail: None,
             is_continued: false,
             asks: false,
+            has_ended: Arc::default(),
+            shown: Text::default(),
+            chosen: Vec::new(),
         }
     }
 
     fn run(mut self, stop: &UnixStream) {
+        self.shown = Text::new(self.outlet.as_ref().is_some_and(|it| it.is_terminal()));
         let mut lines = Lines::default();
         let mut buffer = vec![0; 64 * 1024];
         let mut leftover = LEFTOVER_MAX;
@@ -295,9 +371,7 @@ impl Reader {
                 Ok(count) => {
                     let bytes = &buffer[..count];
                     if let Some(file) = &self.file {
-                        let mut file = lock(file);
-                        file.bytes(bytes);
-                        file.flush();
+                        lock(file).write(bytes);
                     }
                     self.pass_on(|emit| lines.push(bytes, emit));
                     has_asked = false;
@@ -310,32 +384,36 @@ impl Reader {
 
     /// Shows the pieces that `cut` emits, without a line of another rank between them.
     fn pass_on(&mut self, cut: impl FnOnce(&mut dyn FnMut(Piece<'_>))) {
-        let sink = self.sink.clone();
-        let mut sink = sink.as_deref().map(lock);
-        cut(&mut |piece| self.print(sink.as_deref_mut(), piece));
-        if let Some(sink) = &mut sink {
-            sink.flush();
+        self.shown.clear();
+        self.chosen.clear();
+        cut(&mut |piece| self.print(piece));
+        if let Some(outlet) = &self.outlet {
+            let Text { bytes, is_unfinished, .. } = &self.shown;
+            outlet.pass_on(bytes, *is_unfinished, &self.has_ended);
         }
-        if let Some((filtered, _)) = &self.filtered {
-            lock(&filtered.sink).flush();
+        if let Some((filtered, _)) = self.filtered.as_ref().filter(|_| !self.chosen.is_empty()) {
+            lock(&filtered.sink).write(&self.chosen);
         }
     }
 
-    fn print(&mut self, sink: Option<&mut Sink>, piece: Piece<'_>) {
+    fn print(&mut self, piece: Piece<'_>) {
+        let is_shown = self.outlet.is_some();
         let text = match piece {
             Piece::Progress(text) => {
-                if let Some(sink) = sink {
-                    sink.progress(&self.prefix, text);
+                if is_shown {
+                    self.shown.progress(&self.prefix, text);
                 }
                 return;
             }
             Piece::Line(text) | Piece::Part(text) => text,
         };
-        if let Some(sink) = sink {
-            sink.line(&self.prefix, self.is_continued, text);
+        if is_shown {
+            self.shown.line(&self.prefix, self.is_continued, text);
         }
-        if let Some((filtered, prefix)) = self.filtered.as_ref().filter(|(it, _)| it.wants(text)) {
-            lock(&filtered.sink).line(prefix, self.is_continued, text);
+        if let Some((_, prefix)) = self.filtered.as_ref().filter(|(it, _)| it.wants(text)) {
+            prefix.write(self.is_continued, &mut self.chosen);
+            self.chosen.extend_from_slice(text);
+            self.chosen.push(b'\n');
         }
         self.is_continued = matches!(piece, Piece::Part(_));
         if let Some(tail) = &self.tail {
@@ -356,9 +434,9 @@ impl Filtered {
     }
 }
 
-fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
-    let identity = |fd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
-    matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
+/// See <https://no-color.org>.
+fn is_coloured(outlet: &Outlet) -> bool {
+    outlet.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// The mutex guards bytes, which stay valid if another thread panics.
@@ -368,15 +446,17 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{PipeReader, Read};
+    use std::{
+        fs::File,
+        io::{PipeReader, Read, Seek, Write, pipe},
+    };
 
     use super::*;
 
-    fn sink(terminal: bool) -> (Arc<Mutex<Sink>>, PipeReader) {
-        let (read, write) = io::pipe().unwrap();
-        let mut sink = Sink::over(write.into(), "stdout");
-        sink.terminal = terminal;
-        (Arc::new(Mutex::new(sink)), read)
+    /// An outlet, and the file to which it writes.
+    fn outlet() -> (Arc<Outlet>, File) {
+        let file = tempfile::tempfile().unwrap();
+        (Outlet::over(file.try_clone().unwrap(), "stdout", |_| String::new()), file)
     }
 
     /// The lines of rank 1 of 12, which no terminal colours.
@@ -392,75 +472,76 @@ mod tests {
 
     /// The end of a pipe from which `input` comes.
     fn pipe_with(input: &[u8]) -> PipeReader {
-        let (read, mut write) = io::pipe().unwrap();
+        let (read, mut write) = pipe().unwrap();
         write.write_all(input).unwrap();
         read
     }
 
-    fn text(mut pipe: PipeReader) -> String {
+    /// What the outlet has written to the file.
+    fn text((outlet, mut file): (Arc<Outlet>, File)) -> String {
+        assert!(outlet.settle(Duration::from_secs(60)));
         let mut text = String::new();
-        pipe.read_to_string(&mut text).unwrap();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
         text
     }
 
-    /// The output of a sink for `input`.
-    fn printed(terminal: bool, input: &[u8]) -> String {
-        let (sink, printed) = sink(terminal);
+    /// What is printed of `input`.
+    fn printed(input: &[u8]) -> String {
+        let (outlet, file) = outlet();
         let (_near, far) = UnixStream::pair().unwrap();
-        Reader { sink: Some(sink), ..reader(pipe_with(input)) }.run(&far);
-        text(printed)
+        Reader { outlet: Some(Arc::clone(&outlet)), ..reader(pipe_with(input)) }.run(&far);
+        text((outlet, file))
     }
 
     #[test]
     fn every_line_gets_a_prefix_and_an_end() {
-        assert_eq!(printed(false, b"a\n\nb"), "[1]  a\n[1]  \n[1]  b\n");
+        assert_eq!(printed(b"a\n\nb"), "[1]  a\n[1]  \n[1]  b\n");
     }
 
     #[test]
     fn progress_is_drawn_in_place_on_terminals_and_dropped_elsewhere() {
-        assert_eq!(printed(false, b"1%\r2%\rdone\r\n"), "[1]  done\n");
+        assert_eq!(printed(b"1%\r2%\rdone\r\n"), "[1]  done\n");
+        let (outlet, file) = outlet();
+        let shown = Text::new(true);
+        let mut reader =
+            Reader { outlet: Some(Arc::clone(&outlet)), shown, ..reader(pipe_with(b"")) };
+        let mut lines = Lines::default();
+        reader.pass_on(|emit| lines.push(b"1%\r2%\r", emit));
+        reader.pass_on(|emit| lines.push(b"done\n", emit));
         let shown = |text| format!("\x1b[?7l[1]  {text}\x1b[?7h\r\x1b[K");
-        assert_eq!(
-            printed(true, b"1%\r2%\rdone\n"),
-            format!("{}{}[1]  done\n", shown("1%"), shown("2%"))
-        );
+        let wanted = format!("{}{}[1]  done\n", shown("1%"), shown("2%"));
+        assert_eq!(text((outlet, file)), wanted);
     }
 
     #[test]
     fn a_file_has_all_bytes_and_another_one_the_lines_that_contain_a_text() {
         let input = b"1%\r\xff error\nfine\nWarning, or an erro\nno end: error";
-        let ((shown_sink, shown), (file, kept), (filtered_sink, filtered)) =
-            (sink(false), sink(false), sink(false));
+        let files = tempfile::tempdir().unwrap();
+        let file = |name: &str| Arc::new(Mutex::new(Sink::create(&files.path().join(name))));
+        let read = |name: &str| std::fs::read(files.path().join(name)).unwrap();
         let (_near, far) = UnixStream::pair().unwrap();
         let texts = ["error".to_owned(), "Warning,".to_owned()];
-        let to_filtered = Filtered { sink: filtered_sink, texts: texts.as_slice().into() };
+        let to_filtered = Filtered { sink: file("filtered"), texts: texts.as_slice().into() };
         let reader = Reader {
-            sink: Some(shown_sink),
-            file: Some(file),
+            file: Some(file("all")),
             filtered: Some((to_filtered, Prefix::none())),
             ..reader(pipe_with(input))
         };
         reader.run(&far);
-        let (mut kept, mut bytes) = (kept, Vec::new());
-        kept.read_to_end(&mut bytes).unwrap();
-        assert_eq!(bytes, input);
-        drop((shown, far));
-        let mut lines = Vec::new();
-        { filtered }.read_to_end(&mut lines).unwrap();
-        assert_eq!(lines, b"\xff error\nWarning, or an erro\nno end: error\n");
+        assert_eq!(read("all"), input);
+        assert_eq!(read("filtered"), b"\xff error\nWarning, or an erro\nno end: error\n");
     }
 
     #[test]
     fn long_lines_can_be_put_together_again() {
         let long = "x".repeat(50_000) + &"y".repeat(100_000);
-        let (sink, printed) = sink(false);
-        let written = thread::spawn(move || text(printed));
-        let mut reader = Reader { sink: Some(sink), ..reader(pipe_with(b"")) };
+        let (outlet, file) = outlet();
+        let mut reader = Reader { outlet: Some(Arc::clone(&outlet)), ..reader(pipe_with(b"")) };
         let mut lines = Lines::default();
         reader.pass_on(|emit| lines.push(long.as_bytes(), emit));
         reader.pass_on(|emit| lines.push(b"\nz\n", emit));
-        drop(reader);
-        let written = written.join().unwrap();
+        let written = text((outlet, file));
         assert_eq!(written.replace("\n[1] +", ""), format!("[1]  {long}\n[1]  z\n"));
     }
 
@@ -470,7 +551,7 @@ mod tests {
         let mut reader = Reader { tail: Some(Arc::clone(&tail)), ..reader(pipe_with(b"")) };
         for i in 0..100 {
             let line = format!("{i} {}", "x".repeat(10_000));
-            reader.print(None, Piece::Line(line.as_bytes()));
+            reader.print(Piece::Line(line.as_bytes()));
         }
         let tail = lock(&tail);
         assert_eq!(tail.len(), TAIL_LINES);
@@ -479,13 +560,44 @@ mod tests {
 
     #[test]
     fn at_the_end_an_open_pipe_is_emptied_and_left() {
-        let (sink, printed) = sink(false);
-        let (read, mut write) = io::pipe().unwrap();
+        let (outlet, file) = outlet();
+        let (read, mut write) = pipe().unwrap();
         write.write_all(b"last words\n").unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         near.shutdown(Shutdown::Write).unwrap();
-        Reader { sink: Some(sink), ..reader(read) }.run(&far);
-        assert_eq!(text(printed), "[1]  last words\n");
+        Reader { outlet: Some(Arc::clone(&outlet)), ..reader(read) }.run(&far);
+        assert_eq!(text((outlet, file)), "[1]  last words\n");
         drop(write);
+    }
+
+    /// Of a rank that has ended the last words are read although nobody takes what it has written before.
+    #[test]
+    fn last_words_are_heard_although_nobody_reads_the_output() {
+        let (_unread, write) = pipe().unwrap();
+        let outlet = Outlet::over(write, "stderr", |_| String::new());
+        let (read, mut words) = pipe().unwrap();
+        let (_near, far) = UnixStream::pair().unwrap();
+        let (tail, has_ended) = (Arc::<Mutex<Tail>>::default(), Arc::<AtomicBool>::default());
+        let reader = Reader {
+            outlet: Some(Arc::clone(&outlet)),
+            tail: Some(Arc::clone(&tail)),
+            has_ended: Arc::clone(&has_ended),
+            ..reader(read)
+        };
+        let reading = thread::spawn(move || reader.run(&far));
+        // More than pipes, reader and outlet hold.
+        let writing = thread::spawn(move || {
+            words.write_all(&[[b'x'; 1023].as_slice(), b"\n"].concat().repeat(1024)).unwrap();
+            words.write_all(b"last words\n").unwrap();
+        });
+        while !outlet.owes() {
+            thread::yield_now();
+        }
+        has_ended.store(true, Ordering::Relaxed);
+        outlet.hurry();
+        writing.join().unwrap();
+        reading.join().unwrap();
+        assert_eq!(lock(&tail).back().unwrap(), b"last words");
+        assert!(outlet.owes());
     }
 }

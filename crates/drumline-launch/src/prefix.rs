@@ -19,11 +19,6 @@ impl Prefix {
         Prefix { around_times: vec![String::new()], ends: ["", ""] }
     }
 
-    /// Lines of the launcher itself.
-    pub(crate) fn launcher() -> Prefix {
-        Prefix { around_times: vec!["drumline:".into()], ends: [" ", "+"] }
-    }
-
     fn rank(rank: usize, width: usize, is_coloured: bool) -> Prefix {
         // Cyan, yellow, green, magenta, blue, red.
         const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];

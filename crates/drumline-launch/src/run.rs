@@ -8,7 +8,9 @@ use crate::{
     launch::Launch,
     listener::Listener,
     monitor::happening::Happening,
-    outcome, report,
+    outcome,
+    output::{report, say},
+    report,
     restarts::{EndedWorld, Next, RestartBudget},
     supervisor::Verdict,
     tell::tell,
@@ -40,18 +42,19 @@ fn run_and_tell(job: &Job) -> Result<u8> {
         max_restarts: job.restarts.max,
         health: launch.monitor.health_address(),
     });
-    let code = run_worlds(&launch);
+    let mut listener = Listener::new(job)?;
+    listener.events.show_life_to(&launch.monitor);
+    let code = run_worlds(&launch, &mut listener);
     let exit_code = code.as_ref().map_or_else(Error::exit_code, |code| *code);
     launch.monitor.tell(Happening::JobEnds { exit_code });
+    listener.see_out();
     code
 }
 
-fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
+fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
     let job = launch.job;
-    let mut listener = Listener::new(job)?;
-    listener.events.show_life_to(&launch.monitor);
     if let Some(meeting) = &job.meeting {
-        return agent::run(launch, meeting, &mut listener);
+        return agent::run(launch, meeting, listener);
     }
     let mut budget = RestartBudget::new(job.restarts);
     let mut restart = 0;
@@ -61,10 +64,8 @@ fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
             Attempt::start(launch, &world, launch.stores_alone()?, None, &listener.events)?;
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
-        let is_printed = listener.finish_output(&mut ended)?;
-        if is_printed {
-            tell(launch, &ended);
-        }
+        let goes_on = listener.finish_output(&mut ended)?;
+        tell(launch, &ended);
         outcome::write(job, restart, &ended)?;
         let ending = match (ended.verdict(), ended.first_failure()) {
             // Nobody abandons the only host.
@@ -79,20 +80,18 @@ fn run_worlds(launch: &Launch<'_>) -> Result<u8> {
             false => budget.after(world),
         };
         let pause = match next {
-            Next::Restart(pause) if is_printed => pause,
+            Next::Restart(pause) if goes_on => pause,
             _ => {
-                if is_printed && let Some(line) = report::no_restart(next) {
-                    ended.console.report(line.as_bytes());
+                if let Some(line) = report::no_restart(next) {
+                    report(line.as_bytes());
                 }
                 return Ok(ending.exit_code());
             }
         };
         restart += 1;
-        let line = report::restart(budget.used(), job.restarts.max, pause);
-        ended.console.report(line.as_bytes());
+        report(report::restart(budget.used(), job.restarts.max, pause).as_bytes());
         if let Some(signal) = listener.pause(pause)? {
-            let stopped = format!("drumline: stopped by {}\n", signal_name(signal.as_raw()));
-            ended.console.report(stopped.as_bytes());
+            say(&format!("stopped by {}", signal_name(signal.as_raw())));
             return Ok(signal_exit_code(signal.as_raw()));
         }
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use drumline::trace::Trace;
 
 use crate::{
-    attempt::Ended, environment::ERROR_FILE, launch::Launch, prefix::host_name, report::Report,
-    supervisor::Verdict,
+    attempt::Ended, environment::ERROR_FILE, launch::Launch, output, prefix::host_name,
+    report::Report, supervisor::Verdict,
 };
 
 /// Prints what went wrong in a world, and where its traces are. Tells it the launcher of this launcher, too, if there is
@@ -25,14 +25,13 @@ pub(crate) fn tell(launch: &Launch<'_>, ended: &Ended) {
         incomplete: &ended.console.problems(),
         logs: launch.files.news(matches!(ended.verdict(), Verdict::Failed { .. })),
     };
-    ended.console.report(&report.render());
+    output::report(&report.render());
     if let Some(path) = std::env::var_os(ERROR_FILE) {
         ended.pass_on(&words, path.as_ref());
     }
     let trace = launch.config.trace.as_ref();
     if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.started_at)) {
-        let line = format!("drumline: traces are in {0}: drumline trace page {0}\n", dir.display());
-        ended.console.report(line.as_bytes());
+        output::say(&format!("traces are in {0}: drumline trace page {0}", dir.display()));
     }
 }
 

@@ -6,6 +6,7 @@
 //! | [`Trace`] | the directory of these files |
 //! | [`Inquiry`], [`Offset`] | how far the clocks of two hosts are apart |
 //! | [`merge()`], [`summarize`] | one file, or two tables, of the files of all ranks |
+//! | [`Outlet`] | where lines go, and a thread that waits for those who read them |
 //!
 //! The module `trace` of `drumline-group` describes the files for users.
 
@@ -21,6 +22,7 @@ mod histogram;
 mod join;
 mod lines;
 mod merge;
+mod outlet;
 mod read;
 mod summary;
 
@@ -29,4 +31,5 @@ pub use destination::Trace;
 pub use error::{Error, Result};
 pub use group_trace::GroupTrace;
 pub use merge::{Merged, merge};
+pub use outlet::{ERASE, Outlet, Stderr, stderr, write_all};
 pub use summary::{OperationSummary, RankSummary, Summary, summarize};

@@ -17,10 +17,11 @@
 //!
 //! Warnings (of late ranks, of sockets used instead of shared memory, of refused peers) go to
 //! [`tracing`](https://docs.rs/tracing). A program sees them if it has a subscriber. Add
-//! `tracing-subscriber`, and begin `main` with this:
+//! `tracing-subscriber`, and begin `main` as below. The threads that serve the other ranks log as well, and wait for
+//! the subscriber. [`stderr()`] lets nobody wait, also if nobody reads it.
 //!
 //! ```
-//! tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+//! tracing_subscriber::fmt().with_writer(drumline::stderr).init();
 //! ```
 //!
 //! | module | what it holds |
@@ -86,6 +87,9 @@ pub use drumline_group::{PerProcess, deadline, free_port, interface_with, site};
 pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
 #[doc(hidden)]
 pub use drumline_shm::{inherited, limit_of, named};
+#[doc(hidden)]
+pub use drumline_trace::{ERASE, Outlet, write_all};
+pub use drumline_trace::{Stderr, stderr};
 pub use drumline_train as train;
 pub use drumline_train::{
     Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, record, record_panics,

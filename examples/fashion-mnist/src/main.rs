@@ -120,7 +120,7 @@ fn main() -> ExitCode {
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
-        .with_writer(io::stderr)
+        .with_writer(drumline::stderr)
         .with_ansi(io::stderr().is_terminal() && !is_plain)
         .init();
     match train_together(&options) {

@@ -25,20 +25,20 @@ use crate::{
 const SECRET: &str = "what only the hosts of this test know";
 
 /// Hosts, and a directory that all of them see.
-struct Town {
-    network: Network,
-    shared: TempDir,
+pub(crate) struct Town {
+    pub(crate) network: Network,
+    pub(crate) shared: TempDir,
 }
 
 /// How the hosts of a test meet.
-struct Meeting<'t> {
+pub(crate) struct Meeting<'t> {
     town: &'t Town,
     options: Vec<String>,
 }
 
 impl Town {
     /// `None`, with the reason printed, where this machine has no hosts for tests.
-    fn of(hosts: usize) -> Option<Town> {
+    pub(crate) fn of(hosts: usize) -> Option<Town> {
         Town::with(Family::V4, hosts)
     }
 
@@ -52,7 +52,7 @@ impl Town {
     }
 
     /// At host 0.
-    fn at_first_host(&self, nnodes: &str) -> Meeting<'_> {
+    pub(crate) fn at_first_host(&self, nnodes: &str) -> Meeting<'_> {
         self.meeting(nnodes, "c10d", &self.network.endpoint(0, 29400))
     }
 
@@ -108,7 +108,7 @@ impl Meeting<'_> {
             .variable("DRUMLINE_SECRET", SECRET)
     }
 
-    fn shell(&self, host: usize, options: &[&str], script: &str) -> Launch {
+    pub(crate) fn shell(&self, host: usize, options: &[&str], script: &str) -> Launch {
         self.host(host, &[options, &["--", "sh", "-c", script]].concat())
     }
 }

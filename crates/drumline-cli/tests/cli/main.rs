@@ -29,5 +29,6 @@ mod report;
 mod restarts;
 mod run;
 mod trace;
+mod unread;
 
 use launch::HANG;

@@ -1,9 +1,6 @@
 //! The life of this host in the job: waits for everything at once, and does what the membership says.
 
-use std::{
-    io::{self, Write as _},
-    time::{Duration, Instant, SystemTime},
-};
+use std::time::{Duration, Instant, SystemTime};
 
 use drumline::store::Error as StoreError;
 
@@ -19,12 +16,13 @@ use crate::{
     job::Meeting,
     launch::Launch,
     lease::BootTime,
-    listener::Listener,
+    listener::{Listener, TURN},
     membership::{
         self, Action, End, Event, Failure, Host, How, Local, Membership, Named, Outcome, Plan,
         Report, TEXT_BYTES_MAX, Terms, Timing, Value as _, View, Why, WorldPlan,
     },
     outcome,
+    output::{self, Patience, say},
     prefix::host_name,
     report,
     restarts::Next,
@@ -108,8 +106,9 @@ enum Stage {
     Awaits(Box<WorldPlan>, Instant),
     /// Workers run.
     Runs(Box<Running>),
-    /// Workers have ended, and their output is being printed.
-    Prints(Box<Ended>, How),
+    /// Workers have ended, and the rest of their output is being read. The patience is that of somebody who has been
+    /// told to end.
+    Prints(Box<Ended>, How, Patience),
 }
 
 struct Running {
@@ -165,7 +164,11 @@ impl Session<'_, '_, '_> {
                 self.hear(message)?;
             }
             self.watch_workers()?;
-            if ready.contains(&Source::Output) {
+            let is_tired = match &mut self.stage {
+                Stage::Prints(.., patience) => self.listener.is_told() && patience.is_over(),
+                _ => false,
+            };
+            if ready.contains(&Source::Output) || is_tired {
                 self.have_printed()?;
             }
             if let (Some(end), Stage::Idle) = (&self.end, &self.stage) {
@@ -189,7 +192,8 @@ impl Session<'_, '_, '_> {
         let workers = match &self.stage {
             Stage::Runs(running) if running.waits() => Some(LOOK_EVERY),
             Stage::Runs(running) => running.attempt.timeout(),
-            _ => None,
+            Stage::Prints(..) => self.listener.is_told().then_some(TURN),
+            Stage::Idle | Stage::Awaits(..) => None,
         };
         let arrive = self.arrive_at.filter(|_| matches!(self.stage, Stage::Idle));
         let arrive = arrive.map(|at| at.saturating_sub(now));
@@ -405,9 +409,9 @@ impl Session<'_, '_, '_> {
             Action::Hold => self.hold(),
             Action::StopAt(step) => self.stop_at(step),
             Action::Abandon(why) => self.abandon(&why),
-            Action::Note(text) => self.say(&text),
+            Action::Note(text) => say(&text),
             Action::Rejoin => {
-                self.say("this host was cut off from the others, and joins anew");
+                say("this host was cut off from the others, and joins anew");
                 (self.membership, self.announcement) = (None, None);
                 if let Stage::Awaits(..) = self.stage {
                     self.stage = Stage::Idle;
@@ -490,7 +494,7 @@ impl Session<'_, '_, '_> {
 
     /// The workers of this host cannot start: for the job that is a failure of the first of them.
     fn cannot_start(&mut self, plan: &WorldPlan, error: &Error) {
-        self.say(&error.to_string());
+        say(&error.to_string());
         let first_rank = plan.members.get(plan.place).map_or(0, |member| member.first_rank);
         let failure = Failure {
             rank: first_rank,
@@ -529,12 +533,12 @@ impl Session<'_, '_, '_> {
         let stores = running.attempt.stores();
         let makes_steps = stores.has_stepped(running.local_ranks);
         if !makes_steps || steps::stop_at(stores, step).is_err() {
-            running.attempt.note(
+            say(
                 "a host joins the job: the ranks, which never call drumline.step, get SIGTERM and start again with it",
             );
             running.attempt.handle(supervisor::Event::Abandon { within });
         } else {
-            running.attempt.note(&format!(
+            say(&format!(
                 "a host joins the job: all ranks stop before step {step} and start again with it"
             ));
         }
@@ -557,7 +561,7 @@ impl Session<'_, '_, '_> {
         };
         match &mut self.stage {
             Stage::Runs(running) => {
-                running.attempt.note(&format!("{text}: the ranks of this host end"));
+                say(&format!("{text}: the ranks of this host end"));
                 running.attempt.handle(supervisor::Event::Abandon { within });
             }
             Stage::Awaits(..) => self.have_ended(Outcome::NEVER_RAN),
@@ -592,7 +596,7 @@ impl Session<'_, '_, '_> {
         matches!(&self.stage, Stage::Runs(running) if running.waits())
     }
 
-    /// All workers have ended: prints the rest of their output.
+    /// All workers have ended: reads the rest of their output.
     fn print_rest(&mut self) -> Result<()> {
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
         let Stage::Runs(running) = stage else {
@@ -611,14 +615,14 @@ impl Session<'_, '_, '_> {
         };
         ended.console.finish();
         self.listener.events.add(ended.console.finished(), Source::Output)?;
-        self.stage = Stage::Prints(Box::new(ended), how);
+        self.stage = Stage::Prints(Box::new(ended), how, Patience::begin());
         Ok(())
     }
 
-    /// All output of a world is printed.
+    /// All output of a world is read.
     fn have_printed(&mut self) -> Result<()> {
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
-        let Stage::Prints(mut ended, how) = stage else {
+        let Stage::Prints(mut ended, how, _) = stage else {
             self.stage = stage;
             return Ok(());
         };
@@ -636,21 +640,21 @@ impl Session<'_, '_, '_> {
     fn finish(&self, end: &End) -> u8 {
         let me = self.arrival.as_ref().map(|arrival| arrival.number);
         if let Err(error) = outcome::write_end(self.launch.job, me, end) {
-            self.say(&error.to_string());
+            say(&error.to_string());
         }
         match end {
             End::Over(membership::Verdict::Finished, _) => {}
             End::Left(signal) => {
-                self.say(&format!("stopped by {}", signal_name(*signal)));
+                say(&format!("stopped by {}", signal_name(*signal)));
                 return signal_exit_code(*signal);
             }
             end => {
-                self.say(&format!("{end} [errors.md#several-hosts]"));
+                say(&format!("{end} [errors.md#several-hosts]"));
                 self.quote(end);
                 if let End::Over(membership::Verdict::Failed(why), _) = end
                     && let Some(line) = report::no_restart(Next::End(*why))
                 {
-                    let _ = io::stderr().write_all(line.as_bytes());
+                    output::report(line.as_bytes());
                 }
             }
         }
@@ -664,14 +668,8 @@ impl Session<'_, '_, '_> {
             return;
         }
         for line in origin.failure.text.lines() {
-            let _ = writeln!(io::stderr(), "    {line}");
+            output::report(format!("    {line}\n").as_bytes());
         }
-    }
-
-    /// A line of the launcher's own.
-    fn say(&self, text: &str) {
-        // Not eprintln!, which panics when stderr is closed.
-        let _ = writeln!(io::stderr(), "drumline: {text}");
     }
 }
 

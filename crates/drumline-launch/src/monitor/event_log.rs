@@ -5,15 +5,14 @@
 //! ```
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
-    sync::mpsc::{Receiver, Sender, channel},
-    thread,
+    fs::{self, OpenOptions},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use drumline::named;
+use drumline::Outlet;
 use serde::Serialize;
+use serde_json::json;
 
 use super::{happening::Happening, settings::EventLog};
 use crate::{Error, Result};
@@ -21,18 +20,12 @@ use crate::{Error, Result};
 /// How long the end of a job may wait for lines that nobody takes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Writes events, on a thread of its own: a file system or a reader that is slow does not hold up the launcher.
+/// Writes events. A file system or a reader that is slow does not hold up the launcher.
 #[derive(Debug)]
 pub(crate) struct EventWriter {
     run_id: String,
     hostname: String,
-    messages: Sender<Message>,
-}
-
-enum Message {
-    Line(Vec<u8>),
-    /// All lines before this are written.
-    Written(Sender<()>),
+    outlet: Arc<Outlet>,
 }
 
 #[derive(Serialize)]
@@ -54,84 +47,50 @@ struct Metadata<'a> {
 
 impl EventWriter {
     pub(crate) fn open(to: &EventLog, run_id: &str) -> Result<EventWriter> {
-        let (messages, to_write) = channel();
-        let destination = Destination::open(to)?;
-        thread::Builder::new()
-            .name("events".into())
-            .stack_size(128 * 1024)
-            .spawn(move || write(destination, &to_write))
-            .map_err(named("clone3"))
-            .map_err(Error::system("start a thread that writes events"))?;
+        let outlet = match to {
+            EventLog::Console => Arc::clone(Outlet::stderr()),
+            EventLog::File(path) => {
+                let file = OpenOptions::new().create(true).append(true).open(path);
+                let what = format!("open {} for events", path.display());
+                let file = file.map_err(Error::system(what))?;
+                Outlet::over(file, &path.display().to_string(), dropped)
+            }
+        };
         let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        Ok(EventWriter {
-            run_id: run_id.to_owned(),
-            hostname: hostname.trim().to_owned(),
-            messages,
-        })
+        Ok(EventWriter { run_id: run_id.to_owned(), hostname: hostname.trim().to_owned(), outlet })
     }
 
     pub(crate) fn tell(&self, happening: &Happening) {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = Line {
             name: happening.name(),
             source: happening.source(),
-            timestamp: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
+            timestamp: timestamp(),
             metadata: Metadata { run_id: &self.run_id, hostname: &self.hostname, happening },
         };
         if let Ok(mut line) = serde_json::to_vec(&line) {
             line.push(b'\n');
-            let _ = self.messages.send(Message::Line(line));
+            self.outlet.say(&line);
         }
     }
 
-    /// Waits until all lines are written, for a moment at most.
+    /// Waits until all lines are written, but not for a reader who does not read.
     pub(crate) fn finish(&self) {
-        let (written, all) = channel();
-        let _ = self.messages.send(Message::Written(written));
-        let _ = all.recv_timeout(PATIENCE);
+        self.outlet.settle(PATIENCE);
     }
 }
 
-/// Writes all lines. A line is one write, so those of several hosts do not mix in one file.
-fn write(mut to: Destination, messages: &Receiver<Message>) {
-    let mut is_broken = false;
-    for message in messages {
-        match message {
-            Message::Line(_) if is_broken => {}
-            Message::Line(line) => {
-                if let Err(error) = to.write(&line) {
-                    tracing::warn!("cannot write events ({error}): none are written from now on");
-                    is_broken = true;
-                }
-            }
-            Message::Written(answer) => {
-                let _ = answer.send(());
-            }
-        }
-    }
+fn timestamp() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
 }
 
-enum Destination {
-    Stderr,
-    File(File),
-}
-
-impl Destination {
-    fn open(to: &EventLog) -> Result<Destination> {
-        match to {
-            EventLog::Console => Ok(Destination::Stderr),
-            EventLog::File(path) => {
-                let file = OpenOptions::new().create(true).append(true).open(path);
-                let what = format!("open {} for events", path.display());
-                file.map(Destination::File).map_err(Error::system(what))
-            }
-        }
-    }
-
-    fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        match self {
-            Destination::Stderr => io::stderr().write_all(line),
-            Destination::File(file) => file.write_all(line),
-        }
-    }
+/// The event that stands where events are missing.
+fn dropped(count: u64) -> String {
+    let event = json!({
+        "name": "events_dropped",
+        "source": "AGENT",
+        "timestamp": timestamp(),
+        "metadata": { "count": count },
+    });
+    format!("{event}\n")
 }
