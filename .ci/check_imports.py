@@ -1,5 +1,5 @@
-"""Checks that arrows between crates point down, that no files of a crate import each other in a circle, and that what is
-uploaded has its licences.
+"""Checks that arrows between crates point down, that no files of a crate import each other in a circle, that what is
+uploaded has its licences, and that no thread that serves writes to stdout or stderr (see docs/inside/threads.md).
 
 An import counts as an arrow to the file that defines the name: re-exports are followed. Tests are left out.
 """
@@ -36,6 +36,15 @@ UPLOADED = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"]
 # drumline-group has the most. Its settings are the next part to get a crate of their own.
 LINES_MAX = 15_750
 
+# In these crates threads serve. They write by way of an `Outlet`, which keeps nobody waiting, but for these files: the
+# outlet, and what subcommands print.
+SERVING = ["cli", "engine", "group", "launch", "python", "shm", "store", "trace", "train"]
+WRITES = re.compile(r"\b(?:e?print(?:ln)?!|dbg!|(?:io|stdio)::(?:stdout|stderr)\b|use std::io::\{[^}]*\bstd(?:out|err))")
+MAY_WRITE = {"drumline-cli/src/output.rs", "drumline-trace/src/outlet.rs", "drumline-train/src/spawn/child.rs"}
+# Their threads are theirs alone: they measure, simulate, or test.
+OWN_THREADS = ["bench", "conformance", "faults", "fuzz", "inspect", "loom", "sim", "standin"]
+STARTS = re.compile(r"\bthread::(?:spawn|Builder)\b")
+
 # Circles that are still to be opened, by their first file. No other may come.
 TO_OPEN: set[tuple[str, str]] = set()
 
@@ -60,6 +69,12 @@ def use_tree(text: str) -> list[list[str]]:
     return [prefix + path for part in parts if part.strip() for path in use_tree(part)]
 
 
+def without_tests(text: str) -> str:
+    """The code alone, without comments that fill a line."""
+    text = re.sub(r"#\[cfg\((all\()?test.*?\)\]\s*mod \w+ \{.*", "", text, flags=re.S)
+    return "\n".join(line for line in text.split("\n") if not line.strip().startswith("//"))
+
+
 class Crate:
     """The files of one crate, what each defines, and what it imports."""
 
@@ -79,8 +94,7 @@ class Crate:
             self.read(module, path.read_text())
 
     def read(self, module: Module, text: str) -> None:
-        text = re.sub(r"#\[cfg\((all\()?test.*?\)\]\s*mod \w+ \{.*", "", text, flags=re.S)
-        text = "\n".join(line for line in text.split("\n") if not line.strip().startswith("//"))
+        text = without_tests(text)
         kinds = "struct|enum|trait|fn|const|type|static|union|macro_rules!"
         self.defined[module] = set(re.findall(rf"\b(?:{kinds})\s+(?:mut\s+)?(\w+)", text))
         self.imported[module], self.globs[module], self.paths[module] = {}, [], []
@@ -167,6 +181,19 @@ def circles(arrows: dict[Module, set[Module]]) -> list[list[Module]]:
     return found
 
 
+def threads(name: str, crate: Crate) -> list[str]:
+    """What is wrong with how the files of a crate write and start threads."""
+    problems, page = [], (ROOT / "docs/inside/threads.md").read_text()
+    for path in crate.files.values():
+        text, file = without_tests(path.read_text()), f"{name}/{path.relative_to(ROOT / 'crates' / name)}"
+        short = name.removeprefix("drumline-")
+        if short in SERVING and file not in MAY_WRITE and (found := WRITES.search(text)):
+            problems.append(f"{file}: {found[0]} may block a thread that serves; drumline_trace::Outlet does not")
+        if short not in OWN_THREADS and STARTS.search(text) and f"crates/{file})" not in page:
+            problems.append(f"{file} starts a thread that docs/inside/threads.md does not have")
+    return problems
+
+
 def main() -> int:
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
     problems = []
@@ -181,6 +208,7 @@ def main() -> int:
         if manifest["package"].get("publish", True):
             problems += [f"{name} has no {it}, which belongs to what is uploaded" for it in UPLOADED if not (folder / it).is_file()]
         crate = Crate(folder / "src")
+        problems += threads(name, crate)
         lines = sum(len(path.read_text().splitlines()) for path in crate.files.values())
         if lines > LINES_MAX:
             problems.append(f"{name} has {lines} lines, more than {LINES_MAX}")

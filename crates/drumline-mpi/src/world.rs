@@ -1,6 +1,7 @@
 //! MPI from its initialisation to its end: `MPI_Init_thread`, the world of all ranks, `MPI_Finalize` at exit.
 
 use std::ffi::c_int;
+use std::io::Write as _;
 use std::panic::catch_unwind;
 use std::sync::Once;
 use std::sync::atomic::Ordering;
@@ -164,7 +165,8 @@ extern "C" fn at_exit() {
     if let Ok(calls) = mpi.enter()
         && let Err(error) = calls.finalise()
     {
-        eprintln!("drumline: {error}"); // nobody is left to return it to
+        // Nobody is left to return it to. eprintln! would panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "drumline: {error}");
     }
 }
 
