@@ -164,9 +164,9 @@ class PrefixStore(Store):
 class TCPStore(Store):
     """For processes on any hosts; torch's may be the other end.
 
-    The protocol has no secret. So a master listens on loopback only. With
-    ``exposed=True`` it listens on any address, and trusts every client that reaches the port. Port 0 means
-    any free port; see `port`.
+    The protocol has no secret. So a master listens on loopback only, and a client on loopback calls only ports
+    that its own user or root holds. With ``exposed=True`` a master listens on any address, and trusts every
+    client that reaches the port; a client trusts whoever holds the port. Port 0 means any free port; see `port`.
     """
 
     def __init__(

@@ -167,8 +167,8 @@ pub struct Config {
     pub security: Level,
 
     /// Whether this rank may meet the others through a store that other machines can reach and that asks for
-    /// no secret, such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. With 1, the job is only
-    /// as safe as the network.
+    /// no secret, such as torchrun's, or that a process of another user of this host holds.
+    /// `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. With 1, the job is only as safe as the network.
     pub trust_store: bool,
 
     /// The limit, in bytes, of all keys and values together in the store that this process hosts for the job,

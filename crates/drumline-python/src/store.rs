@@ -96,7 +96,8 @@ impl Store {
             let store = match (is_master, exposed) {
                 (true, true) => TcpStore::host_exposed(&host, port)?,
                 (true, false) => TcpStore::host(&host, port)?,
-                (false, _) => TcpStore::connect(&host, port, timeout)?,
+                (false, true) => TcpStore::connect_trusting(&host, port, timeout)?,
+                (false, false) => TcpStore::connect(&host, port, timeout)?,
             };
             store.set_timeout(timeout);
             if let Some(world_size) = world_size {

@@ -122,13 +122,17 @@ impl Plan {
             let server = TcpStoreServer::open(&[door], config.store_bytes_max)?;
             Ok::<_, Error>(TcpStore::to_own(server)?)
         };
+        let connect = match config.trust_store {
+            true => TcpStore::connect_trusting,
+            false => TcpStore::connect,
+        };
         match (&config.secret, &self.store, self.host) {
             (Some(secret), store, StoreHost::RankZero) if self.rank == 0 => {
                 let (endpoint, secret) = (store.clone(), secret.clone());
                 host(Door::Secured { endpoint, secret, level: config.security })
             }
             (Some(_), Endpoint::Tcp { host, port }, StoreHost::Launcher) => {
-                Ok(TcpStore::connect(host, *port, timeout)?)
+                Ok(connect(host, *port, timeout)?)
             }
             (Some(secret), store, _) => {
                 Ok(TcpStore::connect_at(store, secret, config.security, timeout)?)
@@ -145,7 +149,7 @@ impl Plan {
                 match self.hosts_store() {
                     true if config.trust_store => host(Door::Exposed { host: name, port }),
                     true => host(Door::Loopback { host: name, port }),
-                    false => Ok(TcpStore::connect(&name, port, timeout)?),
+                    false => Ok(connect(&name, port, timeout)?),
                 }
             }
         }

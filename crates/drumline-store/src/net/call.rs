@@ -20,7 +20,7 @@ use rustix::{
     process::geteuid,
 };
 
-use super::{sleep_until, stream::Stream};
+use super::{owner, sleep_until, stream::Stream};
 use crate::auth::{Handshake, Hello, Refusal};
 
 /// Where a socket listens.
@@ -110,7 +110,7 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
 /// Returns the connection, unless too many others wait to be accepted.
 pub fn reach(name: &str) -> io::Result<Option<Option<Stream>>> {
     match open(&Address::Unix(name.to_owned()), Instant::now()) {
-        Ok(stream) => Ok(check_peer(&stream, false).is_ok().then_some(Some(stream))),
+        Ok(stream) => Ok(check_answerer(&stream, false).is_ok().then_some(Some(stream))),
         Err(error) => match error.kind() {
             ErrorKind::TimedOut => Ok(Some(None)),
             ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => Ok(None),
@@ -158,7 +158,7 @@ pub fn shake_hands(
     has_secret: bool,
     deadline: Instant,
 ) -> Result<Stream, CallError> {
-    check_peer(&stream, has_secret)?;
+    check_answerer(&stream, has_secret)?;
     while !shake(&mut stream, &mut handshake)? {
         time_left(deadline)?;
         let writes = !handshake.output().is_empty();
@@ -197,6 +197,30 @@ pub(super) fn check_peer(stream: &Stream, has_secret: bool) -> Result<(), CallEr
         },
     };
     Err(CallError::Refused(refusal))
+}
+
+/// Whether the process that has answered a call can belong to this job, as [`check_peer`] judges. Without a secret, the
+/// port at which a TCP connection on loopback was answered must be held by this process's user or by root: any other user
+/// may have been first to listen there.
+///
+/// # Errors
+///
+/// As for [`check_peer`]. [`CallError::Refused`] says which user holds the port.
+pub(crate) fn check_answerer(stream: &Stream, has_secret: bool) -> Result<(), CallError> {
+    check_peer(stream, has_secret)?;
+    match stream {
+        Stream::Tcp(tcp) if !has_secret => check_owner(tcp),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a port of this host, at which a call was answered, is held by this process's user or by root.
+pub(crate) fn check_owner(stream: &TcpStream) -> Result<(), CallError> {
+    match owner::check_answerer(stream) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(CallError::HungUp(None)),
+        Err(refusal) => Err(CallError::Refused(refusal)),
+    }
 }
 
 /// Brings a handshake as far as possible without waiting. Returns whether it is over. If not, wait until the

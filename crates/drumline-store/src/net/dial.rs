@@ -13,7 +13,7 @@ use rustix::{
 };
 
 use super::{
-    call::{CallError, check_peer, shake, tcp_socket},
+    call::{CallError, check_answerer, shake, tcp_socket},
     pacing,
     stream::Stream,
 };
@@ -75,7 +75,7 @@ impl Dial {
             return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
         }
         self.stream.tune()?;
-        check_peer(&self.stream, self.has_secret)?;
+        check_answerer(&self.stream, self.has_secret)?;
         self.is_connecting = false;
         Ok(true)
     }

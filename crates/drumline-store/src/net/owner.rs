@@ -5,9 +5,12 @@
 //! found under this pair: as long as this end is open, the kernel lets no other socket establish a connection
 //! between the two addresses.
 //!
-//! Three answers mean that the other end has gone: no socket; a socket that is not established (someone tries
+//! Three answers mean that a caller has gone: no socket; a socket that is not established (someone tries
 //! to connect from a port that was just given up); and a socket that no process holds any more. A stranger
 //! that closes its end at once leaves the last one, and the kernel then names root as its user.
+//!
+//! The same answers come for an end that its listener has not accepted yet. So who has called asks for the listener
+//! then: whoever holds it is the one who can accept.
 
 use std::{
     io,
@@ -29,6 +32,7 @@ const BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const TCP: u8 = 6;
 const ESTABLISHED: u8 = 1;
+const LISTEN: u8 = 10;
 
 /// Lengths and offsets in `struct nlmsghdr` and `struct inet_diag_msg`.
 const HEADER_BYTES: usize = 16;
@@ -37,7 +41,7 @@ const STATE_AT: usize = HEADER_BYTES + 1;
 const UID_AT: usize = HEADER_BYTES + 64;
 const INODE_AT: usize = HEADER_BYTES + 68;
 
-/// Why the other end of `stream` is not accepted: a process of another user holds it.
+/// Why the caller at the other end of `stream` is not accepted: a process of another user holds it.
 pub(super) fn objection(stream: &TcpStream) -> Option<String> {
     let own = geteuid().as_raw();
     match owner(stream) {
@@ -54,15 +58,71 @@ pub(super) fn objection(stream: &TcpStream) -> Option<String> {
     }
 }
 
-/// The user of the process at the other end. `None` if no process holds it any more.
+/// Why this process does not talk to whoever has answered its call `stream`: a process of another user holds the port.
+/// `Ok(false)`: nobody holds it any more.
+pub(super) fn check_answerer(stream: &TcpStream) -> Result<bool, String> {
+    let own = geteuid().as_raw();
+    let port = stream.peer_addr().map_or(0, |address| address.port());
+    const WAY_OUT: &str = "give all processes of the job one DRUMLINE_SECRET or DRUMLINE_SECRET_FILE, or use another \
+                           port; or, if you trust everybody on this host, set DRUMLINE_TRUST_STORE=1";
+    match answerer(stream) {
+        Ok(Some(uid)) if uid == own || uid == 0 => Ok(true),
+        Ok(Some(uid)) => Err(format!(
+            "port {port} of this host belongs to a process of user {uid}, this process to user {own}, and without a \
+             secret it could be anybody's: {WAY_OUT}"
+        )),
+        Ok(None) => Ok(false),
+        Err(error) => Err(format!(
+            "the kernel does not say which user holds port {port} of this host ({error}), and without a secret it \
+             could be anybody: {WAY_OUT}"
+        )),
+    }
+}
+
+/// The user of the process that has called. `None` if no process holds the other end any more.
 fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
-    let request = request(stream.peer_addr()?, stream.local_addr()?);
+    Ok(ask(stream.peer_addr()?, stream.local_addr()?)?.and_then(|it| it.holder(ESTABLISHED)))
+}
+
+/// The user of the process that has accepted this process's call or, before that, can accept it. `None` if there is none
+/// any more.
+fn answerer(stream: &TcpStream) -> io::Result<Option<u32>> {
+    let (own, theirs) = (stream.local_addr()?, stream.peer_addr()?);
+    if let Some(uid) = ask(theirs, own)?.and_then(|it| it.holder(ESTABLISHED)) {
+        return Ok(Some(uid));
+    }
+    // No connection has port 0, so this finds the listener.
+    let nobody = SocketAddr::new(own.ip(), 0);
+    if let Some(uid) = ask(theirs, nobody)?.and_then(|it| it.holder(LISTEN)) {
+        return Ok(Some(uid));
+    }
+    // It may have been accepted, and its listener closed, between the two questions.
+    Ok(ask(theirs, own)?.and_then(|it| it.holder(ESTABLISHED)))
+}
+
+/// What the kernel says of a socket.
+struct Socket {
+    state: u8,
+    uid: u32,
+    inode: u32,
+}
+
+impl Socket {
+    /// The user of the process that holds it, if its state is `state`.
+    fn holder(&self, state: u8) -> Option<u32> {
+        (self.state == state && self.inode != 0).then_some(self.uid)
+    }
+}
+
+/// Asks for the socket at `own`, which is connected to `peer`. `None`: there is none.
+fn ask(own: SocketAddr, peer: SocketAddr) -> io::Result<Option<Socket>> {
+    let request = request(own, peer);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol = Some(netlink::SOCK_DIAG);
     let socket: OwnedFd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
     let mut asked = 1;
     loop {
-        match ask(&socket, &request) {
+        match say(&socket, &request) {
             Err(Errno::AGAIN) if asked < ASKED_MAX => asked += 1,
             answer => return read(&answer?),
         }
@@ -72,7 +132,7 @@ fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
 /// How often the kernel is asked if it has no room for the question or no answer to it.
 const ASKED_MAX: usize = 3;
 
-fn ask(socket: &OwnedFd, request: &[u8]) -> Result<Vec<u8>, Errno> {
+fn say(socket: &OwnedFd, request: &[u8]) -> Result<Vec<u8>, Errno> {
     retry_on_intr(|| send(socket, request, SendFlags::empty()))?;
     // The kernel has answered before it returns from `send`.
     let mut answer = vec![0; 512];
@@ -106,7 +166,7 @@ fn request(own: SocketAddr, peer: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-fn read(answer: &[u8]) -> io::Result<Option<u32>> {
+fn read(answer: &[u8]) -> io::Result<Option<Socket>> {
     let short = || io::Error::other("its answer is too short");
     let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
     if kind.ok_or_else(short)? != BY_FAMILY {
@@ -119,7 +179,7 @@ fn read(answer: &[u8]) -> io::Result<Option<u32>> {
     let state = *answer.get(STATE_AT).ok_or_else(short)?;
     let uid = number(answer, UID_AT).ok_or_else(short)?;
     let inode = number(answer, INODE_AT).ok_or_else(short)?;
-    Ok((state == ESTABLISHED && inode != 0).then_some(uid))
+    Ok(Some(Socket { state, uid, inode }))
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {
@@ -147,6 +207,47 @@ mod tests {
             assert_eq!(objection(&accepted), None);
             drop(near);
         }
+    }
+
+    /// The listener takes calls for all addresses, of both families where the system has both.
+    #[test]
+    fn the_kernel_knows_whose_the_listener_is_before_it_accepts() {
+        let own = Some(geteuid().as_raw());
+        let all: [(IpAddr, &[IpAddr]); 3] = [
+            (Ipv4Addr::LOCALHOST.into(), &[Ipv4Addr::LOCALHOST.into()]),
+            (Ipv4Addr::UNSPECIFIED.into(), &[Ipv4Addr::LOCALHOST.into()]),
+            (
+                Ipv6Addr::UNSPECIFIED.into(),
+                &[
+                    Ipv4Addr::LOCALHOST.into(),
+                    Ipv6Addr::LOCALHOST.into(),
+                    Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(),
+                ],
+            ),
+        ];
+        for (at, called) in all {
+            let Ok(listener) = TcpListener::bind((at, 0)) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            for ip in called {
+                let waits = TcpStream::connect((*ip, port)).unwrap();
+                assert_eq!(answerer(&waits).unwrap(), own, "{at} called at {ip}");
+                let accepted = listener.accept().unwrap().0;
+                assert_eq!(answerer(&waits).unwrap(), own, "{at} called at {ip}, accepted");
+                assert_eq!(check_answerer(&waits), Ok(true));
+                drop(accepted);
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_stopped_listening_is_nobody() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = listener.accept().unwrap().0;
+        drop(listener);
+        assert_eq!(check_answerer(&near), Ok(true), "it is accepted");
+        drop(accepted);
+        assert_eq!(answerer(&near).unwrap(), None);
     }
 
     /// For the kernel, such a socket belongs to root.

@@ -86,6 +86,59 @@ fn another_user_does_not_come_in_unless_one_insists() {
     }
 }
 
+/// Any user may be first to listen at a port that others will call.
+#[test]
+fn a_port_that_another_user_holds_is_no_store_unless_one_insists() {
+    use rustix::{process::Uid, thread::set_thread_res_uid};
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can be somebody else");
+        return;
+    }
+    let nobody = Uid::from_raw(65_534);
+    let theirs = |host: &'static str| {
+        thread::spawn(move || {
+            set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            TcpStore::host_exposed(host, 0)
+        })
+    };
+    for (host, called) in [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "localhost"),
+        ("::", "::ffff:127.0.0.1"),
+        ("::1", "::1"),
+    ] {
+        // Some hosts have no IPv6.
+        let Ok(theirs) = theirs(host).join().unwrap() else { continue };
+        let port = theirs.address().unwrap().port();
+        let start = Instant::now();
+        let error = TcpStore::connect(called, port, HANG).unwrap_err().to_string();
+        assert!(start.elapsed() < HANG / 2, "it was called again and again");
+        for part in [
+            &format!("port {port}")[..],
+            "user 65534",
+            "user 0",
+            "DRUMLINE_SECRET",
+            "DRUMLINE_TRUST_STORE=1",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(theirs.list_keys().unwrap().is_empty());
+        TcpStore::connect_trusting(called, port, HANG).unwrap().set("k", b"v").unwrap();
+    }
+    // Of root, and of the own user.
+    let roots = TcpStore::host_exposed("127.0.0.1", 0).unwrap();
+    thread::scope(|scope| {
+        let port = roots.address().unwrap().port();
+        TcpStore::connect("127.0.0.1", port, HANG).unwrap();
+        scope.spawn(move || {
+            set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let own = TcpStore::host("127.0.0.1", 0).unwrap();
+            TcpStore::connect("127.0.0.1", own.address().unwrap().port(), HANG).unwrap();
+            TcpStore::connect("127.0.0.1", port, HANG).unwrap();
+        });
+    });
+}
+
 #[test]
 fn what_strangers_have_in_buffers_together_is_limited() {
     let mut server = Server::with_limit(1 << 30);

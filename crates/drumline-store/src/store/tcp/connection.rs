@@ -25,7 +25,7 @@ use crate::{
     error_text::spent,
     net::Endpoint,
     net::{
-        call::{self, Address, CallError, shake_hands, time_left},
+        call::{self, Address, CallError, check_owner, shake_hands, time_left},
         site::resolve,
         sleep_until,
         stream::Stream,
@@ -81,8 +81,42 @@ pub(super) struct Server {
     pub(super) secret: Option<Secret>,
     /// How TCP connections are protected.
     pub(super) level: Level,
+    /// Whether it may be of any user, if there is no secret.
+    pub(super) may_be_anyones: bool,
     /// The number of this client's connections.
     pub(super) open: Arc<AtomicUsize>,
+}
+
+/// How a client knows that a server is the one that it means.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Proof<'s> {
+    /// Both ends prove this secret. Over TCP, they protect the connection at this level.
+    Secret(&'s Secret, Level),
+    /// On loopback, it is of this process's user or of root. On other hosts, the client trusts whoever answers.
+    Owner,
+    /// The client trusts whoever answers.
+    Trust,
+}
+
+impl Server {
+    pub(super) fn new(address: Address, proof: Proof<'_>) -> Server {
+        let (secret, level) = match proof {
+            Proof::Secret(secret, level) => (Some(secret.clone()), level),
+            Proof::Owner | Proof::Trust => (None, Level::Auth),
+        };
+        let may_be_anyones = matches!(proof, Proof::Trust);
+        Server { address, secret, level, may_be_anyones, open: Arc::default() }
+    }
+}
+
+/// Whether the port that has answered is of this user or of root, if it is on loopback.
+fn check_on_loopback(stream: &Stream) -> Result<(), CallError> {
+    match stream {
+        Stream::Tcp(tcp) if stream.peer_address().is_some_and(|it| it.ip().is_loopback()) => {
+            check_owner(tcp)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Counts as one connection of a client while it is alive.
@@ -107,13 +141,13 @@ impl Connection {
     /// or `deadline` has come. Also returns what is needed to connect there again.
     pub(super) fn establish(
         endpoint: &Endpoint,
-        (secret, level): (Option<&Secret>, Level),
+        proof: Proof<'_>,
         deadline: Instant,
     ) -> io::Result<(Connection, Server)> {
         let mut pause = PAUSE_MIN;
         let mut hung_up_since = None;
         loop {
-            let error = match Connection::try_all(endpoint, (secret, level), deadline) {
+            let error = match Connection::try_all(endpoint, proof, deadline) {
                 Ok(established) => return Ok(established),
                 // Time has run out. The earlier attempts tell more than this one.
                 Err(error) if hung_up_since.is_some() && is_timeout(&error) => {
@@ -184,7 +218,12 @@ impl Connection {
 
     fn greet(server: &Server, deadline: Instant) -> Result<Stream, CallError> {
         let stream = call::open(&server.address, deadline)?;
-        let Some(secret) = &server.secret else { return Ok(stream) };
+        let Some(secret) = &server.secret else {
+            if !server.may_be_anyones {
+                check_on_loopback(&stream)?;
+            }
+            return Ok(stream);
+        };
         let nonce = Nonce::random().map_err(io::Error::other)?;
         let secret = Some(secret.clone());
         let handshake = Handshake::call(Hello::STORE, Expected::STORE, secret, nonce)
@@ -194,7 +233,7 @@ impl Connection {
 
     fn try_all(
         endpoint: &Endpoint,
-        (secret, level): (Option<&Secret>, Level),
+        proof: Proof<'_>,
         deadline: Instant,
     ) -> io::Result<(Connection, Server)> {
         let addresses: Vec<Address> = match endpoint {
@@ -209,8 +248,7 @@ impl Connection {
             // A silent address must not use up the time of the others.
             let share = time_left(deadline)? / (count - index) as u32;
             let until = Instant::now() + share.min(ATTEMPT_MAX);
-            let secret = secret.cloned();
-            let server = Server { address, secret, level, open: Arc::default() };
+            let server = Server::new(address, proof);
             match Connection::open(&server, until) {
                 Ok(connection) => return Ok((connection, server)),
                 Err(error) => last_error = error,
@@ -399,7 +437,7 @@ impl Connection {
 /// Connects to `endpoint` as [`Connection::establish`] does. The error says what to look at.
 pub(super) fn reach(
     endpoint: &Endpoint,
-    proof: (Option<&Secret>, Level),
+    proof: Proof<'_>,
     timeout: Duration,
 ) -> crate::Result<(Connection, Server)> {
     let name = endpoint.to_string();

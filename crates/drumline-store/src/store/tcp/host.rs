@@ -243,7 +243,9 @@ impl TcpStoreServer {
     pub(super) fn as_target(&self) -> connection::Server {
         let Place { address, secret, level, .. } = &self.places[0];
         let (address, secret) = (address.clone(), secret.clone());
-        connection::Server { address, secret, level: *level, open: Arc::default() }
+        // This process itself listens there.
+        let may_be_anyones = true;
+        connection::Server { address, secret, level: *level, may_be_anyones, open: Arc::default() }
     }
 
     /// Waits until at most `count` connections of ranks are open, or until `deadline`. Returns whether that

@@ -45,7 +45,7 @@ use std::{
 };
 
 use self::{
-    connection::{ANSWER_PATIENCE, Connection, Server, reach},
+    connection::{ANSWER_PATIENCE, Connection, Proof, Server, reach},
     protocol::WORKERS,
 };
 use super::{interface::deadline_after, timeout::Timeout};
@@ -155,6 +155,8 @@ impl TcpStore {
 
     /// Connects to a server. If it does not run yet, tries again until `timeout`.
     ///
+    /// On loopback, the port must be held by a process of this user or of root. Any user could be first to listen there.
+    ///
     /// ```
     /// # use drumline_store as drumline;
     /// use drumline::{store::{Store, tcp::TcpStore}};
@@ -169,14 +171,31 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] with the last failure when the time is over. The call never takes longer than
-    /// `timeout`, whatever the name service and the network do.
+    /// [`Error::Store`] with the last failure when the time is over, and at once if the port of this host belongs to
+    /// another user. The call never takes longer than `timeout`, whatever the name service and the network do.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStore> {
-        TcpStore::reach(
-            &Endpoint::Tcp { host: host.to_owned(), port },
-            (None, Level::Auth),
-            timeout,
-        )
+        TcpStore::reach(&Endpoint::Tcp { host: host.to_owned(), port }, Proof::Owner, timeout)
+    }
+
+    /// Connects as [`TcpStore::connect`] does, whichever user the server runs as.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// use drumline::store::{Store, tcp::TcpStore};
+    ///
+    /// let host = TcpStore::host_exposed("127.0.0.1", 0)?;
+    /// let port = host.address().map_or(0, |address| address.port());
+    /// let patience = std::time::Duration::from_secs(5);
+    /// TcpStore::connect_trusting("127.0.0.1", port, patience)?.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`TcpStore::connect`].
+    pub fn connect_trusting(host: &str, port: u16, timeout: Duration) -> Result<TcpStore> {
+        let endpoint = Endpoint::Tcp { host: host.to_owned(), port };
+        TcpStore::reach(&endpoint, Proof::Trust, timeout)
     }
 
     /// Connects to a server that asks for a secret, like [`TcpStore::connect`].
@@ -202,7 +221,7 @@ impl TcpStore {
         secret: &Secret,
         timeout: Duration,
     ) -> Result<TcpStore> {
-        TcpStore::reach(endpoint, (Some(secret), Level::Auth), timeout)
+        TcpStore::reach(endpoint, Proof::Secret(secret, Level::Auth), timeout)
     }
 
     /// Connects as [`TcpStore::connect_secured`] does, to a door of the security level `level`
@@ -236,7 +255,7 @@ impl TcpStore {
         level: Level,
         timeout: Duration,
     ) -> Result<TcpStore> {
-        TcpStore::reach(endpoint, (Some(secret), level), timeout)
+        TcpStore::reach(endpoint, Proof::Secret(secret, level), timeout)
     }
 
     /// Connects to `server` through its first door, and hosts it from now on: to drop the store ends the
@@ -268,11 +287,7 @@ impl TcpStore {
         Ok(TcpStore::new(name, target, connection, Some(server)))
     }
 
-    fn reach(
-        endpoint: &Endpoint,
-        proof: (Option<&Secret>, Level),
-        timeout: Duration,
-    ) -> Result<TcpStore> {
+    fn reach(endpoint: &Endpoint, proof: Proof<'_>, timeout: Duration) -> Result<TcpStore> {
         let (connection, target) = reach(endpoint, proof, timeout)?;
         Ok(TcpStore::new(endpoint.to_string(), target, connection, None))
     }

@@ -13,7 +13,7 @@ use drumline_shm::named;
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    connection::{Connection, Server, reach},
+    connection::{Connection, Proof, Server, reach},
     door::Door,
     protocol::OPENING,
 };
@@ -82,7 +82,7 @@ impl Relay {
             let problem = "a relay is for clients without a secret".to_owned();
             return Err(Error::InvalidArgument { operation: "Relay::open", problem });
         }
-        let server = reach(endpoint, (Some(secret), level), timeout)?.1;
+        let server = reach(endpoint, Proof::Secret(secret, level), timeout)?.1;
         let (gate, _) = super::host::open_door(door)?;
         let address = gate.address();
         let failed = |error| Error::io(format!("carry clients to {endpoint}"), error);

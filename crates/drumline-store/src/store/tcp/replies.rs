@@ -4,19 +4,15 @@ use std::{
     io::{self, Write as _},
     net::Shutdown,
     os::unix::net::UnixStream,
-    sync::Arc,
 };
 
 use drumline_shm::Unforked;
 
 use super::{
     TcpStore,
-    connection::{Connection, Server},
+    connection::{Connection, Proof, Server},
 };
-use crate::{
-    auth::Level,
-    net::{call::Address, stream::Stream},
-};
+use crate::net::{call::Address, stream::Stream};
 
 /// A client whose server has sent `said` (as much as a socket's buffer holds) and then hung up. The returned
 /// stream is the server's end. The client cannot connect again.
@@ -34,7 +30,7 @@ pub fn client(said: &[u8], is_extended: bool) -> io::Result<(TcpStore, UnixStrea
     }
     theirs.shutdown(Shutdown::Write)?;
     let address = Address::Unix("drumline-nobody-listens-here".to_owned());
-    let target = Server { address, secret: None, level: Level::Auth, open: Arc::default() };
+    let target = Server::new(address, Proof::Owner);
     let ours = Unforked::open(|| Ok(ours))?;
     let connection = Connection::over(Stream::Unix(ours), is_extended);
     Ok((TcpStore::new("unix:@bytes".to_owned(), target, connection, None), theirs))
