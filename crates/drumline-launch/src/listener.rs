@@ -11,7 +11,7 @@ use crate::{
     events::{Events, Source},
     job::{Job, OnSignal},
     output::{Patience, say, see_out},
-    signals::{Arrived, Signals},
+    signals::{Arrived, LastResort, Signals},
     supervisor::Event,
     sweep,
 };
@@ -27,6 +27,8 @@ pub(crate) struct Listener<'a> {
     signals: Signals,
     /// Whether a signal that ends the job has come.
     is_told: bool,
+    /// Set while no rank runs.
+    last_resort: Option<LastResort>,
 }
 
 impl Listener<'_> {
@@ -37,7 +39,7 @@ impl Listener<'_> {
         let signals = Signals::listen_to(meant.chain(adopts.then_some(Signal::CHILD)))?;
         let events = Events::new()?;
         events.add(signals.ready(), Source::Signals)?;
-        Ok(Listener { job, events, signals, is_told: false })
+        Ok(Listener { job, events, signals, is_told: false, last_resort: None })
     }
 
     /// Waits until all workers have ended.
@@ -116,6 +118,18 @@ impl Listener<'_> {
             self.ending_signal();
             self.is_told
         });
+    }
+
+    /// Ranks are about to run. A signal is for them.
+    pub(crate) fn ranks_run(&mut self) {
+        self.last_resort = None;
+    }
+
+    /// No rank runs from now on. The second signal that ends a job ends this process, whatever it waits for.
+    pub(crate) fn no_rank_runs(&mut self) {
+        let ending = self.job.signals.iter().map(|(signal, _)| *signal);
+        let ending = ending.filter(|&signal| ends_job(self.job, signal));
+        self.last_resort.get_or_insert_with(|| LastResort::of(ending));
     }
 
     /// Whether a signal that ends the job has come.

@@ -13,7 +13,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::Path,
+    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
@@ -178,7 +178,7 @@ impl Console {
         let names = ["filtered_stdout.log", "filtered_stderr.log"];
         console.filtered = [0, 1].map(|i| {
             let path = files.log_of_all(names[i]).filter(|_| !filters[i].is_empty())?;
-            let sink = console.keep(&path);
+            let sink = console.keep(path);
             Some(Filtered { sink, texts: filters[i].as_slice().into() })
         });
         Ok(console)
@@ -211,7 +211,7 @@ impl Console {
         let kept = [(is_kept.stdout, "stdout.log"), (is_kept.stderr, "stderr.log")];
         let [stdout_file, stderr_file] = kept.map(|(is_kept, name)| {
             let path = files.log(local_rank, name).filter(|_| is_kept);
-            path.map(|path| self.keep(&path))
+            path.map(|path| self.keep(path))
         });
         let plain = self.labels.prefix(local_rank, false);
         let stdout = Reader {
@@ -281,9 +281,10 @@ impl Console {
         self.files.iter().filter_map(problem).collect()
     }
 
-    fn keep(&mut self, path: &Path) -> Arc<Mutex<Sink>> {
-        let file = Arc::new(Mutex::new(Sink::create(path)));
-        self.files.push((path.display().to_string(), Arc::clone(&file)));
+    fn keep(&mut self, path: PathBuf) -> Arc<Mutex<Sink>> {
+        let name = path.display().to_string();
+        let file = Arc::new(Mutex::new(Sink::at(path)));
+        self.files.push((name, Arc::clone(&file)));
         file
     }
 
@@ -344,6 +345,8 @@ impl Reader {
 
     fn run(mut self, stop: &UnixStream) {
         self.shown = Text::new(self.outlet.as_ref().is_some_and(|it| it.is_terminal()));
+        let filtered = self.filtered.iter().map(|(filtered, _)| &filtered.sink);
+        self.file.iter().chain(filtered).for_each(|file| lock(file).open());
         let mut lines = Lines::default();
         let mut buffer = vec![0; 64 * 1024];
         let mut leftover = LEFTOVER_MAX;
@@ -518,7 +521,7 @@ mod tests {
     fn a_file_has_all_bytes_and_another_one_the_lines_that_contain_a_text() {
         let input = b"1%\r\xff error\nfine\nWarning, or an erro\nno end: error";
         let files = tempfile::tempdir().unwrap();
-        let file = |name: &str| Arc::new(Mutex::new(Sink::create(&files.path().join(name))));
+        let file = |name: &str| Arc::new(Mutex::new(Sink::at(files.path().join(name))));
         let read = |name: &str| std::fs::read(files.path().join(name)).unwrap();
         let (_near, far) = UnixStream::pair().unwrap();
         let texts = ["error".to_owned(), "Warning,".to_owned()];

@@ -35,6 +35,7 @@ pub fn run(job: &Job) -> Result<u8> {
 }
 
 fn run_and_tell(job: &Job) -> Result<u8> {
+    let mut listener; // dropped after the files of the job
     let launch = Launch::of(job)?;
     launch.monitor.tell(Happening::JobBegins {
         program: launch.program.to_string_lossy().into_owned(),
@@ -42,9 +43,10 @@ fn run_and_tell(job: &Job) -> Result<u8> {
         max_restarts: job.restarts.max,
         health: launch.monitor.health_address(),
     });
-    let mut listener = Listener::new(job)?;
+    listener = Listener::new(job)?;
     listener.events.show_life_to(&launch.monitor);
     let code = run_worlds(&launch, &mut listener);
+    listener.no_rank_runs();
     let exit_code = code.as_ref().map_or_else(Error::exit_code, |code| *code);
     launch.monitor.tell(Happening::JobEnds { exit_code });
     listener.see_out();
@@ -60,10 +62,12 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
     let mut restart = 0;
     loop {
         let world = World::alone(job, restart);
+        listener.ranks_run();
         let mut attempt =
             Attempt::start(launch, &world, launch.stores_alone()?, None, &listener.events)?;
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
+        listener.no_rank_runs();
         let goes_on = listener.finish_output(&mut ended)?;
         tell(launch, &ended);
         outcome::write(job, restart, &ended)?;

@@ -6,16 +6,21 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use drumline::named;
 use rustix::process::Signal;
 use signal_hook::{
+    SigId, flag,
     iterator::{backend::SignalDelivery, exfiltrator::WithOrigin},
-    low_level::siginfo::{Cause, Origin},
+    low_level::{
+        siginfo::{Cause, Origin},
+        unregister,
+    },
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, ending::signal_exit_code};
 
 /// The signals of job control. The launcher stops and continues with its workers.
 const JOB_CONTROL: [Signal; 2] = [Signal::TSTP, Signal::CONT];
@@ -36,10 +41,7 @@ impl Signals {
     /// Handles these signals from now on, and those of job control, except ignored ones: `nohup`, and a shell that
     /// starts a job in the background, ignore signals on purpose.
     pub(crate) fn listen_to(signals: impl IntoIterator<Item = Signal>) -> Result<Signals> {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let ignored = mask(&status, "SigIgn:");
-        let heard = signals.into_iter().chain(JOB_CONTROL).map(Signal::as_raw);
-        let heard = heard.filter(|number| ignored >> (number - 1) & 1 == 0);
+        let heard = unless_ignored(signals.into_iter().chain(JOB_CONTROL));
         UnixStream::pair()
             .and_then(|(read, write)| {
                 SignalDelivery::with_pipe(read, write, WithOrigin::default(), heard)
@@ -61,6 +63,40 @@ impl Signals {
             Some(Arrived { signal, is_typed: matches!(cause, Cause::Kernel) })
         })
     }
+}
+
+/// While this exists, a signal ends this process if another one has come before. It is for times in which no rank runs, and
+/// in which the main thread may wait for a disk.
+#[derive(Debug)]
+pub(crate) struct LastResort(Vec<SigId>);
+
+impl LastResort {
+    pub(crate) fn of(signals: impl IntoIterator<Item = Signal>) -> LastResort {
+        let has_come = Arc::new(AtomicBool::new(false));
+        let register = |number: i32| {
+            let code = signal_exit_code(number).into();
+            // They are called in this order.
+            let ends = flag::register_conditional_shutdown(number, code, Arc::clone(&has_come));
+            [ends, flag::register(number, Arc::clone(&has_come))]
+        };
+        LastResort(unless_ignored(signals).flat_map(register).flatten().collect())
+    }
+}
+
+impl Drop for LastResort {
+    fn drop(&mut self) {
+        for id in self.0.drain(..) {
+            unregister(id);
+        }
+    }
+}
+
+/// The numbers of those signals that this process does not ignore.
+fn unless_ignored(signals: impl IntoIterator<Item = Signal>) -> impl Iterator<Item = i32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = mask(&status, "SigIgn:");
+    let numbers = signals.into_iter().map(Signal::as_raw);
+    numbers.filter(move |number| ignored >> (number - 1) & 1 == 0)
 }
 
 /// A set of signals, number n in bit n - 1, by its name in the text of `/proc/PID/status`.

@@ -4,7 +4,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::fd::AsFd,
-    path::Path,
+    path::PathBuf,
     sync::{Arc, Once},
 };
 
@@ -15,24 +15,28 @@ use crate::prefix::Prefix;
 /// A file of output. Whoever writes to it waits for the disk.
 #[derive(Debug)]
 pub(crate) struct Sink {
-    /// `None` if it could not be opened.
+    /// `None` before it is open, or if it could not be opened.
     file: Option<File>,
-    name: String,
+    path: PathBuf,
     /// Why writing failed, so that there is no use in trying again.
     problem: Option<io::Error>,
 }
 
 impl Sink {
-    /// A new file. If the disk does not take it, the job goes on without.
-    pub(crate) fn create(path: &Path) -> Sink {
+    pub(crate) fn at(path: PathBuf) -> Sink {
         outlive_the_limit_of_files();
-        let mut sink = Sink { file: None, name: path.display().to_string(), problem: None };
-        // Appending, so that nothing is lost if somebody empties a file that is too long.
-        match OpenOptions::new().append(true).create(true).open(path) {
-            Ok(file) => sink.file = Some(file),
-            Err(error) => sink.fail(error),
+        Sink { file: None, path, problem: None }
+    }
+
+    /// Makes the file. If the disk does not take it, the job goes on without.
+    pub(crate) fn open(&mut self) {
+        if self.file.is_none() && self.problem.is_none() {
+            // Appending, so that nothing is lost if somebody empties a file that is too long.
+            match OpenOptions::new().append(true).create(true).open(&self.path) {
+                Ok(file) => self.file = Some(file),
+                Err(error) => self.fail(error),
+            }
         }
-        sink
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) {
@@ -46,14 +50,15 @@ impl Sink {
     }
 
     fn fail(&mut self, error: io::Error) {
-        tracing::warn!("cannot write {} ({error}): the output is dropped from now on", self.name);
+        let path = self.path.display();
+        tracing::warn!("cannot write {path} ({error}): the output is dropped from now on");
         self.problem = Some(error);
     }
 
     /// What is missing in the file, and why. `None` if nothing is.
     pub(crate) fn problem(&self) -> Option<String> {
         let error = self.problem.as_ref()?;
-        Some(format!("{} is not complete: {error}", self.name))
+        Some(format!("{} is not complete: {error}", self.path.display()))
     }
 }
 
@@ -118,9 +123,15 @@ fn outlive_the_limit_of_files() {
 mod tests {
     use super::*;
 
+    fn opened(path: &str) -> Sink {
+        let mut sink = Sink::at(path.into());
+        sink.open();
+        sink
+    }
+
     #[test]
     fn a_full_disk_is_told() {
-        let mut sink = Sink::create(Path::new("/dev/full"));
+        let mut sink = opened("/dev/full");
         for _ in 0..2 {
             sink.write(b"lost");
         }
@@ -132,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_made_is_told() {
-        let mut sink = Sink::create(Path::new("/proc/none/stdout.log"));
+        let mut sink = opened("/proc/none/stdout.log");
         sink.write(b"lost");
         assert!(
             sink.problem().unwrap().starts_with("/proc/none/stdout.log is not complete: No such")

@@ -146,16 +146,23 @@ fn who_reads_slowly_gets_everything_whatever_the_job_has_become_meanwhile() {
     }
 }
 
-/// The code is that of the failure, also if a signal ends the wait for a reader.
+/// After one signal the code is that of the failure. Two end the launcher at once, whatever it does.
 #[test]
 fn a_signal_ends_the_wait_for_who_reads_what_ranks_wrote() {
-    let place = TempDir::new().unwrap();
-    let unread = Unread::at(place.path());
-    let report = unread.file("report");
-    let launcher = unread.run(&["--report", &report], "1", "echo words; exit 3");
-    eventually("the job is over", || Path::new(&report).exists());
-    launcher.signal(Signal::TERM);
-    assert_eq!(launcher.end().code, 3);
+    for (signals, codes) in
+        [(&[Signal::TERM][..], [3, 3]), (&[Signal::TERM, Signal::INT], [130, 143])]
+    {
+        let place = TempDir::new().unwrap();
+        let unread = Unread::at(place.path());
+        let report = unread.file("report");
+        let launcher = unread.run(&["--report", &report], "1", "echo words; exit 3");
+        eventually("the job is over", || Path::new(&report).exists());
+        let files = || fs::read_dir(launcher.directory.path()).unwrap().count();
+        eventually("its files are removed", || files() == 0);
+        signals.iter().for_each(|&signal| launcher.signal(signal));
+        let code = launcher.end().code;
+        assert!(codes.contains(&code), "{code} after {signals:?}");
+    }
 }
 
 #[test]

@@ -474,6 +474,7 @@ impl Session<'_, '_, '_> {
             host: plan.place,
             hosts: plan.members.len(),
         };
+        self.listener.ranks_run();
         let events = &self.listener.events;
         match Attempt::start(self.launch, &world, stores, Some(lease), events) {
             Ok(attempt) => {
@@ -626,6 +627,7 @@ impl Session<'_, '_, '_> {
             self.stage = stage;
             return Ok(());
         };
+        self.listener.no_rank_runs();
         self.listener.events.remove(ended.console.finished())?;
         ended.has_read_all();
         tell(self.launch, &ended);
