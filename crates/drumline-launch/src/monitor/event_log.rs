@@ -94,3 +94,17 @@ fn dropped(count: u64) -> String {
     });
     format!("{event}\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_events_are_an_event_with_the_fields_of_torchs() {
+        let line = dropped(3);
+        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&event["name"], &event["source"]), (&json!("events_dropped"), &json!("AGENT")));
+        assert_eq!(event["metadata"], json!({ "count": 3 }));
+        assert!(event["timestamp"].is_u64() && line.ends_with("}\n"));
+    }
+}
