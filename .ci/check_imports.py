@@ -1,5 +1,6 @@
 """Checks that arrows between crates point down, that no files of a crate import each other in a circle, that what is
-uploaded has its licences, and that no thread that serves writes to stdout or stderr (see docs/inside/threads.md).
+uploaded has its licences, that files are opened in one place, and that no thread that serves writes to stdout or
+stderr (see docs/inside/threads.md).
 
 An import counts as an arrow to the file that defines the name: re-exports are followed. Tests are left out.
 """
@@ -33,6 +34,20 @@ FLOORS = [
 ]
 # Beside the manifest of a crate that is published.
 UPLOADED = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"]
+# What opens a file. `drumline_shm::files` does so for all: what is at a path may be a pipe, or a link of another user.
+OPENS = re.compile(r"\bfs::(?:read|read_to_string|write|copy)\b|\bFile::(?:open|create|options)\b|\bOpenOptions\b")
+# These read what the kernel shows in /proc and /sys.
+READ_THE_SYSTEM = {
+    "drumline-bench": {"bench/measure"},
+    "drumline-cli": {"check/system"},
+    "drumline-cuda": {"opened"},
+    "drumline-launch": {"devices", "foreign/ancestors", "monitor/event_log", "processes", "recipients", "signals", "waits", "watch/kernel"},
+    "drumline-shm": {"cache", "forbidden", "nodes", "placement", "this_host"},
+    "drumline-trace": {"clock"},
+    "drumline-train": {"checkpoint/memory"},
+}
+# These open a directory, to sync it, and a file that must not be there, which only its user may read.
+OPEN_OTHERS = {("drumline-train", "checkpoint/disk"), ("drumline-cli", "secret")}
 # drumline-group has the most. Its settings are the next part to get a crate of their own.
 LINES_MAX = 15_750
 
@@ -90,11 +105,14 @@ class Crate:
         self.imported: dict[Module, dict[str, list[str]]] = {}
         self.globs: dict[Module, list[list[str]]] = {}
         self.paths: dict[Module, list[list[str]]] = {}
+        self.openers: set[str] = set()
         for module, path in self.files.items():
             self.read(module, path.read_text())
 
     def read(self, module: Module, text: str) -> None:
         text = without_tests(text)
+        if OPENS.search(text):
+            self.openers.add("/".join(module))
         kinds = "struct|enum|trait|fn|const|type|static|union|macro_rules!"
         self.defined[module] = set(re.findall(rf"\b(?:{kinds})\s+(?:mut\s+)?(\w+)", text))
         self.imported[module], self.globs[module], self.paths[module] = {}, [], []
@@ -212,6 +230,9 @@ def main() -> int:
         lines = sum(len(path.read_text().splitlines()) for path in crate.files.values())
         if lines > LINES_MAX:
             problems.append(f"{name} has {lines} lines, more than {LINES_MAX}")
+        may_open = READ_THE_SYSTEM.get(name, set()) | {it for crate_, it in OPEN_OTHERS if crate_ == name}
+        if manifest["package"].get("publish", True):
+            problems += [f"{name}: {it}.rs opens files by itself: drumline_shm::files does that" for it in sorted(crate.openers - may_open)]
         arrows = crate.arrows()
         for circle in circles(arrows):
             inside = [

@@ -410,6 +410,20 @@ def test_a_damaged_error_file_is_quoted(tmp_path):
         assert "damaged" in str(ChildFailedError("train", {0: failure}))
 
 
+def test_a_pipe_or_a_link_in_place_of_an_error_file_stops_nobody(tmp_path, monkeypatch):
+    pipe, link, victim = (tmp_path / name for name in ("pipe", "link", "victim"))
+    os.mkfifo(pipe)
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    assert ProcessFailure(0, 4711, 1, str(pipe)).message.startswith("it wrote no error file")
+    for path in (pipe, link):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        with pytest.raises(ValueError, match="out of patience"):
+            record(raising)()
+    assert pipe.is_fifo() and victim.read_text() == "precious" and not link.is_symlink()
+    assert json.loads(link.read_text())["message"]["message"] == "ValueError: out of patience"
+
+
 def test_error_files_stay_in_the_directory_for_logs(tmp_path):
     logs = DefaultLogsSpecs(str(tmp_path), tee=Std.ALL)
     with pytest.raises(ChildFailedError) as raised:

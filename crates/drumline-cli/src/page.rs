@@ -2,11 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs::File,
     io::{self, BufRead, BufReader},
     path::Path,
 };
 
+use drumline::files::open_to_read;
 use serde_json::{Value, json};
 
 /// What a browser still draws at once. Longer runs are cut, and say so.
@@ -19,7 +19,7 @@ const LEVELS_MAX: usize = 16;
 /// `notes`.
 pub(crate) fn page(path: &Path, notes: &mut Vec<String>) -> io::Result<(String, u64)> {
     let mut calls = Calls::default();
-    if !calls.read(BufReader::new(File::open(path)?))? {
+    if !calls.read(BufReader::new(open_to_read(path)?.0))? {
         let cut =
             format!("the page ends after {CALLS_MAX} calls; drumline trace merge has no limit");
         notes.push(cut);

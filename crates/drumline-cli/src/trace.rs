@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use drumline::trace::Merged;
+use drumline::{files, trace::Merged};
 
 use crate::{Error, Result, output::print, page};
 
@@ -26,7 +26,7 @@ pub(crate) fn page(dir: &Path, out: Option<&Path>) -> Result<u8> {
     let mut merged = drumline::trace::merge(dir, &merging).map_err(Error::Trace)?;
     let written = page::page(&merging, &mut merged.notes).and_then(|(text, events)| {
         merged.events = events;
-        fs::write(out, text)
+        files::write(out, text.as_bytes())
     });
     // It is of no use any more; if it cannot be removed, the page is there all the same.
     let _ = fs::remove_file(&merging);

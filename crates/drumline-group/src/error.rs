@@ -2,9 +2,9 @@
 
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
-use drumline_engine::{CollectiveError, membership::Membership};
+use drumline_engine::{CollectiveError, Reason, membership::Membership};
 use drumline_schedule::step::Rank;
-use drumline_store::{in_section, of_setting, spent};
+use drumline_store::{ErrorOrigin, in_section, of_setting, spent};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -159,6 +159,28 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
+    /// Where it comes from: whether another attempt makes sense.
+    pub fn origin(&self) -> ErrorOrigin {
+        match self {
+            Error::InvalidArgument { .. }
+            | Error::InvalidSetting { .. }
+            | Error::Memory { .. }
+            | Error::NotAMember { .. }
+            | Error::Object { .. }
+            | Error::Trace { .. } => ErrorOrigin::User,
+            Error::Store { .. } => ErrorOrigin::Surroundings,
+            Error::Io { error, .. } => ErrorOrigin::of_system(error),
+            Error::StoreTimeout { .. } | Error::Connect { .. } => ErrorOrigin::Peer,
+            Error::Collective(failure) | Error::Poisoned { by: failure, .. } => {
+                match failure.cause.reason() {
+                    Reason::Mismatch => ErrorOrigin::User,
+                    _ if failure.culprit() == Some(failure.rank) => ErrorOrigin::Surroundings,
+                    _ => ErrorOrigin::Peer,
+                }
+            }
+        }
+    }
+
     /// An [`Error::Io`]: this rank tried `what`, and the system returned `error`.
     pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Error {
         Error::Io { what: what.into(), error: Arc::new(error) }

@@ -50,7 +50,7 @@ pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, Reduce
 pub use drumline_schedule::{Collective, Rounding, SumOrder, price::PriceList, step::Rank};
 #[doc(hidden)]
 pub use drumline_shm::PerProcess;
-pub use drumline_store::{auth, net::Endpoint, store};
+pub use drumline_store::{ErrorOrigin, auth, net::Endpoint, store};
 #[doc(hidden)]
 pub use drumline_store::{
     in_section, launched,

@@ -1,14 +1,18 @@
 //! The prices by which a group chooses algorithms over links: constants, a file, or a short measurement. All
 //! ranks use the same prices.
 
-use std::{fs, path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr};
 
 use drumline_schedule::price::PriceList;
+use drumline_shm::files::read_text;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Error, Result};
 
 pub(crate) mod probe;
+
+/// The longest file of prices. One that `drumline predict --measure` has written has some hundred bytes.
+const BYTES_MAX: usize = 1024 * 1024;
 
 /// The source of the prices by which a group chooses algorithms over links
 /// ([`Config::prices`](crate::Config::prices)). Prices change the time of a call, never its result.
@@ -64,7 +68,7 @@ impl PriceSource {
                     setting: "prices (DRUMLINE_PRICES)".to_owned(),
                     problem: format!("{}: {problem}", path.display()),
                 };
-                let text = fs::read_to_string(path).map_err(|error| {
+                let text = read_text(path, BYTES_MAX).map_err(|error| {
                     invalid(format!(
                         "{error}; give `default`, `measure` or a file as \
                          `drumline predict --measure` writes it"
@@ -86,6 +90,8 @@ impl PriceSource {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -99,6 +105,8 @@ mod tests {
         assert_eq!(load("far.round_ps = 7").unwrap().far.round_ps, 7);
         let error = load("# prices\nfar.round_ps = soon").unwrap_err().to_string();
         assert!(error.contains("prices.toml: line 2: far.round_ps"), "{error}");
+        let error = PriceSource::File("/dev/zero".into()).load().unwrap_err().to_string();
+        assert!(error.contains("it is no regular file"), "{error}");
         let error = PriceSource::File("/nowhere/x".into()).load().unwrap_err().to_string();
         assert!(error.contains("/nowhere/x") && error.contains("--measure"), "{error}");
     }

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, path::PathBuf};
 
+use drumline::ErrorOrigin;
+
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -57,8 +59,7 @@ pub enum Error {
         problem: String,
     },
 
-    /// A store cannot be hosted, most likely because its port is in use; or a setting of the
-    /// environment is invalid.
+    /// A store cannot be hosted or reached, or a setting of the environment is invalid.
     #[error(transparent)]
     Store(#[from] drumline::Error),
 
@@ -79,14 +80,41 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// The exit code for this error: 2 for bad usage, 126 and 127 as in a shell for programs that
-    /// cannot be run, else 1.
-    pub fn exit_code(&self) -> u8 {
+    /// Where it comes from. After a mistake of the user, the job does not start again.
+    ///
+    /// ```
+    /// use drumline::ErrorOrigin;
+    /// use drumline_launch::Error;
+    ///
+    /// let of_store = |error| Error::Store(error);
+    /// let (setting, problem) = ("DRUMLINE_SECRET".to_owned(), "a secret of 5 bytes".to_owned());
+    /// let mistake = of_store(drumline::Error::InvalidSetting { setting, problem });
+    /// assert_eq!((mistake.origin(), mistake.exit_code()), (ErrorOrigin::User, 2));
+    ///
+    /// let (store, operation) = ("tcp://10.0.0.1:29400".to_owned(), "connect".to_owned());
+    /// let problem = "No route to host (os error 113)".to_owned();
+    /// let network = of_store(drumline::Error::Store { store, operation, problem });
+    /// assert_eq!((network.origin(), network.exit_code()), (ErrorOrigin::Surroundings, 1));
+    /// ```
+    pub fn origin(&self) -> ErrorOrigin {
         match self {
-            Error::ProgramNotFound { .. } => 127,
-            Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) | Error::Foreign { .. } => 2,
-            Error::Meeting { .. } | Error::NotAgreed { .. } | Error::System { .. } => 1,
+            Error::ProgramNotFound { .. }
+            | Error::ProgramNotExecutable { .. }
+            | Error::Foreign { .. } => ErrorOrigin::User,
+            Error::Meeting { .. } | Error::NotAgreed { .. } => ErrorOrigin::Peer,
+            Error::Store(error) => error.origin(),
+            Error::System { error, .. } => ErrorOrigin::of_system(error),
+        }
+    }
+
+    /// The exit code for this error: 126 and 127 as in a shell for programs that cannot be run, 2 for other mistakes of
+    /// the user, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match (self, self.origin()) {
+            (Error::ProgramNotFound { .. }, _) => 127,
+            (Error::ProgramNotExecutable { .. }, _) => 126,
+            (_, ErrorOrigin::User) => 2,
+            _ => 1,
         }
     }
 

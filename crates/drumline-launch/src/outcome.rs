@@ -1,14 +1,12 @@
 //! The file of `--report`: how the job ended on this host, for programs.
 
 use std::{
-    fs, io,
     path::{Path, PathBuf},
-    process,
     time::{Duration, UNIX_EPOCH},
 };
 
-use drumline::error_file::ErrorFile;
-use serde::{Deserialize, Serialize};
+use drumline::{error_file::ErrorFile, files};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -21,8 +19,8 @@ use crate::{
 };
 
 /// How a job ended. After a restart the file is about the last world.
-#[derive(Debug, Default, Deserialize, Serialize)]
-struct Outcome {
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Outcome {
     /// The exit code of the launcher.
     exit_code: u8,
     /// The signal to the launcher that ended the job.
@@ -42,7 +40,7 @@ struct Outcome {
 }
 
 /// How one rank ended.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Rank {
     rank: usize,
     local_rank: usize,
@@ -62,7 +60,7 @@ struct Rank {
 }
 
 /// How a rank of another host failed.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Elsewhere {
     host: String,
     rank: usize,
@@ -74,9 +72,15 @@ struct Elsewhere {
     text: String,
 }
 
-/// Writes the file about a world that has ended, if the job wants one.
-pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Result<()> {
-    let Some(path) = &job.report else { return Ok(()) };
+/// Whether the job's file can be written, before hours of work.
+pub(crate) fn check(job: &Job) -> Result<()> {
+    job.report
+        .as_deref()
+        .map_or(Ok(()), |path| files::check_place(path).map_err(Error::system(what(path))))
+}
+
+/// Writes the file about a world that has ended, if the job wants one. Returns what it says.
+pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Outcome {
     let rank_of = |worker: usize| ended.first_rank + worker;
     let (exit_code, stopped_by, first_failure) = match (ended.verdict(), ended.first_failure()) {
         // Another host has the reason.
@@ -116,15 +120,14 @@ pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Result<()> {
             .collect(),
         ranks: ended.fates.iter().enumerate().map(rank).collect(),
     };
-    put(path, &outcome)
+    put(job, &outcome);
+    outcome
 }
 
-/// Writes into the file how a job of several hosts has ended, of which `me` is this one.
-pub(crate) fn write_end(job: &Job, me: Option<u64>, end: &End) -> Result<()> {
-    let Some(path) = &job.report else { return Ok(()) };
-    // If no world has run on this host, there is no file.
-    let known = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    let mut outcome: Outcome = known.unwrap_or_default();
+/// Writes into the file how a job of several hosts has ended, of which `me` is this one. `last` is about the last world
+/// that has run on this host.
+pub(crate) fn write_end(job: &Job, me: Option<u64>, end: &End, last: Outcome) {
+    let mut outcome = last;
     outcome.exit_code = end.exit_code();
     match end {
         End::Over(crate::membership::Verdict::Finished, _) => {}
@@ -136,7 +139,7 @@ pub(crate) fn write_end(job: &Job, me: Option<u64>, end: &End) -> Result<()> {
         End::Left(signal) => outcome.stopped_by = Some(signal_name(*signal)),
         other => outcome.error = Some(other.to_string()),
     }
-    put(path, &outcome)
+    put(job, &outcome);
 }
 
 fn elsewhere(origin: &Origin) -> Elsewhere {
@@ -177,25 +180,23 @@ fn error(file: ErrorFile) -> Map<String, Value> {
 
 /// Writes the file about an error of the launcher itself, if the job wants one.
 pub(crate) fn write_error(job: &Job, error: &Error) {
-    if let Some(path) = &job.report {
-        let outcome = Outcome {
-            exit_code: error.exit_code(),
-            error: Some(error.to_string()),
-            ..Outcome::default()
-        };
-        if let Err(second) = put(path, &outcome) {
-            tracing::warn!("{second}");
-        }
+    let outcome = Outcome {
+        exit_code: error.exit_code(),
+        error: Some(error.to_string()),
+        ..Outcome::default()
+    };
+    put(job, &outcome);
+}
+
+/// A reader never sees half a file. If the disk does not take it, the job has ended as it has: only a warning tells it.
+fn put(job: &Job, outcome: &Outcome) {
+    let Some(path) = &job.report else { return };
+    let text = serde_json::to_vec_pretty(outcome).map_err(Into::into);
+    if let Err(error) = text.and_then(|text| files::write(path, &text)) {
+        tracing::warn!("{}: {error}", what(path));
     }
 }
 
-/// A reader never sees half a file.
-fn put(path: &Path, outcome: &Outcome) -> Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", process::id()));
-    let write = || -> io::Result<()> {
-        fs::write(&beside, serde_json::to_vec_pretty(outcome)?)?;
-        fs::rename(&beside, path)
-    };
-    write().map_err(Error::system(format!("write --report {}", path.display())))
+fn what(path: &Path) -> String {
+    format!("write --report {}", path.display())
 }

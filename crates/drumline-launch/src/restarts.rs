@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a worker failed, and restarts are left | a pause, then all workers start again |
 //! | exit code 2, 126 or 127 | no restart: the command line or the program is wrong, and stays so |
-//! | three worlds in a row ended before their first step | no restart: the next one would end there, too |
+//! | three worlds in a row ended before their first step | no restart: the next one would end there, too. A world whose ranks could not be started does not count: what it lacked may be there again |
 //! | a worker hung in the kernel | no restart: what it waits for is as broken then |
 //! | a world ran for [`Restarts::reset_after`], if that is set | all restarts are there again, and the pause is the shortest |
 //!
@@ -56,10 +56,18 @@ impl Default for Restarts {
 pub struct EndedWorld {
     /// How the worker ended that failed first.
     pub ending: Ending,
-    /// How long the world ran.
+    /// How long the world ran; no time if its ranks could not be started.
     pub lived: Duration,
     /// Whether one of its ranks said that it made a step.
     pub stepped: bool,
+}
+
+impl EndedWorld {
+    /// One whose ranks could not be started: the launcher's error has this exit code.
+    pub(crate) fn never_ran(exit_code: u8) -> EndedWorld {
+        let ending = Ending::Code(exit_code.into());
+        EndedWorld { ending, lived: Duration::ZERO, stepped: false }
+    }
 }
 
 /// What follows a failure.
@@ -138,7 +146,10 @@ impl RestartBudget {
             self.used = 0;
         }
         let has_stepped = world.stepped || world.lived >= STEPPED_AFTER;
-        self.stillborn = if has_stepped { 0 } else { self.stillborn + 1 };
+        self.stillborn = match has_stepped {
+            true => 0,
+            false => self.stillborn + u32::from(!world.lived.is_zero()),
+        };
         if self.restarts.max == 0 || self.used >= self.restarts.max {
             return Next::End(NoRestart::UsedUp(self.restarts.max));
         }
@@ -231,6 +242,8 @@ mod tests {
         let _ = (job.after(early), job.after(early));
         assert!(matches!(job.after(LATE), Next::Restart(_)));
         assert!(matches!(job.after(early), Next::Restart(_)));
+        let never_ran = EndedWorld { stepped: false, lived: Duration::ZERO, ..LATE };
+        assert_eq!(pauses(&mut budget(5), never_ran).len(), 5);
         let silent = EndedWorld { lived: Duration::from_secs(10), ..early };
         assert_eq!(pauses(&mut budget(4), silent).len(), 4);
     }

@@ -1,5 +1,7 @@
 //! A job from its start to its end: one world after another, until one ends well or none may follow.
 
+use drumline::ErrorOrigin;
+
 use crate::{
     Error, Result, agent,
     attempt::Attempt,
@@ -31,6 +33,7 @@ use crate::{
 /// The program cannot be run, the port is taken, or a system call failed. No worker is left in this case,
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
+    outcome::check(job)?;
     run_and_tell(job).inspect_err(|error| outcome::write_error(job, error))
 }
 
@@ -63,14 +66,32 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
     loop {
         let world = World::alone(job, restart);
         listener.ranks_run();
-        let mut attempt =
-            Attempt::start(launch, &world, launch.stores_alone()?, None, &listener.events)?;
+        let started = launch
+            .stores_alone()
+            .and_then(|stores| Attempt::start(launch, &world, stores, None, &listener.events));
+        let mut attempt = match started {
+            Ok(attempt) => attempt,
+            Err(error) if error.origin() == ErrorOrigin::User => return Err(error),
+            Err(error) => match budget.after(EndedWorld::never_ran(error.exit_code())) {
+                Next::End(_) => return Err(error),
+                Next::Restart(pause) => {
+                    listener.no_rank_runs();
+                    restart += 1;
+                    let line = report::restart(budget.used(), job.restarts.max, pause);
+                    tracing::warn!("the ranks cannot start: {error}; {}", line.trim());
+                    if let Some(signal) = listener.pause(pause)? {
+                        return Ok(signal_exit_code(signal.as_raw()));
+                    }
+                    continue;
+                }
+            },
+        };
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end()?;
         listener.no_rank_runs();
         let goes_on = listener.finish_output(&mut ended)?;
         tell(launch, &ended);
-        outcome::write(job, restart, &ended)?;
+        outcome::write(job, restart, &ended);
         let ending = match (ended.verdict(), ended.first_failure()) {
             // Nobody abandons the only host.
             (Verdict::Success | Verdict::Abandoned, _) => return Ok(0),

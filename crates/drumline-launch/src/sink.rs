@@ -1,14 +1,14 @@
 //! Files that output goes to, and text on its way to the console.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io,
     os::fd::AsFd,
     path::PathBuf,
     sync::{Arc, Once},
 };
 
-use drumline::{ERASE, write_all};
+use drumline::{ERASE, files, write_all};
 
 use crate::prefix::Prefix;
 
@@ -32,7 +32,7 @@ impl Sink {
     pub(crate) fn open(&mut self) {
         if self.file.is_none() && self.problem.is_none() {
             // Appending, so that nothing is lost if somebody empties a file that is too long.
-            match OpenOptions::new().append(true).create(true).open(&self.path) {
+            match files::append(&self.path) {
                 Ok(file) => self.file = Some(file),
                 Err(error) => self.fail(error),
             }
@@ -131,7 +131,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told() {
-        let mut sink = opened("/dev/full");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut sink = Sink { file: Some(full), ..Sink::at("/dev/full".into()) };
         for _ in 0..2 {
             sink.write(b"lost");
         }

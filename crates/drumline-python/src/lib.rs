@@ -15,6 +15,7 @@ mod ddp;
 mod device;
 mod device_async_reduce;
 mod error;
+mod files;
 mod foreign_store;
 mod group;
 mod job_store;
@@ -47,6 +48,7 @@ mod _core {
             CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
             DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,
         },
+        files::{read_file, write_file},
         group::Group,
         job_store::JobStore,
         launch::{main, refusal, step},

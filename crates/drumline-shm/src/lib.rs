@@ -113,6 +113,10 @@
 //!
 //! A rank's death shows in the end of its connections, so a process that it has forked must not keep them
 //! open: [`Unforked`] sockets stay with the process that opened them.
+//!
+//! # Files
+//!
+//! [`files`] opens those whose place others know: never a pipe, a device, or through a link of another user.
 
 #![cfg(target_os = "linux")]
 
@@ -123,6 +127,7 @@ mod cores;
 mod detach;
 mod doorbell;
 mod error;
+pub mod files;
 mod flag;
 mod forbidden;
 pub mod handover;

@@ -73,6 +73,44 @@ pub enum Error {
     },
 }
 
+/// Where an error comes from. It says whether another attempt makes sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorOrigin {
+    /// The user's mistake, in an argument, a setting, a program or a file: another attempt would end in the same way.
+    User,
+    /// The surroundings: network, disk, memory, other programs. They may be well again in a while.
+    Surroundings,
+    /// Another process of the job, which has not come, has ended, or hangs.
+    Peer,
+}
+
+impl ErrorOrigin {
+    /// That of the system's error. A path that leads to nothing, or not to a file, is a mistake of whoever wrote it. So
+    /// is what the system does not allow.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// use std::io::{Error, ErrorKind};
+    ///
+    /// use drumline::ErrorOrigin;
+    ///
+    /// assert_eq!(ErrorOrigin::of_system(&ErrorKind::NotFound.into()), ErrorOrigin::User);
+    /// assert_eq!(ErrorOrigin::of_system(&ErrorKind::StorageFull.into()), ErrorOrigin::Surroundings);
+    /// ```
+    pub fn of_system(error: &io::Error) -> ErrorOrigin {
+        use io::ErrorKind::{
+            ArgumentListTooLong, InvalidFilename, InvalidInput, IsADirectory, NotADirectory,
+            NotFound, PermissionDenied, Unsupported,
+        };
+        match error.kind() {
+            ArgumentListTooLong | InvalidFilename | InvalidInput | IsADirectory | NotADirectory
+            | NotFound | PermissionDenied | Unsupported => ErrorOrigin::User,
+            _ => ErrorOrigin::Surroundings,
+        }
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -80,6 +118,16 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
+    /// Where it comes from.
+    pub fn origin(&self) -> ErrorOrigin {
+        match self {
+            Error::InvalidArgument { .. } | Error::InvalidSetting { .. } => ErrorOrigin::User,
+            Error::Store { .. } => ErrorOrigin::Surroundings,
+            Error::StoreTimeout { .. } => ErrorOrigin::Peer,
+            Error::Io { error, .. } => ErrorOrigin::of_system(error),
+        }
+    }
+
     /// An [`Error::Io`]: this process tried `what`, and the system returned `error`.
     pub fn io(what: impl Into<String>, error: io::Error) -> Error {
         Error::Io { what: what.into(), error: Arc::new(error) }

@@ -20,7 +20,7 @@ pub mod secured;
 pub mod store;
 pub mod text;
 
-pub use error::{Error, Result};
+pub use error::{Error, ErrorOrigin, Result};
 #[doc(hidden)]
 pub use error_text::{in_section, of_setting, spent};
 pub use net::Endpoint;

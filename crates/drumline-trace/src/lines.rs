@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use drumline_shm::files::open_to_read;
 use serde_json::{Map, Value};
 
 use crate::{Error, Result};
@@ -25,7 +26,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub(crate) fn open(path: &Path) -> Result<Lines> {
-        let file = File::open(path).map_err(|error| trouble(path, 0, error))?;
+        let (file, _) = open_to_read(path).map_err(|error| trouble(path, 0, error))?;
         let (reader, text) = (BufReader::new(file), Vec::new());
         Ok(Lines { path: path.to_owned(), reader, number: 0, text, has_ended: false })
     }

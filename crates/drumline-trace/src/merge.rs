@@ -2,12 +2,12 @@
 
 use std::{
     fmt::Write as _,
-    fs::{self, File},
     io::{BufWriter, Write},
     path::Path,
 };
 
 use drumline_schedule::step::Rank;
+use drumline_shm::files::NewFile;
 use serde_json::Value;
 
 use crate::{
@@ -57,29 +57,14 @@ pub struct Merged {
 /// is no file.
 pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
     let run = Run::open(dir)?;
-    let mut name = out.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    let partial = out.with_file_name(name);
-    let written = write(&run, &partial).and_then(|events| {
-        fs::rename(&partial, out).map_err(|error| trouble(out, 0, error))?;
-        Ok(events)
-    });
-    match written {
-        Ok(events) => {
-            let ranks = run.files.iter().map(|file| file.rank).collect();
-            Ok(Merged { ranks, events, notes: run.notes })
-        }
-        Err(error) => {
-            // The partial file is of no use. If it cannot be removed either, the first error is enough.
-            let _ = fs::remove_file(&partial);
-            Err(error)
-        }
-    }
+    let events = write(&run, out)?;
+    let ranks = run.files.iter().map(|file| file.rank).collect();
+    Ok(Merged { ranks, events, notes: run.notes })
 }
 
 fn write(run: &Run, path: &Path) -> Result<u64> {
     let failed = |error| trouble(path, 0, error);
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+    let mut file = BufWriter::new(NewFile::create(path).map_err(failed)?);
     let (mut join, mut events, mut arrows) = (Join::default(), 0_u64, 0_u64);
     let mut text = "[".to_owned();
     for event in run.events()? {
@@ -101,7 +86,8 @@ fn write(run: &Run, path: &Path) -> Result<u64> {
         file.write_all(text.as_bytes()).map_err(failed)?;
         text.clear();
     }
-    file.write_all(b"\n]\n").and_then(|()| file.flush()).map_err(failed)?;
+    file.write_all(b"\n]\n").map_err(failed)?;
+    file.into_inner().map_err(|error| failed(error.into_error()))?.finish().map_err(failed)?;
     Ok(events)
 }
 

@@ -12,14 +12,13 @@
 //! put anything there.
 
 use std::{
-    fs::{File, Metadata, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
+    fs::{File, Metadata},
+    io::{self, Read},
     path::Path,
     time::{Duration, SystemTime},
 };
 
-use rustix::fs::OFlags;
+use drumline_shm::files;
 use serde_json::{Map, Value, json};
 
 /// The variable that has the path of the file.
@@ -128,19 +127,18 @@ impl Failure {
 }
 
 fn write(path: &Path, json: &Map<String, Value>) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(&serde_json::to_vec(json)?)
+    files::write(path, &serde_json::to_vec(json)?)
 }
 
 impl ErrorFile {
     /// Reads the file at `path`. `None` if there is none.
     pub fn read(path: &Path) -> Option<ErrorFile> {
-        // Whoever puts a pipe or a device there does not stop the reader.
-        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-        let opened = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
-        match opened {
-            Ok(file) => Some(ErrorFile::read_from(file)),
+        match files::open_to_read(path) {
+            Ok((file, _)) => Some(ErrorFile::read_from(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Some(ErrorFile::damaged(error.to_string(), &[]))
+            }
             Err(error) => Some(ErrorFile::damaged(format!("it cannot be read: {error}"), &[])),
         }
     }

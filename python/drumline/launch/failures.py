@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from drumline import _core
+
 NOT_AVAILABLE = "<N/A>"
 """What torch writes where there is nothing."""
+
+# The longest error file that is read, as by the launcher.
+_BYTES_MAX = 1024 * 1024
 
 _HOW_TO_SEE_MORE = "it wrote no error file: decorate its main function with drumline.launch.record to see its traceback"
 
@@ -54,8 +59,7 @@ class ProcessFailure:
     def _read(self) -> None:
         """A damaged file is quoted."""
         try:
-            with open(self.error_file, errors="replace") as file:
-                text = file.read()
+            text = _core.read_file(self.error_file, _BYTES_MAX).decode(errors="replace")
         except OSError:
             self.error_file = NOT_AVAILABLE
             return

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from drumline import _pickling
+from drumline import _core, _pickling
 from drumline.launch.recorded import record
 
 # The exit code that says that another start would end in the same way.
@@ -56,7 +56,9 @@ def call() -> None:
         record(_call)(directory, local_rank)
     except _NotLoaded as error:
         traceback.print_exception(error)
-        sys.exit(_USELESS)
+        # A disk or memory that fails may be there again for the next start.
+        may_pass = isinstance(error.__cause__, (OSError, MemoryError))
+        sys.exit(1 if may_pass and not isinstance(error.__cause__, FileNotFoundError) else _USELESS)
 
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
@@ -89,9 +91,7 @@ def _call(directory: Path, local_rank: int) -> None:
         raise pickle.PicklingError(
             f"the result of {_pickling.name(fn)}, a {type(value).__name__}, cannot be sent back: {error}"
         ) from error
-    beside = directory / f"result-{local_rank}.{os.getpid()}"
-    beside.write_bytes(pickled)
-    beside.replace(_result(directory, local_rank))
+    _core.write_file(os.fspath(_result(directory, local_rank)), pickled)
 
 
 def _loaded(directory: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:

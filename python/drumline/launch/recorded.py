@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from drumline import _core
 from drumline.launch.failures import ChildFailedError
 
 _log = logging.getLogger(__name__)
@@ -86,11 +87,7 @@ def _write(data: dict[str, Any]) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    # The process may be killed meanwhile, and half a file is no JSON.
-    beside = f"{path}.{os.getpid()}"
     try:
-        with open(beside, "w") as file:
-            json.dump(data, file)
-        os.replace(beside, path)
+        _core.write_file(path, json.dumps(data).encode())
     except OSError as error:
         _log.warning("the error file %s cannot be written: %s", path, error)

@@ -1,9 +1,9 @@
 //! The options of `drumline bench`.
 
-use std::{fs::File, num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
+use std::{num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
-use drumline::{DType, ReduceOp};
+use drumline::{DType, ReduceOp, files};
 
 use super::{
     choice::{Buffers, CallStyle, List, Transport, list},
@@ -136,7 +136,7 @@ impl Options {
         self.nproc_per_node
     }
 
-    /// Checks the options before the [`ranks`](Self::ranks) are started, and creates the files that
+    /// Checks the options before the [`ranks`](Self::ranks) are started, and whether the files can be written that
     /// [`measure`](crate::measure) will write.
     ///
     /// # Errors
@@ -144,14 +144,14 @@ impl Options {
     /// [`Error::Usage`] says what cannot be measured, or which file cannot be written.
     pub fn prepare(&self) -> Result<()> {
         self.check(self.nproc_per_node.get())?;
-        self.create_files()
+        self.check_files()
     }
 
-    /// Creates the files, so that one that cannot be written is reported before minutes of measuring.
-    pub(super) fn create_files(&self) -> Result<()> {
+    /// A file that cannot be written is reported before minutes of measuring.
+    pub(super) fn check_files(&self) -> Result<()> {
         self.json.iter().chain(&self.svg).try_for_each(|path| {
             let problem = |error| Error::Usage(format!("cannot write {}: {error}", path.display()));
-            File::create(path).map(drop).map_err(problem)
+            files::check_place(path).map_err(problem)
         })
     }
 

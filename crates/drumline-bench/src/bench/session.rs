@@ -1,13 +1,12 @@
 //! All cases, and the order in which they take turns.
 
 use std::{
-    fs,
     io::Write,
     path::{Path, PathBuf},
     thread,
 };
 
-use drumline::{Config, DType, ReduceOp, init_process_group};
+use drumline::{Config, DType, ReduceOp, files, init_process_group};
 
 use super::{
     bound::Bound,
@@ -45,7 +44,7 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
     config.all_reduce = all_reduce;
     let is_first = control.rank() == 0;
     if is_first {
-        options.create_files()?;
+        options.check_files()?;
     }
     let hosts = Hosts::find(&control)?;
     let mut carriers = Carrier::for_each_transport(options, &control, &hosts, &config)?;
@@ -102,7 +101,7 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
 fn write_files<'a>(options: &'a Options, heading: &Heading, rows: &[Row]) -> Result<Vec<&'a Path>> {
     let write = |path: &Path, text: String| {
         let problem = |error| Error::Usage(format!("cannot write {}: {error}", path.display()));
-        fs::write(path, text).map_err(problem)
+        files::write(path, text.as_bytes()).map_err(problem)
     };
     if let Some(path) = &options.json {
         write(path, format!("{:#}\n", heading.json(rows)))?;

@@ -1,7 +1,8 @@
 //! The cluster that a file and the options describe.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{fmt::Write as _, path::Path};
 
+use drumline::files::read_text;
 use drumline_inspect::replay::Cluster;
 use drumline_schedule::{
     Topology,
@@ -113,10 +114,13 @@ pub(super) fn describe(options: &Options) -> Result<Described> {
     Ok(described)
 }
 
+/// The longest cluster file. One has some hundred bytes.
+const BYTES_MAX: usize = 1024 * 1024;
+
 /// Reads a cluster file. An error names the file, and the line that cannot be understood.
 pub(super) fn read(path: &Path) -> Result<Described> {
     let wrong = |what: String| problem(format!("{}: {what}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| {
+    let text = read_text(path, BYTES_MAX).map_err(|error| {
         wrong(format!("{error}; `drumline predict --measure {}` makes one", path.display()))
     })?;
     let described = parse(&text).map_err(|error| wrong(error.to_string()))?;
@@ -169,6 +173,8 @@ fn problem(problem: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

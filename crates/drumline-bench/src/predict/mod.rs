@@ -11,13 +11,9 @@ mod picture;
 mod runs;
 mod training;
 
-use std::{
-    fs::{self, File},
-    io::Write,
-    path::Path,
-    time::Duration,
-};
+use std::{io::Write, path::Path, time::Duration};
 
+use drumline::files;
 pub use options::Options;
 
 use crate::{Error, Result};
@@ -38,7 +34,7 @@ pub fn predict(options: &Options, out: &mut dyn Write) -> Result<()> {
     let mut print =
         |text: &str| out.write_all(text.as_bytes()).map_err(Error::system("write the prediction"));
     let budget = Duration::from_millis(options.measure_ms);
-    create_files(options)?;
+    check_files(options)?;
     if let Some(path) = &options.measure {
         let (prices, _) = calibrate::calibrate(&[], budget, &mut |line| {
             let _ = writeln!(std::io::stderr(), "{line}");
@@ -76,13 +72,13 @@ pub fn predict(options: &Options, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Tells of a file that cannot be written before it takes long to know what to write.
-fn create_files(options: &Options) -> Result<()> {
+fn check_files(options: &Options) -> Result<()> {
     options.measure.iter().chain(&options.svg).try_for_each(|path| {
         let problem = |error| Error::Usage(format!("cannot write {}: {error}", path.display()));
-        File::options().append(true).create(true).open(path).map(drop).map_err(problem)
+        files::check_place(path).map_err(problem)
     })
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).map_err(Error::system(format!("write {}", path.display())))
+    files::write(path, text.as_bytes()).map_err(Error::system(format!("write {}", path.display())))
 }

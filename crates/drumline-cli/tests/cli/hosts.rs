@@ -1,7 +1,7 @@
 //! Jobs on several hosts, each with a network of its own: they meet at the first one, in a file, or in etcd.
 
 use std::{
-    env,
+    env, fs,
     io::{self, Write as _},
     net::{TcpListener, TcpStream},
     path::Path,
@@ -411,6 +411,32 @@ fn after_a_failure_all_hosts_start_again() {
     }
     told.sort_unstable();
     assert_eq!(told, ["[0] 0.0", "[0] 0.1", "[1] 1.0", "[1] 1.1"]);
+}
+
+/// The hosts meet in a file, which both reach. In the second world the network between them is away, for longer than a
+/// host tries to reach the first one.
+#[test]
+fn a_network_that_is_away_for_a_while_costs_restarts_and_not_the_job() {
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.meeting("2", "file", &town.file());
+    let at = |name: &str| town.shared.path().join(name);
+    let script = format!(
+        "echo world $TORCHELASTIC_RESTART_COUNT; cd {}
+         if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then until [ -e away ]; do sleep 0.1; done; exit 3; fi
+         until [ -e back ]; do sleep 0.1; done",
+        town.shared.path().display()
+    );
+    let options = ["--max-restarts", "10", "--restart-delay", "0"];
+    let mut hosts = [0, 1].map(|host| meeting.shell(host, &options, &script).start());
+    hosts.iter_mut().for_each(|host| host.wait_for("world 0", 1));
+    town.network.pull_the_cable_of(1);
+    fs::write(at("away"), "").unwrap();
+    eventually("a third world begins", || hosts.iter_mut().any(|host| host.has_printed("world 2")));
+    town.network.put_the_cable_of(1);
+    fs::write(at("back"), "").unwrap();
+    for host in hosts.map(Started::end) {
+        assert_eq!(host.code, 0, "{}", host.stderr);
+    }
 }
 
 #[test]

@@ -156,6 +156,12 @@ impl Started {
         }
     }
 
+    /// Whether stdout has contained `text` so far.
+    pub(crate) fn has_printed(&mut self, text: &str) -> bool {
+        self.printed.extend(self.chunks.try_iter().flatten());
+        self.printed.windows(text.len()).any(|w| w == text.as_bytes())
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         match self.is_on_host {
             true => network::signal(&self.child, signal),
@@ -229,7 +235,7 @@ pub(crate) fn is_anyone_marked(marker: &str) -> bool {
     environments.any(|text| text.split(|&byte| byte == 0).any(|v| v == marker.as_bytes()))
 }
 
-pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < HANG, "waited in vain: {what}");

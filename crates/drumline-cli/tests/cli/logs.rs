@@ -260,7 +260,7 @@ fn a_limit_of_the_size_of_files_is_told_and_the_job_goes_on() {
 #[test]
 fn logs_are_refused_where_no_directory_can_be() {
     let ended = run(&["--log-dir", "/dev/null/logs", "-r", "3"], 1, "echo started");
-    assert_eq!((ended.code, ended.stdout.len()), (1, 0), "{}", ended.stderr);
+    assert_eq!((ended.code, ended.stdout.len()), (2, 0), "{}", ended.stderr);
     assert!(ended.stderr.contains("/dev/null/logs (--log-dir)"), "{}", ended.stderr);
 }
 

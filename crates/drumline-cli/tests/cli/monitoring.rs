@@ -116,9 +116,20 @@ fn events_on_stderr_and_a_file_that_cannot_be_opened() {
     assert_eq!(ended.code, 0);
     let first: Value = serde_json::from_str(ended.stderr.lines().next().unwrap()).unwrap();
     assert_eq!((&first["name"], &first["source"]), (&"job_begins".into(), &"AGENT".into()));
-    let ended = Launch::new(["--events", "/nowhere/events", "echo", "started"]).start().end();
-    assert_eq!((ended.code, &ended.stdout[..]), (1, &b""[..]));
-    assert!(ended.stderr.contains("open /nowhere/events for events"), "{}", ended.stderr);
+    let shared = TempDir::new().unwrap();
+    let pipe = shared.path().join("events.pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // The reader may come later.
+    for (place, why, code) in [
+        ("/nowhere/events", "No such file or directory", 2),
+        (pipe.to_str().unwrap(), "it is a pipe that no process reads", 1),
+        (shared.path().to_str().unwrap(), "Is a directory", 2),
+    ] {
+        let ended = Launch::new(["--events", place, "echo", "started"]).start().end();
+        assert_eq!((ended.code, &ended.stdout[..]), (code, &b""[..]), "{}", ended.stderr);
+        let told = format!("open {place} for events: {why}");
+        assert!(ended.stderr.contains(&told), "{}", ended.stderr);
+    }
 }
 
 /// A pipe that nobody reads is full at some time. The job does not care.

@@ -10,7 +10,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::launch::Launch;
+use crate::launch::{Launch, eventually};
 
 #[test]
 fn every_rank_learns_who_it_is() {
@@ -316,6 +316,25 @@ fn bad_usage_exits_with_2() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let ended = Launch::new(["--master-port", &port, "true"]).start().end();
-    assert_eq!(ended.code, 2);
+    assert_eq!(ended.code, 1, "the port may be free again later");
     assert!(ended.stderr.contains(&format!("port {port} of 127.0.0.1 is in use")));
+}
+
+/// The port of another job, which ends a little later.
+#[test]
+fn a_job_whose_ranks_cannot_start_for_a_while_uses_its_restarts() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let directory = TempDir::new().unwrap();
+    let told = directory.path().join("stderr");
+    let mut job = Command::new(env!("CARGO_BIN_EXE_drumline"));
+    job.args(["run", "--max-restarts", "100000", "--restart-delay", "10ms..10ms"]);
+    job.args(["--master-port", &port, "--", "true"]).stderr(fs::File::create(&told).unwrap());
+    let mut job = job.spawn().unwrap();
+    let why = format!("the ranks cannot start: store tcp://127.0.0.1:{port}: listen");
+    eventually("the job tries to start its ranks", || {
+        fs::read_to_string(&told).unwrap().contains(&why)
+    });
+    drop(taken);
+    assert!(job.wait().unwrap().success(), "{}", fs::read_to_string(&told).unwrap());
 }

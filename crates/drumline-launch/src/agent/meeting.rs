@@ -9,7 +9,7 @@ use std::{
 };
 
 use drumline::{
-    Config, Endpoint,
+    Config, Endpoint, ErrorOrigin,
     auth::{Level, Secret},
     own_addresses,
     site::{self, Site},
@@ -72,10 +72,32 @@ pub(super) fn open(own: &Own, meeting: &Meeting, deadline: Instant) -> Result<Pl
         Meeting::Drumline { host, port } => {
             at_first_host(own, (host, *port), own.joining.is_first, deadline)
         }
-        Meeting::File(path) => in_file(own, path),
-        Meeting::Etcd(etcd) => in_etcd(own, etcd, deadline),
+        Meeting::File(path) => patiently(deadline, || in_file(own, path)),
+        Meeting::Etcd(etcd) => patiently(deadline, || in_etcd(own, etcd, deadline)),
     }
 }
+
+/// Tries again until `deadline` what may only fail for a while: the disk or the network may be away.
+fn patiently<T>(deadline: Instant, mut open: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut is_told = false;
+    loop {
+        match open() {
+            Err(error)
+                if error.origin() != ErrorOrigin::User
+                    && Instant::now() + TRIED_EVERY < deadline =>
+            {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!("waits for the place where the hosts meet: {error}");
+                }
+                thread::sleep(TRIED_EVERY);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// The pause between two looks for a place or a name.
+const TRIED_EVERY: Duration = Duration::from_millis(500);
 
 /// A file keeps all that was ever written to it, and etcd writes every beat to its disk. Our own store has no such
 /// limit.
@@ -261,18 +283,15 @@ const RESOLVE_MAX: Duration = Duration::from_secs(30);
 /// Waits until the name of the first host is known: in a cluster it may come later than this host.
 fn wait_for_name(host: &str, port: u16, deadline: Instant) {
     let mut is_told = false;
-    while Instant::now() + NAME_EVERY < deadline
+    while Instant::now() + TRIED_EVERY < deadline
         && let Err(error) = resolve(host, port)
     {
         if !std::mem::replace(&mut is_told, true) {
             tracing::warn!("waits for the first host: {error}");
         }
-        thread::sleep(NAME_EVERY);
+        thread::sleep(TRIED_EVERY);
     }
 }
-
-/// The pause between two looks for a name.
-const NAME_EVERY: Duration = Duration::from_millis(500);
 
 /// The address of the place where hosts meet, if the way there is the way to the other hosts. If it is on this host, it
 /// must be called so: the own name of a host often leads to loopback on this host only.

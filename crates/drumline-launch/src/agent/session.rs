@@ -63,6 +63,7 @@ pub(crate) fn run<'l>(
         unreached: None,
         stage: Stage::Idle,
         attempts: 0,
+        outcome: outcome::Outcome::default(),
         kept: None,
         end: None,
     };
@@ -93,6 +94,8 @@ struct Session<'s, 'j, 'l> {
     stage: Stage,
     /// How many worlds have run on this host.
     attempts: u32,
+    /// How the last of them ended.
+    outcome: outcome::Outcome,
     /// The stores of the last world: ranks of other hosts may still use them.
     kept: Option<Stores>,
     end: Option<End>,
@@ -631,7 +634,7 @@ impl Session<'_, '_, '_> {
         self.listener.events.remove(ended.console.finished())?;
         ended.has_read_all();
         tell(self.launch, &ended);
-        outcome::write(self.launch.job, self.attempts.saturating_sub(1), &ended)?;
+        self.outcome = outcome::write(self.launch.job, self.attempts.saturating_sub(1), &ended);
         let Ended { lived, stepped, stores, .. } = *ended;
         self.kept = Some(stores);
         self.have_ended(Outcome { how, lived, stepped });
@@ -641,9 +644,7 @@ impl Session<'_, '_, '_> {
     /// Says how the job has ended, and returns the exit code.
     fn finish(&self, end: &End) -> u8 {
         let me = self.arrival.as_ref().map(|arrival| arrival.number);
-        if let Err(error) = outcome::write_end(self.launch.job, me, end) {
-            say(&error.to_string());
-        }
+        outcome::write_end(self.launch.job, me, end, self.outcome.clone());
         match end {
             End::Over(membership::Verdict::Finished, _) => {}
             End::Left(signal) => {

@@ -5,12 +5,12 @@
 //! ```
 
 use std::{
-    fs::{self, OpenOptions},
+    fs,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use drumline::Outlet;
+use drumline::{Outlet, files::append_or_stream};
 use serde::Serialize;
 use serde_json::json;
 
@@ -50,9 +50,8 @@ impl EventWriter {
         let outlet = match to {
             EventLog::Console => Arc::clone(Outlet::stderr()),
             EventLog::File(path) => {
-                let file = OpenOptions::new().create(true).append(true).open(path);
                 let what = format!("open {} for events", path.display());
-                let file = file.map_err(Error::system(what))?;
+                let file = append_or_stream(path).map_err(Error::system(what))?;
                 Outlet::over(file, &path.display().to_string(), dropped)
             }
         };

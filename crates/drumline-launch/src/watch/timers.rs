@@ -13,18 +13,18 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, ErrorKind, Read},
     os::{
         fd::{AsFd, BorrowedFd},
-        unix::fs::{FileTypeExt, OpenOptionsExt},
+        unix::fs::FileTypeExt,
     },
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use rustix::{
-    fs::{CWD, FileType, Mode, OFlags, mknodat},
+    fs::{CWD, FileType, Mode, OFlags, mknodat, open},
     process::{Pid, Signal},
 };
 
@@ -84,11 +84,16 @@ impl TimerGuard {
         let mode = Mode::RUSR | Mode::WUSR;
         mknodat(CWD, path, FileType::Fifo, mode, 0).map_err(|error| failed(error.into()))?;
         let file = TimerFile(path.to_owned());
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let open = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+        // Somebody may have put something else there meanwhile.
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let pipe = open(path, flags, Mode::empty()).map(File::from).map_err(io::Error::from);
+        let pipe = pipe.map_err(failed)?;
+        if !pipe.metadata().map_err(failed)?.file_type().is_fifo() {
+            return Err(failed(io::Error::other("it was replaced by something that is no pipe")));
+        }
         let guard = TimerGuard {
             path: path.to_owned(),
-            pipe: open.map_err(failed)?,
+            pipe,
             timers: Timers::default(),
             begun: Vec::new(),
             is_too_long: false,

@@ -1,13 +1,13 @@
 use std::{
     ffi::OsString,
     fmt,
-    fs::File,
     io::Read as _,
     os::unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
     path::Path,
     sync::Arc,
 };
 
+use drumline_shm::files::open_to_read;
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 use zeroize::{Zeroize as _, Zeroizing};
@@ -107,8 +107,8 @@ impl Secret {
         let path = path.as_ref();
         let setting = format!("{FILE_VARIABLE} ({})", path.display());
         let read = || -> std::io::Result<(u32, Vec<u8>)> {
-            let file = File::open(path)?;
-            let mode = file.metadata()?.permissions().mode();
+            let (file, about) = open_to_read(path)?;
+            let mode = about.permissions().mode();
             // The buffer has its full size from the start. If it grew, the old buffer would stay in memory.
             let mut bytes = Vec::with_capacity(Secret::BYTES_MAX + 3);
             file.take(Secret::BYTES_MAX as u64 + 3).read_to_end(&mut bytes)?;
@@ -298,6 +298,8 @@ fn invalid(setting: &str, problem: String) -> Error {
 mod tests {
     use std::{fs, os::unix::fs::PermissionsExt};
 
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     const TEXT: &str = "0123456789abcdef-swordfish";
@@ -344,6 +346,8 @@ mod tests {
         let (_directory, open) = file(TEXT.as_bytes(), 0o644);
         let (_directory, short) = file(b"swordfish\n", 0o600);
         let (_directory, long) = file(&[b'x'; 5000], 0o600);
+        let pipe = format!("{long}.pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         for (pairs, part) in [
             (&[("DRUMLINE_SECRET", "swordfish")][..], "DRUMLINE_SECRET: a secret of 9 bytes"),
             (&[("DRUMLINE_SECRET", "")], "a secret of 0 bytes"),
@@ -352,6 +356,8 @@ mod tests {
             (&[("DRUMLINE_SECRET_FILE", &open)], "mode 644"),
             (&[("DRUMLINE_SECRET_FILE", &short)], "9 bytes"),
             (&[("DRUMLINE_SECRET_FILE", &long)], "16 to 4096"),
+            (&[("DRUMLINE_SECRET_FILE", &pipe)], "cannot be read: it is no regular file"),
+            (&[("DRUMLINE_SECRET_FILE", "/dev/tty")], "cannot be read"),
             (&[("DRUMLINE_SECRET", TEXT), ("DRUMLINE_SECRET_FILE", &open)], "both are set"),
         ] {
             let error = from(pairs).unwrap_err();

@@ -1,11 +1,12 @@
 use std::{
     ffi::OsString,
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, TryLockError},
     io::{self, BufReader, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::Path,
 };
 
+use drumline_shm::files::{here_if_empty, open_regular, open_to_read};
 use rustix::fs::OFlags;
 
 /// The operations on a file system that checkpoints need, one system call each where possible.
@@ -113,7 +114,7 @@ impl Disk for SystemDisk {
 
     fn remove_if_abandoned(&self, path: &Path) -> io::Result<bool> {
         // No save leaves a link, and the file to which a link leads belongs to someone else.
-        let file = open_regular(OpenOptions::new().write(true), OFlags::NOFOLLOW, path)?.0;
+        let file = open_regular(path, OFlags::WRONLY | OFlags::NOFOLLOW)?.0;
         match file.try_lock() {
             Ok(()) => fs::remove_file(path).map(|()| true), // Our lock keeps others from writing it.
             Err(TryLockError::WouldBlock) => Ok(false),
@@ -122,42 +123,16 @@ impl Disk for SystemDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<(BufReader<File>, u64)> {
-        let (file, about) = open_regular(OpenOptions::new().read(true), OFlags::empty(), path)?;
+        let (file, about) = open_to_read(path)?;
         Ok((BufReader::with_capacity(1 << 16, file), about.len()))
     }
 }
 
-/// Opens a regular file and nothing else.
-///
-/// The check is made on the open file, not on the path, which may lead to another file a moment later.
-/// Opening never blocks, although the path may lead to a pipe without another end.
-fn open_regular(
-    options: &mut OpenOptions,
-    flags: OFlags,
-    path: &Path,
-) -> io::Result<(File, fs::Metadata)> {
-    let no_file = || io::Error::other("it is not a regular file");
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | flags;
-    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
-    let file = opened.map_err(|error| match fs::symlink_metadata(path) {
-        // The system's text for a pipe without a reader, or for a socket, says less.
-        Ok(about) if !about.is_file() && error.kind() != io::ErrorKind::NotFound => no_file(),
-        _ => error,
-    })?;
-    let about = file.metadata()?;
-    if about.is_file() { Ok((file, about)) } else { Err(no_file()) }
-}
-
-/// A bare file name has an empty directory, which means the current one.
-fn here_if_empty(directory: &Path) -> &Path {
-    if directory.as_os_str().is_empty() { Path::new(".") } else { directory }
-}
-
 /// Whether `path` still leads to the open `file`.
-fn is_still_there(file: &File, path: &Path) -> io::Result<bool> {
+pub(super) fn is_still_there(file: &File, path: &Path) -> io::Result<bool> {
     let place = |about: fs::Metadata| (about.dev(), about.ino());
     let ours = file.metadata().map(place)?;
-    match fs::symlink_metadata(path).map(place) {
+    match fs::metadata(path).map(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         there => Ok(there? == ours),
     }

@@ -5,6 +5,8 @@ use std::{
     path::Path,
 };
 
+use drumline_shm::files::split;
+
 use super::{
     content::Checkpoint,
     disk::{Disk, SystemDisk},
@@ -36,7 +38,7 @@ impl Checkpoint {
     /// [`Error::Checkpoint`] when a file cannot be written there, or when the metadata uses a
     /// reserved name. `path` is then as it was.
     pub fn write(&self, path: &Path) -> Result<()> {
-        if let Ok((directory, name)) = replace::split(path) {
+        if let Ok((directory, name)) = split(path) {
             replace::remove_leftovers(&SystemDisk, directory, &format!("{}.", name.display()));
         }
         self.write_on(&SystemDisk, path)

@@ -2,13 +2,11 @@ use std::{
     ffi::{OsStr, OsString},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::disk::Disk;
+use drumline_shm::files::{PARTIAL, partial_name, split};
 
-/// The end of a file's name until the file is complete.
-const SUFFIX: &str = ".partial";
+use super::disk::Disk;
 
 /// Writes a file so that `path` always leads to either the old content or the whole new content.
 ///
@@ -52,7 +50,7 @@ pub(super) fn remove_leftovers(disk: &impl Disk, directory: &Path, prefix: &str)
     let start = format!(".{prefix}");
     let is_leftover = |name: &OsString| {
         let name = name.as_encoded_bytes();
-        name.starts_with(start.as_bytes()) && name.ends_with(SUFFIX.as_bytes())
+        name.starts_with(start.as_bytes()) && name.ends_with(PARTIAL.as_bytes())
     };
     // If the directory cannot be read, the write that follows reports it.
     let names = disk.names(directory).unwrap_or_default();
@@ -66,14 +64,6 @@ pub(super) fn remove_leftovers(disk: &impl Disk, directory: &Path, prefix: &str)
     }
 }
 
-/// The directory and the name of a file.
-pub(super) fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?;
-    Ok((path.parent().unwrap_or(Path::new("")), name))
-}
-
 fn create_partial<D: Disk>(
     disk: &D,
     directory: &Path,
@@ -81,15 +71,10 @@ fn create_partial<D: Disk>(
 ) -> io::Result<(D::File, PathBuf)> {
     /// If this many names are taken, it is not by chance.
     const TRIES_MAX: usize = 100;
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
 
     let mut tries = 0;
     loop {
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let mut partial = OsString::from(".");
-        partial.push(name);
-        partial.push(format!(".{:x}-{number:x}{SUFFIX}", std::process::id()));
-        let partial = directory.join(partial);
+        let partial = directory.join(partial_name(name));
         tries += 1;
         match disk.create(&partial) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < TRIES_MAX => {}

@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     env,
     fmt::{Debug, Display},
-    fs,
     io::{self, Write},
     panic::{AssertUnwindSafe, Location, catch_unwind},
     process,
@@ -15,7 +14,7 @@ use std::{
     thread,
 };
 
-use drumline_shm::named;
+use drumline_shm::{files, named};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
@@ -122,7 +121,7 @@ impl Rank {
     fn begin(&self) -> io::Result<()> {
         self.end_with_parent()?;
         if let Some(path) = env::var_os(error_file::VARIABLE) {
-            fs::write(path, BEGUN)?;
+            files::write(path.as_ref(), BEGUN)?;
         }
         Ok(())
     }

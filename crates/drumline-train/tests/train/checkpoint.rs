@@ -141,8 +141,7 @@ fn says_why_a_file_is_refused() {
 
     assert!(read().contains("no such file; check the path"));
     assert!(
-        problem(Checkpoint::read(directory.path()), directory.path())
-            .contains("not a regular file")
+        problem(Checkpoint::read(directory.path()), directory.path()).contains("no regular file")
     );
 
     sample().write(&path).unwrap();
@@ -377,6 +376,7 @@ fn the_last_ones_are_kept() {
     let one = directory.keep(NonZeroUsize::MIN);
     one.save(902, &of_step(902)).unwrap();
     assert_eq!(one.steps().unwrap(), [902]);
+    drop(one); // and the lock with it
     assert_eq!(names_in(&out).len(), 2, "{:?}", names_in(&out));
 }
 
@@ -568,14 +568,14 @@ fn pipes_and_links_among_checkpoints_hold_up_nothing() {
     assert_eq!((found.step, &found.checkpoint), (3, &sample()));
     for (skipped, step) in found.skipped.iter().zip([5, 4]) {
         assert_eq!(skipped.path, directory.path_of(step));
-        assert!(skipped.problem.contains("it is not a regular file"), "{}", skipped.problem);
+        assert!(skipped.problem.contains("it is no regular file"), "{}", skipped.problem);
     }
     assert_eq!(found.skipped.len(), 2);
 
     let path = directory.path_of(4);
     let read = path.clone();
     let problem = problem(in_time(move || Checkpoint::read(&read)), &path);
-    assert!(problem.contains("it is not a regular file"), "{problem}");
+    assert!(problem.contains("it is no regular file"), "{problem}");
 }
 
 /// Holes take no place on the disk, so a small file may claim more than any memory has.

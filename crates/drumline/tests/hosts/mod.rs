@@ -128,6 +128,11 @@ impl Network {
         self.set(None, &format!("ip link set port{host} down")).unwrap();
     }
 
+    #[allow(dead_code)]
+    pub(crate) fn put_the_cable_of(&self, host: usize) {
+        self.set(None, &format!("ip link set port{host} up")).unwrap();
+    }
+
     /// Ends all processes of a host at once, as a power cut does.
     pub(crate) fn end_host(&self, host: usize) {
         let pid = Pid::from_raw(self.pids[1 + host].parse().unwrap()).unwrap();

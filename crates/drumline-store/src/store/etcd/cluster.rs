@@ -1,12 +1,13 @@
 //! Where etcd is, and how this process proves to it who it is.
 
 use std::{
-    env, fmt, fs,
+    env, fmt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use drumline_shm::files::read;
 use rustls::{
     crypto::ring::default_provider,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
@@ -202,9 +203,13 @@ fn url(server: &str) -> Result<String> {
     Ok(format!("{scheme}://{authority}"))
 }
 
+/// The longest file of certificates or of a key. That of all authorities of the web has a quarter.
+const PEM_BYTES_MAX: usize = 1024 * 1024;
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match read {
+    let pem = read(path, PEM_BYTES_MAX)
+        .map_err(|error| wrong_file(path, &format!("it cannot be read: {error}")))?;
+    match CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>() {
         Ok(found) if found.is_empty() => Err(wrong_file(path, "it holds no certificate in PEM")),
         Ok(found) => Ok(found),
         Err(error) => Err(wrong_file(path, &format!("it holds no certificates in PEM: {error}"))),
@@ -216,7 +221,7 @@ fn private_key(path: &Path) -> Result<(PrivateKey<'static>, PrivateKeyDer<'stati
     let no_key = |error: &dyn fmt::Display| {
         wrong_file(path, &format!("it holds no private key in PEM: {error}"))
     };
-    let pem = Zeroizing::new(fs::read(path).map_err(|error| no_key(&error))?);
+    let pem = Zeroizing::new(read(path, PEM_BYTES_MAX).map_err(|error| no_key(&error))?);
     let of_ureq = PrivateKey::from_pem(&pem).map_err(|error| no_key(&error))?;
     let of_rustls = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| no_key(&error))?;
     Ok((of_ureq, of_rustls))

@@ -166,13 +166,20 @@ impl EtcdStore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if an URL or a file of `cluster` is wrong. [`Error::Store`] at once if all
-    /// servers are wrong (no etcd, no certificate that is trusted), or one refuses the user; after `timeout`
-    /// if none has answered.
+    /// [`Error::InvalidSetting`] if an URL or a file of `cluster` is wrong, if all servers are wrong (no etcd, no
+    /// certificate that is trusted), or if one refuses the user. [`Error::Store`] after `timeout` if none has answered.
     pub fn open(cluster: &Cluster, job: &str, timeout: Duration) -> Result<EtcdStore> {
         let handle = Arc::new(Handle::new(cluster, job, timeout)?);
         let store = EtcdStore { handle, timeout: Timeout::default() };
-        store.range("open", &Span::folder(store.key("value/")).count(), deadline_after(timeout))?;
+        let deadline = deadline_after(timeout);
+        let found = store.range("open", &Span::folder(store.key("value/")).count(), deadline);
+        found.map_err(|error| match error {
+            // No server will ever take this process.
+            Error::Store { store, operation, problem } if Instant::now() < deadline => {
+                Error::InvalidSetting { setting: format!("store {store}: {operation}"), problem }
+            }
+            other => other,
+        })?;
         if cluster.user.is_some() && cluster.servers.iter().any(|url| is_open_to_listeners(url)) {
             tracing::warn!(
                 store = store.name(),

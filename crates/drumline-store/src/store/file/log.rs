@@ -1,14 +1,15 @@
 //! The file as a log, under torch's lock: reads on from the last position, and writes behind the end.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, ErrorKind},
-    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
+use drumline_shm::files::open_shared;
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::record::{COVER_BYTES, Record, cover, is_plausible, next_whole};
@@ -55,30 +56,15 @@ impl Drop for Lock<'_> {
 impl Log {
     /// Opens the file at `path`, or creates it.
     pub(super) fn open(path: &Path, bytes_max: usize) -> Result<Log> {
-        let mut options = OpenOptions::new();
         // A user who wants to share the file with other users makes it with other permissions.
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        // Without this flag, a FIFO or a device could make the call wait. It does not affect files.
-        options.custom_flags(OFlags::NONBLOCK.bits() as i32);
-        let file = options.open(path).map_err(|error| {
+        let (file, _) = open_shared(path, OFlags::RDWR, 0o600).map_err(|error| {
             let hint = match error.kind() {
                 ErrorKind::NotFound => "; its directory must exist",
+                ErrorKind::InvalidInput => "; name one that does not exist yet",
                 _ => "",
             };
             Error::io(format!("open file store {}{hint}", path.display()), error)
         })?;
-        // The open file is checked, because the path may lead elsewhere by now.
-        let metadata = file.metadata();
-        let metadata = metadata.map_err(|e| Error::io(format!("look at {}", name_of(path)), e))?;
-        if !metadata.is_file() {
-            return Err(Error::Store {
-                store: name_of(path),
-                operation: "open".into(),
-                problem: "it is no regular file (a directory, FIFO, socket or device); name one \
-                          that does not exist yet"
-                    .into(),
-            });
-        }
         let values = Values::new(bytes_max);
         Ok(Log { path: path.to_owned(), file, end: 0, values, bytes_max })
     }
@@ -187,9 +173,10 @@ impl Log {
     fn refresh(&mut self) -> Result<bool> {
         let new = self.new_bytes()?;
         if self.end == 0 && !is_plausible(&new) {
-            return Err(
-                self.wrong("the file is no store's; name one that does not exist yet".to_owned())
-            );
+            return Err(Error::InvalidSetting {
+                setting: self.name(),
+                problem: "the file is no store's; name one that does not exist yet".to_owned(),
+            });
         }
         Ok(self.apply(&new) < new.len())
     }
