@@ -2,12 +2,14 @@ use std::{
     io,
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use super::{
     content::Checkpoint,
     disk::{Disk, SystemDisk},
     file::{Refusal, why_not_written},
+    lock::{Lock, Taken},
     replace,
 };
 use crate::{Error, Result};
@@ -18,6 +20,10 @@ use crate::{Error, Result};
 /// does it delete the oldest files. So whenever the process, the machine or the disk fails, the
 /// directory holds the last whole checkpoint or the one before it. [`newest`](Self::newest) finds
 /// the last whole one.
+///
+/// One job at a time saves in a directory. From [`prepare`](Self::prepare) or the first [`save`](Self::save) until the
+/// object and its clones are dropped, this process has a lock there, in the file `.lock`. Another process that wants to
+/// save there gets an error. Reading needs no lock. On a file system without locks there is only a warning.
 ///
 /// The methods whose names end in `_on_root` are for all ranks of a group together.
 ///
@@ -54,6 +60,19 @@ use crate::{Error, Result};
 pub struct CheckpointDirectory {
     path: PathBuf,
     keep: NonZeroUsize,
+    /// Clones share it.
+    lock: Arc<Mutex<Locked>>,
+}
+
+/// Whether this process may save.
+#[derive(Debug, Default)]
+enum Locked {
+    /// Nobody has tried yet.
+    #[default]
+    NotYet,
+    Here(Arc<Lock>),
+    /// The file system has no locks.
+    Nowhere,
 }
 
 /// A checkpoint in a [`CheckpointDirectory`].
@@ -114,7 +133,7 @@ impl CheckpointDirectory {
     /// A directory at `path`, which need not exist yet. Keeps the last three files. Touches no disk.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         const KEEP: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
-        Self { path: path.into(), keep: KEEP }
+        Self { path: path.into(), keep: KEEP, lock: Arc::default() }
     }
 
     /// Sets how many files are kept. While a file is written there is one more.
@@ -145,13 +164,15 @@ impl CheckpointDirectory {
 
     /// Makes the directory if it is missing, and checks that files can be written there.
     ///
-    /// Call it before training, so that a missing permission does not cost hours of work.
+    /// Call it before training, so that a missing permission, or another job that saves there, does not cost hours of
+    /// work.
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] says what is wrong with the directory.
+    /// [`Error::Checkpoint`] says what is wrong with the directory, or which process saves there.
     pub fn prepare(&self) -> Result<()> {
-        self.prepare_on(&SystemDisk)
+        self.prepare_on(&SystemDisk)?;
+        self.lock()
     }
 
     /// Writes the checkpoint of a step, then deletes the files that are not kept.
@@ -162,10 +183,12 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when the file cannot be written; all files are then as they were.
+    /// [`Error::Checkpoint`] when the file cannot be written, or another process saves in this directory; all files are
+    /// then as they were.
     /// [`Error::Checkpoint`] when a file of a later step cannot be deleted. (If an old file cannot
     /// be deleted, there is only a warning.)
     pub fn save(&self, step: u64, checkpoint: &Checkpoint) -> Result<PathBuf> {
+        self.lock()?;
         self.save_on(&SystemDisk, step, checkpoint)
     }
 
@@ -181,6 +204,41 @@ impl CheckpointDirectory {
     /// directory cannot be read.
     pub fn newest(&self) -> Result<Option<Found>> {
         self.newest_on(&SystemDisk)
+    }
+
+    /// Takes the lock, unless this process has it.
+    fn lock(&self) -> Result<()> {
+        let mut locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*locked {
+            Locked::Here(lock) if lock.holds() => return Ok(()),
+            Locked::Nowhere => return Ok(()),
+            Locked::Here(_) | Locked::NotYet => {}
+        }
+        let warn = |error: &io::Error| {
+            tracing::warn!(
+                path = %self.path.display(), %error,
+                "this directory cannot be locked: take care that no other job saves here"
+            );
+        };
+        *locked = match Lock::take(&self.path) {
+            Ok(Taken::Ours(lock)) => Locked::Here(lock),
+            Ok(Taken::NoLocks(error)) => {
+                warn(&error);
+                Locked::Nowhere
+            }
+            Ok(Taken::Others(holder)) => {
+                return Err(self.error(format!(
+                    "another job saves here ({holder}), and each would delete the files of the other: give this job a \
+                     directory of its own, or end that process"
+                )));
+            }
+            // Mostly no file can be made here, and the write that follows says why.
+            Err(error) => {
+                warn(&error);
+                Locked::NotYet
+            }
+        };
+        Ok(())
     }
 
     pub(super) fn error(&self, problem: String) -> Error {

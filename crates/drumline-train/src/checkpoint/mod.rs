@@ -76,6 +76,7 @@ mod directory;
 mod disk;
 mod file;
 mod format;
+mod lock;
 mod memory;
 mod misfit;
 mod on_root;

@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
+
 use self::disks::{Fault, Faulty, MemoryDisk};
 use super::{
     Checkpoint, CheckpointDirectory, Tensor,
@@ -185,5 +187,64 @@ fn only_what_nobody_writes_is_a_leftover() {
     drop(living); // As at the end of the process.
     directory.prepare().unwrap();
     assert!(!partial("living").exists());
+    drop(directory);
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 2);
+}
+
+/// Another process than this one, for the lock: it opens the file by itself.
+fn lock_of_another(directory: &Path) -> fs::File {
+    let path = directory.join(".lock");
+    let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(path);
+    let file = file.unwrap();
+    file.try_lock().unwrap();
+    file
+}
+
+#[test]
+fn two_jobs_do_not_save_in_one_directory() {
+    let temporary = tempfile::tempdir().unwrap();
+    let ours = directory(temporary.path());
+    ours.save(1, &checkpoint(1)).unwrap();
+    let text = fs::read_to_string(temporary.path().join(".lock")).unwrap();
+    assert!(text.starts_with(&format!("process {} on ", std::process::id())), "{text}");
+    // All of this process is one job: also a clone, and an object that was made anew.
+    directory(temporary.path()).save(2, &checkpoint(2)).unwrap();
+    ours.clone().save(3, &checkpoint(3)).unwrap();
+    drop(ours);
+    assert!(!temporary.path().join(".lock").exists());
+
+    let other = lock_of_another(temporary.path());
+    fs::write(temporary.path().join(".lock"), "process 4711 on node7\n").unwrap();
+    let ours = directory(temporary.path());
+    for refused in [ours.prepare(), ours.save(4, &checkpoint(4)).map(drop)] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("another job saves here (process 4711 on node7)"), "{error}");
+    }
+    assert_eq!(newest(&ours, &SystemDisk), 3, "reading needs no lock");
+    drop(other); // As at the end of the process: the file stays.
+    ours.prepare().unwrap();
+
+    // Somebody has deleted the directory, and another job has made it anew.
+    fs::remove_dir_all(temporary.path()).unwrap();
+    fs::create_dir(temporary.path()).unwrap();
+    let _other = lock_of_another(temporary.path());
+    let error = ours.save(5, &checkpoint(5)).unwrap_err().to_string();
+    assert!(error.contains("another job saves here (another process)"), "{error}");
+}
+
+/// A worker that loads data is forked, and lives on when the rank is killed.
+#[test]
+fn a_forked_process_does_not_keep_the_lock() {
+    let temporary = tempfile::tempdir().unwrap();
+    let ours = directory(temporary.path());
+    ours.prepare().unwrap();
+    let file = fs::File::open(temporary.path().join(".lock")).unwrap();
+    assert!(file.try_lock().is_err());
+    let child = drumline_shm::fork_idle(60).unwrap();
+    drop(ours);
+    file.lock().unwrap(); // The child closes its copy when it first runs.
+    let ended = waitpid(Some(child), WaitOptions::NOHANG).unwrap();
+    assert!(ended.is_none(), "the child's end has released the lock");
+    kill_process(child, Signal::KILL).unwrap();
+    waitpid(Some(child), WaitOptions::empty()).unwrap();
 }
