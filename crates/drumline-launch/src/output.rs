@@ -16,7 +16,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, TryLockError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -96,20 +96,21 @@ fn outlets() -> [&'static Arc<Outlet>; 2] {
     [Outlet::stdout(), Outlet::stderr()]
 }
 
-/// Waits until stdout and stderr have taken everything, and returns `true`, or until `is_tired` says that this takes too
-/// long. It is asked many times a second. Output of ranks is not given up before that; nobody waits long for a reader
-/// who only misses lines of the launcher's own.
-pub(crate) fn see_out(mut is_tired: impl FnMut() -> bool) -> bool {
+/// Waits until stdout and stderr have taken everything, or until `is_tired` says that this takes too long. It is asked many
+/// times a second. Output of ranks is not given up before that; nobody waits long for a reader who only misses lines of the
+/// launcher's own. Nobody waits a second time for a reader who was given up and has not read since.
+pub(crate) fn see_out(mut is_tired: impl FnMut() -> bool) {
     const TURN: Duration = Duration::from_millis(20);
+    /// What was written when the reader was given up.
+    static GIVEN_UP: AtomicU64 = AtomicU64::new(u64::MAX);
     let mut patience = Patience::begin();
-    while !outlets().iter().all(|outlet| outlet.settle(TURN)) {
-        let is_tired = is_tired();
-        if patience.is_over() && (is_tired || !outlets().iter().any(|outlet| outlet.owes())) {
-            outlets().iter().for_each(|outlet| outlet.give_up());
-            return false;
+    let is_given_up = || GIVEN_UP.load(Ordering::Relaxed) == written();
+    while !is_given_up() && !outlets().iter().all(|outlet| outlet.settle(TURN)) {
+        let is_tired = is_tired() || !outlets().iter().any(|outlet| outlet.owes());
+        if is_tired && patience.is_over() {
+            GIVEN_UP.store(written(), Ordering::Relaxed);
         }
     }
-    true
 }
 
 /// Waits until all that this process has to say is written, but not for a reader who does not read. For the end of a

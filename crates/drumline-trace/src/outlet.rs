@@ -73,8 +73,6 @@ struct State {
     has_writer: bool,
     /// The destination takes nothing any more.
     is_broken: bool,
-    /// Nobody waits for it any more.
-    is_given_up: bool,
 }
 
 impl std::fmt::Debug for Outlet {
@@ -189,7 +187,6 @@ impl Outlet {
         let mut state = self.lock();
         while state.is_behind() {
             let before = state.written;
-            let patience = if state.is_given_up { Duration::ZERO } else { patience };
             let waited = self.progress.wait_timeout_while(state, patience, |state| {
                 state.is_behind() && state.written == before
             });
@@ -199,11 +196,6 @@ impl Outlet {
             }
         }
         true
-    }
-
-    /// From now on nobody waits for what is not written.
-    pub fn give_up(&self) {
-        self.lock().is_given_up = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
