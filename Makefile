@@ -157,7 +157,7 @@ soak:
 
 # 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
 soak-python: python-package
-	DRUMLINE_SOAK=1 $(PYTEST) python/tests/test_soak.py
+	DRUMLINE_SOAK=1 $(PYTEST) python/tests/test_soak.py python/tests/test_handlers.py
 
 # Every decoder (or ONLY some, with commas), TIME seconds each. Needs a nightly compiler and one of C++.
 TIME ?= 60

@@ -70,9 +70,9 @@ class OfArrays:
 
     def finish(self) -> None:
         """Copies results back to the arrays."""
-        back, self._back = self._back, []
-        for array, copy in back:
+        for array, copy in self._back:
             array[...] = copy
+        self._back = []  # afterwards: a handler of a signal may wait for the same call meanwhile
 
 
 def as_numpy(array: Any) -> np.ndarray[Any, Any]:

@@ -41,7 +41,7 @@ class Work:
     def __init__(self, handle: _core.Work, staging: Staging, result: Any = ()) -> None:
         self._handle, self._staging, self._result = handle, staging, result
         self._future: Future | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of a signal may interrupt its thread
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Waits for the end, at most ``timeout``. Returns whether the call has ended.

@@ -38,12 +38,13 @@ use crate::{
     deadline::bounded,
     executor::{Flags, Layout, Machine, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive},
     explain::{self, Explanation},
+    handoff::Drivable,
     host::Host,
     membership::Membership,
     operator::OperatorKind,
     panics::{panic_text, shielded},
     recorder::{Category, Recorder, What},
-    transport::{Connections, Lack},
+    transport::{Connections, Lack, Point},
     usage::Usage,
 };
 
@@ -93,7 +94,7 @@ impl Lane {
             asleep: false,
             state: State::Open,
             closing: None,
-            usage: Usage::default(),
+            usage: Arc::default(),
             recorder,
         }
     }
@@ -143,9 +144,14 @@ impl Lane {
         self
     }
 
-    /// What the calls of this rank have taken so far.
-    pub fn usage(&self) -> &Usage {
+    /// What the calls of this rank have taken so far. It can be read while the lane is driven.
+    pub fn usage(&self) -> &Arc<Usage> {
         &self.usage
+    }
+
+    /// The number of the next collective.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
     }
 
     /// Whether a call has failed.
@@ -172,10 +178,17 @@ impl Lane {
         self.aborted.load(Ordering::SeqCst) && matches!(self.state, State::Open)
     }
 
+    /// Fails if the group is to be aborted. A collective that is under way learns of it in its next step.
+    pub fn obey(&mut self) {
+        if self.is_to_abort() {
+            self.fail("abort".to_owned(), self.sequence, Duration::ZERO, Cause::Aborted);
+        }
+    }
+
     /// Brings all calls as far as possible without waiting, other than by spinning.
     pub fn progress(&mut self, now: Instant, spin: Spin) -> Progress {
-        if self.is_to_abort() && self.running.is_none() {
-            self.fail("abort".to_owned(), self.sequence, Duration::ZERO, Cause::Aborted);
+        if self.running.is_none() {
+            self.obey();
         }
         let points = self.progress_points(now);
         let jobs = self.progress_jobs(now, spin);
@@ -423,9 +436,7 @@ impl Lane {
 
     fn fail_as(&mut self, failure: CollectiveError) -> Error {
         let failure = Arc::new(failure);
-        tracing::debug!("{failure}");
-        self.recorder.mark("failed", &failure);
-        self.break_off(failure.clone());
+        self.fail_with(failure.clone());
         Error::Collective(failure)
     }
 
@@ -433,14 +444,9 @@ impl Lane {
     /// has failed or was closed stays as it is.
     pub fn fail_with(&mut self, failure: Arc<CollectiveError>) {
         if matches!(self.state, State::Open) {
+            tracing::debug!("{failure}");
+            self.recorder.mark("failed", &failure);
             self.break_off(failure);
-        }
-    }
-
-    /// [`Lane::fail_with`] a cause that this rank has found elsewhere.
-    pub fn fail_because(&mut self, operation: &str, cause: Cause) {
-        if matches!(self.state, State::Open) {
-            self.fail(operation.to_owned(), self.sequence, Duration::ZERO, cause);
         }
     }
 
@@ -451,6 +457,7 @@ impl Lane {
         }
         self.transport.abort(&failure);
         self.told = None;
+        self.usage.fail();
         self.state = State::Failed(failure.clone());
         self.poison_points(&failure);
     }
@@ -571,6 +578,36 @@ impl Lane {
     /// Whether this rank has failed and has not yet told every peer why.
     pub fn has_unsent(&self) -> bool {
         matches!(self.state, State::Failed(_)) && self.transport.has_unsent()
+    }
+}
+
+impl Drivable for Lane {
+    type Job = Box<dyn Job>;
+    type Point = Point;
+    type Errand = Box<dyn FnOnce(&mut Lane) + Send>;
+
+    fn submit(&mut self, job: Box<dyn Job>) {
+        self.submit(job);
+    }
+
+    fn post(&mut self, point: Point) {
+        self.post(point);
+    }
+
+    fn carry_out(&mut self, errand: Box<dyn FnOnce(&mut Lane) + Send>) {
+        errand(self);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.is_busy()
+    }
+
+    fn wake_up(&mut self) {
+        self.wake_up();
+    }
+
+    fn on_panic(&mut self) {
+        self.on_panic("a call", "its message stands in the output of this rank");
     }
 }
 

@@ -24,6 +24,7 @@ pub mod deadline;
 pub mod error;
 pub mod executor;
 pub mod explain;
+pub mod handoff;
 pub mod host;
 pub mod lane;
 pub mod membership;

@@ -1,6 +1,9 @@
 //! What the calls of a group have taken on this rank.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use drumline_schedule::Collective;
 
@@ -18,48 +21,83 @@ pub struct Calls {
     pub time: Duration,
 }
 
-impl Calls {
+/// Counts the calls of one kind. One thread at a time adds to it; any thread reads it, without waiting.
+#[derive(Debug, Default)]
+pub struct Counter {
+    ended: AtomicU64,
+    bytes: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl Counter {
     /// Adds a call that has ended.
-    pub fn add(&mut self, bytes: u64, time: Duration) {
-        self.ended += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.time = self.time.saturating_add(time);
+    pub fn add(&self, bytes: u64, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let add = |to: &AtomicU64, more| to.store(to.load(Relaxed).saturating_add(more), Relaxed);
+        add(&self.ended, 1);
+        add(&self.bytes, bytes);
+        add(&self.nanoseconds, nanoseconds);
+    }
+
+    fn read(&self) -> Calls {
+        Calls {
+            ended: self.ended.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            time: Duration::from_nanos(self.nanoseconds.load(Relaxed)),
+        }
     }
 }
 
-/// The calls of all kinds.
-#[derive(Clone, Debug, Default)]
+/// The calls of all kinds, and whether one has failed.
+#[derive(Debug, Default)]
 pub struct Usage {
-    collectives: [Calls; Collective::ALL.len()],
-    sends: Calls,
-    receives: Calls,
+    collectives: [Counter; Collective::ALL.len()],
+    sends: Counter,
+    receives: Counter,
+    failed: AtomicBool,
 }
 
 impl Usage {
     /// The calls of one collective.
-    pub fn of(&mut self, collective: Collective) -> &mut Calls {
+    pub fn of(&self, collective: Collective) -> &Counter {
         // Codes begin at 1.
-        &mut self.collectives[usize::from(collective.code()) - 1]
+        &self.collectives[usize::from(collective.code()) - 1]
     }
 
     /// Adds a message that has arrived or left.
-    pub fn add_message(&mut self, call: &PointCall, time: Duration) {
-        let calls = match call.direction {
-            Direction::Send => &mut self.sends,
-            Direction::Receive => &mut self.receives,
+    pub fn add_message(&self, call: &PointCall, time: Duration) {
+        let counter = match call.direction {
+            Direction::Send => &self.sends,
+            Direction::Receive => &self.receives,
         };
-        calls.add(call.bytes(), time);
+        counter.add(call.bytes(), time);
+    }
+
+    /// Notes that a call has failed.
+    pub fn fail(&self) {
+        self.failed.store(true, Relaxed);
+    }
+
+    /// Whether a call has failed.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+
+    /// The number of all collectives that have ended.
+    pub fn collectives_ended(&self) -> u64 {
+        self.collectives.iter().map(|calls| calls.ended.load(Relaxed)).sum()
     }
 
     /// The time of all collectives.
     pub fn collective_time(&self) -> Duration {
-        self.collectives.iter().map(|calls| calls.time).sum()
+        self.collectives.iter().map(|calls| calls.read().time).sum()
     }
 
     /// Every kind that was called, by the name of its function.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, Calls)> {
-        let collectives = Collective::ALL.map(Collective::name).into_iter().zip(self.collectives);
-        let messages = [("send", self.sends), ("recv", self.receives)];
-        collectives.chain(messages).filter(|(_, calls)| calls.ended > 0)
+        let collectives = Collective::ALL.map(Collective::name).into_iter().zip(&self.collectives);
+        let messages = [("send", &self.sends), ("recv", &self.receives)];
+        let all = collectives.chain(messages).map(|(name, counter)| (name, counter.read()));
+        all.filter(|(_, calls)| calls.ended > 0)
     }
 }

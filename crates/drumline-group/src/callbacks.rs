@@ -1,5 +1,5 @@
-//! The thread on which [`Work::on_complete`](crate::Work::on_complete) calls callbacks. Each process has one.
-//! So a slow callback holds up no collective.
+//! The thread on which [`Work::on_complete`](crate::Work::on_complete) calls callbacks, and the one that calls wakers of
+//! calls that the progress thread has ended. Each process has one of each. So slow foreign code holds up no collective.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -17,13 +17,23 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 /// The thread cannot be started.
 pub(crate) fn get() -> Result<Sender<Callback>> {
     static CALLBACKS: PerProcess<Result<Sender<Callback>>> = PerProcess::new();
-    CALLBACKS.get(start).clone()
+    CALLBACKS.get(|| start("drumline-callbacks")).clone()
 }
 
-fn start() -> Result<Sender<Callback>> {
+/// The way to the thread of wakers. A slow callback must not hold them up.
+///
+/// # Errors
+///
+/// As for [`get`].
+pub(crate) fn of_wakers() -> Result<Sender<Callback>> {
+    static WAKERS: PerProcess<Result<Sender<Callback>>> = PerProcess::new();
+    WAKERS.get(|| start("drumline-wakers")).clone()
+}
+
+fn start(name: &str) -> Result<Sender<Callback>> {
     let (sender, callbacks) = channel::<Callback>();
     std::thread::Builder::new()
-        .name("drumline-callbacks".to_owned())
+        .name(name.to_owned())
         .spawn(move || callbacks.into_iter().for_each(shielded))
         .map_err(named("clone3"))
         .map_err(|source| Error::io("cannot start the thread of callbacks", source))?;

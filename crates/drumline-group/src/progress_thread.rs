@@ -13,7 +13,7 @@ use drumline_shm::{PerProcess, named};
 use drumline_store::net::poll::{self, Deadline};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::transport::Waker;
+use crate::{transport::Waker, work::Later};
 
 /// A group's lane, as the progress thread sees it.
 pub(crate) trait Served: Send + Sync {
@@ -32,7 +32,7 @@ pub(crate) enum Advance {
     /// Another thread drives the lane.
     Taken,
     /// Nothing can be done before this time, unless this descriptor becomes readable.
-    Stuck(Instant, Arc<OwnedFd>),
+    Stuck(Instant, Option<Arc<OwnedFd>>),
     /// More can be done at once.
     Moved,
 }
@@ -128,13 +128,18 @@ impl ProgressThread {
 
     /// Lets dropped groups answer callers. Returns when each must go on, and the descriptor that may be
     /// readable earlier.
-    fn answer_callers(&self) -> Vec<(Instant, Arc<OwnedFd>)> {
+    fn answer_callers(&self) -> Vec<(Instant, Option<Arc<OwnedFd>>)> {
         let (mut lingering, now) = (lock(&self.lingering), Instant::now());
         lingering.retain_mut(|group| group.progress(now));
-        lingering.iter().map(|group| group.news()).collect()
+        let news = |group: &Box<dyn Linger>| {
+            let (until, bell) = group.news();
+            (until, Some(bell))
+        };
+        lingering.iter().map(news).collect()
     }
 
     fn run(&self) -> ! {
+        Later::on_a_thread_that_serves();
         let mut groups: Vec<Arc<dyn Served>> = Vec::new();
         let mut doors: Vec<Door> = Vec::new();
         loop {
@@ -189,7 +194,7 @@ fn advance(group: &dyn Served) -> Advance {
 }
 
 /// Sleeps until a group can go on or arrives, or a peer calls.
-fn sleep(waker: &Waker, sleepers: &[(Instant, Arc<OwnedFd>)], doors: &mut [Door]) {
+fn sleep(waker: &Waker, sleepers: &[(Instant, Option<Arc<OwnedFd>>)], doors: &mut [Door]) {
     // A door with callers is left out, because its bell stays readable until the driver lets them in.
     let is_silent = |door: &&mut Door| door.group.upgrade().is_some_and(|it| !it.has_callers());
     let mut doors: Vec<&mut Door> = doors.iter_mut().filter(is_silent).collect();
@@ -197,7 +202,8 @@ fn sleep(waker: &Waker, sleepers: &[(Instant, Arc<OwnedFd>)], doors: &mut [Door]
     let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
     let mut interests = vec![readable(waker.as_fd())];
     interests.extend(bells.iter().map(|bell| readable(bell.as_fd())));
-    interests.extend(sleepers.iter().map(|(_, readiness)| readable(readiness.as_fd())));
+    let readiness = sleepers.iter().filter_map(|(_, readiness)| readiness.as_ref());
+    interests.extend(readiness.map(|readiness| readable(readiness.as_fd())));
     let again = doors.iter().filter_map(|door| door.look_again_at);
     let until = sleepers.iter().map(|(until, _)| *until).chain(again).min();
     if let Err(error) = poll::wait(&mut interests, Deadline::from(until)) {

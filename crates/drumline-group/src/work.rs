@@ -32,8 +32,8 @@ type Ended<B> = Result<B, WorkError<B>>;
 /// [`Error`].
 ///
 /// [`Work::on_complete`] passes the result to a function. A `Work` can also be awaited, in any executor. The
-/// waker is called on the thread on which the call has ended, without any lock of this library. It should be
-/// brief, because that thread may have other calls to drive.
+/// waker is called without any lock of this library: on the caller's thread that has ended the call, or, where nobody
+/// waited for it, on the thread `drumline-wakers`.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -50,6 +50,8 @@ type Ended<B> = Result<B, WorkError<B>>;
 pub struct Work<B> {
     completion: Arc<Completion<B>>,
     group: Weak<Driven>,
+    /// Whether it runs after all collectives that were called before.
+    in_order: bool,
 }
 
 /// The place where a call leaves its result.
@@ -195,11 +197,11 @@ impl<B> Completion<B> {
 
 impl<B> Work<B> {
     /// A new [`Work`], and the promise through which it gets its result.
-    pub(crate) fn of(group: &Inner) -> (Promise<B>, Work<B>) {
+    pub(crate) fn of(group: &Inner, in_order: bool) -> (Promise<B>, Work<B>) {
         let state = Mutex::new(State::Pending(Listener::Nobody));
         let completion =
             Arc::new(Completion { state, done: Condvar::new(), ended: OnceLock::new() });
-        (Promise(completion.clone()), Work { completion, group: group.driven() })
+        (Promise(completion.clone()), Work { completion, group: group.driven(), in_order })
     }
 
     /// Whether the call has ended, successfully or not.
@@ -333,9 +335,19 @@ impl<B> Work<B> {
                 .upgrade()
                 .is_some_and(|group| group.help(deadline, &|| self.completion.is_done()));
             if !helped {
+                if deadline.is_none()
+                    && let Some(error) = self.hindrance()
+                {
+                    return Ok(Err(WorkError::without_buffer(error)));
+                }
                 self.sleep(deadline);
             }
         }
+    }
+
+    /// Why this thread cannot wait for the end of the call.
+    pub(crate) fn hindrance(&self) -> Option<Error> {
+        self.group.upgrade().filter(|_| self.in_order)?.hindrance()
     }
 
     /// Sleeps until the call has ended.

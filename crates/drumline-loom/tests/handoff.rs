@@ -6,7 +6,8 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../drumline-group/src/group/drive/handoff.rs"]
+#[allow(dead_code, unreachable_pub, reason = "it is a module of another crate")]
+#[path = "../../drumline-engine/src/handoff.rs"]
 mod handoff;
 
 /// As std's: a `try_lock` that fails orders nothing. (loom's own `try_lock` waits for a lock that is taken.)
@@ -90,9 +91,12 @@ mod lane_mutex {
     }
 }
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use handoff::{Drivable, Handoff, Surroundings, Turn};
+use handoff::{Aside, Drivable, Driver, Handoff, Surroundings, Turn};
 use loom::{
     sync::{
         Condvar, Mutex,
@@ -106,6 +110,9 @@ use loom::{
 struct Lane {
     jobs: Vec<u32>,
     points: Vec<u32>,
+    errands: Vec<u32>,
+    /// Whether a call has begun, whose thread alone goes on with it.
+    has_begun: bool,
     /// Whether an operation is under way that waits for a peer.
     is_busy: bool,
     is_aborted: bool,
@@ -114,6 +121,7 @@ struct Lane {
 impl Drivable for Lane {
     type Job = u32;
     type Point = u32;
+    type Errand = u32;
 
     fn submit(&mut self, job: u32) {
         self.jobs.push(job);
@@ -121,6 +129,10 @@ impl Drivable for Lane {
 
     fn post(&mut self, point: u32) {
         self.points.push(point);
+    }
+
+    fn carry_out(&mut self, errand: u32) {
+        self.errands.push(errand);
     }
 
     fn is_busy(&self) -> bool {
@@ -209,9 +221,28 @@ impl Group {
         lane.is_aborted |= self.aborted.load(SeqCst);
     }
 
+    fn drive(&self) -> Driver<'_, Lane, Arc<Bells>> {
+        // loom's clock stands still.
+        let never = Instant::now() + Duration::from_secs(3600);
+        let wait = || self.handoff.wait(never, |_| false);
+        self.handoff.try_drive().map_or_else(wait, Ok).unwrap()
+    }
+
     /// A blocking call.
     fn call(&self) {
-        let mut lane = self.handoff.drive();
+        let mut lane = self.drive();
+        assert!(!lane.has_begun, "two calls at a time");
+        self.turn(&mut lane);
+    }
+
+    /// A blocking call that runs foreign code as it waits.
+    fn call_and_run(&self, foreign: impl FnOnce(&Group)) {
+        let mut lane = self.drive();
+        lane.has_begun = true;
+        let thread = std::thread::current().id();
+        let aside = Aside { thread, call: String::new(), has_begun: true };
+        let mut lane = self.handoff.outside(lane, aside, || foreign(self));
+        lane.has_begun = false;
         self.turn(&mut lane);
     }
 
@@ -224,9 +255,15 @@ impl Group {
     /// What the progress thread does when it was called. It lets go of a lane that another thread
     /// drives.
     fn visit(&self) {
-        if let Some(mut lane) = self.handoff.visit() {
+        if let Some(mut visit) = self.handoff.visit() {
             self.bells.waker.drain();
-            self.turn(&mut lane);
+            let (lane, is_aside) = visit.lane();
+            assert_eq!(lane.has_begun, is_aside);
+            match is_aside {
+                true => self.handoff.take_points(lane),
+                false => self.handoff.take_mail(lane),
+            }
+            lane.is_aborted |= self.aborted.load(SeqCst);
         }
     }
 
@@ -287,7 +324,7 @@ fn jobs_behind_messages_are_taken() {
             group.handoff.submit(1);
             group.handoff.post(2);
         });
-        group.handoff.take_points(&mut group.handoff.drive());
+        group.handoff.take_points(&mut group.drive());
         let lane = group.end(vec![submitting], progress);
         assert_eq!((lane.jobs, lane.points), (vec![1], vec![2]));
     });
@@ -353,7 +390,7 @@ fn a_helper_that_sleeps_takes_new_work() {
             group.turn(lane);
             if lane.jobs.is_empty() { Turn::Stuck } else { Turn::Over }
         };
-        group.handoff.help(turn, |_| assert!(group.bells.waker.wait()));
+        group.handoff.help(turn, |_| group.bells.waker.wait());
         assert_eq!(group.end(vec![submitting], progress).jobs, [1]);
     });
 }
@@ -364,7 +401,7 @@ fn a_helper_makes_room_for_a_blocking_call() {
         let group = Group::new(Lane { is_busy: true, ..Lane::default() });
         let progress = group.spawn(Group::progress_thread);
         let calling = group.spawn(|group| {
-            group.handoff.drive().is_busy = false;
+            group.drive().is_busy = false;
         });
         let mut has_moved = false;
         let turn = |lane: &mut Lane| match lane.is_busy {
@@ -372,8 +409,63 @@ fn a_helper_makes_room_for_a_blocking_call() {
             true => Turn::Moved,
             false => Turn::Idle,
         };
-        assert!(!group.handoff.help(turn, |_| assert!(group.bells.waker.wait())));
+        assert!(!group.handoff.help(turn, |_| group.bells.waker.wait()));
         group.end(vec![calling], progress);
+    });
+}
+
+/// Each waits for the lane while another has it, and no driver leaves without telling them.
+#[test]
+fn calls_take_turns() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        group.bells.arrivals.ring();
+        let progress = group.spawn(Group::progress_thread);
+        let calling = group.spawn(Group::call);
+        group.call();
+        group.end(vec![calling], progress);
+    });
+}
+
+/// A call waits until one that is set aside has ended.
+#[test]
+fn no_call_runs_beside_one_that_is_set_aside() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        let calling = group.spawn(Group::call);
+        group.call_and_run(|_| {});
+        group.end(vec![calling], progress);
+    });
+}
+
+/// Foreign code leaves notes, and waits for what the progress thread does with them.
+#[test]
+fn notes_reach_a_lane_that_is_set_aside() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        group.call_and_run(|group| {
+            group.handoff.post(1);
+            group.handoff.send(2);
+            group.handoff.submit(3);
+            while group.handoff.reach().is_none_or(|lane| lane.points.is_empty()) {
+                thread::yield_now();
+            }
+        });
+        let lane = group.end(Vec::new(), progress);
+        assert_eq!((lane.points, lane.errands, lane.jobs), (vec![1], vec![2], vec![3]));
+    });
+}
+
+#[test]
+fn an_abort_reaches_a_lane_that_is_set_aside() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        let aborting = group.spawn(Group::abort);
+        group.call_and_run(|_| {});
+        assert!(group.end(vec![aborting], progress).is_aborted);
     });
 }
 
@@ -382,7 +474,7 @@ fn a_helper_makes_room_for_a_blocking_call() {
 fn unfinished_work_goes_to_the_progress_thread() {
     check(|| {
         let group = Group::new(Lane::default());
-        let calling = group.spawn(|group| group.handoff.drive().is_busy = true);
+        let calling = group.spawn(|group| group.drive().is_busy = true);
         group.call();
         calling.join().unwrap();
         assert!(group.bells.arrivals.drain());

@@ -2,10 +2,7 @@
 
 use std::{
     mem,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -16,7 +13,13 @@ use drumline::{
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-use crate::{config::duration, error::raise, group::Group, memory::with_element, signals};
+use crate::{
+    config::duration,
+    error::raise,
+    group::Group,
+    memory::with_element,
+    signals::{self, Exclusive},
+};
 
 /// Tensors in one buffer that the ranks of a host share.
 ///
@@ -25,7 +28,7 @@ use crate::{config::duration, error::raise, group::Group, memory::with_element, 
 #[pyclass(frozen, weakref, module = "drumline._core")]
 pub(crate) struct AsyncReduce {
     /// `None` only after `forget`.
-    core: Mutex<Option<Core>>,
+    core: Exclusive<Core>,
     is_left: AtomicBool,
     /// The address of the buffer, and its length in bytes.
     memory: (usize, usize),
@@ -54,7 +57,7 @@ impl AsyncReduce {
         }
         Ok(AsyncReduce {
             memory: (core.as_mut_ptr().addr(), bytes),
-            core: Mutex::new(Some(core)),
+            core: Exclusive::new(core),
             is_left: AtomicBool::new(false),
             process: rustix::process::getpid(),
         })
@@ -79,14 +82,12 @@ impl AsyncReduce {
 
     /// Waits until all tensors are reduced.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        self.check()?;
-        signals::run(py, || self.lock().as_mut().map_or(Ok(()), Core::synchronize))
+        self.interruptibly(py, Core::synchronize)
     }
 
     /// Brings the tensors that were not brought in this step, and waits.
     fn sync_grad(&self, py: Python<'_>) -> PyResult<()> {
-        self.check()?;
-        signals::run(py, || self.lock().as_mut().map_or(Ok(()), Core::sync_grad))
+        self.interruptibly(py, Core::sync_grad)
     }
 
     /// Steps without an error, rounds in which ranks told each other which tensors are complete, and
@@ -104,11 +105,7 @@ impl AsyncReduce {
     /// Aborts the steps of all ranks.
     fn abort(&self, py: Python<'_>) {
         if self.check().is_ok() {
-            py.detach(|| {
-                if let Some(core) = &*self.lock() {
-                    core.abort();
-                }
-            });
+            py.detach(|| self.core.with_or_abort(|core| core.as_ref().map(Core::abort)));
         }
     }
 
@@ -125,15 +122,19 @@ impl AsyncReduce {
     /// At the end of the process: closes nothing, so that the peers see this process die.
     fn forget(&self, py: Python<'_>) {
         self.is_left.store(true, Ordering::SeqCst);
-        py.detach(|| mem::forget(self.lock().take()));
+        py.detach(|| mem::forget(self.core.with(Option::take)));
     }
 }
 
 impl AsyncReduce {
-    /// Release the interpreter's lock before this call, because the thread that holds `core` may wait for
-    /// that lock.
-    fn lock(&self) -> MutexGuard<'_, Option<Core>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    fn interruptibly(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Core) -> Result<()> + Send,
+    ) -> PyResult<()> {
+        self.check()?;
+        let call = |core: &mut Option<Core>| core.as_mut().map_or(Ok(()), call);
+        signals::run(py, || self.core.with(call).unwrap_or_else(|| Err(in_use())))
     }
 
     fn with<R: Send>(
@@ -142,8 +143,8 @@ impl AsyncReduce {
         call: impl FnOnce(&mut Core) -> Result<R> + Send,
     ) -> PyResult<R> {
         self.check()?;
-        let result = py.detach(|| self.lock().as_mut().map(call));
-        result.ok_or_else(left)?.map_err(raise)
+        let result = py.detach(|| self.core.with(|core| core.as_mut().map(call)));
+        result.ok_or_else(|| raise(in_use()))?.ok_or_else(left)?.map_err(raise)
     }
 
     fn check(&self) -> PyResult<()> {
@@ -163,8 +164,8 @@ impl AsyncReduce {
         if self.is_left.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        let left = py.detach(|| self.lock().as_mut().map_or(Ok(()), |it| it.leave(patience)));
-        left.map_err(raise)
+        let leave = |core: &mut Option<Core>| core.as_mut().map_or(Ok(()), |it| it.leave(patience));
+        py.detach(|| self.core.with_or_abort(leave)).unwrap_or(Ok(())).map_err(raise)
     }
 }
 
@@ -186,6 +187,16 @@ pub(crate) fn registry_of(
     Ok((registry, options))
 }
 
+/// The error of a call in a handler that interrupts `synchronize`.
+pub(crate) fn in_use() -> drumline::train::Error {
+    drumline::train::Error::InvalidArgument {
+        operation: "AsyncReduce",
+        problem: "this thread is in a call of it, and a handler of a signal interrupts that: wait until the handler \
+                  has returned, or abort it"
+            .to_owned(),
+    }
+}
+
 fn left() -> PyErr {
     PyValueError::new_err("this AsyncReduce was stopped")
 }
@@ -194,7 +205,7 @@ impl Drop for AsyncReduce {
     fn drop(&mut self) {
         // A fork shares the connections of its parent and must not say goodbye on them.
         if rustix::process::getpid() != self.process {
-            mem::forget(self.lock().take());
+            mem::forget(self.core.with(Option::take));
         }
     }
 }

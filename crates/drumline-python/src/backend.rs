@@ -8,7 +8,7 @@ use drumline::{
 };
 use pyo3::{prelude::*, types::PyBytes};
 
-use crate::{error::raise, store::Store};
+use crate::{error::raise, signals, store::Store};
 
 /// Makes `name` a backend. On every rank of every group on it, `make(store, rank, world_size, seconds)`
 /// returns an object with a method `collective(call)`; the methods `abort()` and `shutdown()` are optional.
@@ -146,7 +146,7 @@ impl fmt::Debug for OfPython {
 }
 
 fn with_python<R>(call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R, String> {
-    let called = Python::try_attach(|py| call(py).map_err(|raised| raised.to_string()));
+    let called = Python::try_attach(|py| call(py).map_err(|raised| signals::text_of(py, raised)));
     called.unwrap_or_else(|| Err("the interpreter has ended".to_owned()))
 }
 

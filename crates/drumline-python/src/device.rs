@@ -552,7 +552,7 @@ impl DeviceWork {
             if py.detach(|| self.work.wait_timeout(look)).map_err(raise)? {
                 return Ok(true);
             }
-            py.check_signals()?;
+            signals::check(py)?;
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(false);
             }

@@ -14,18 +14,18 @@ use drumline::{
 use pyo3::prelude::*;
 
 use crate::{
-    async_reduce::registry_of,
+    async_reduce::{in_use, registry_of},
     device::{OnDevice, open, stream_of},
     error::raise,
     group::Group,
-    signals,
+    signals::{self, Exclusive},
 };
 
 /// Tensors by name, reduced to one buffer of a GPU.
 #[pyclass(frozen, weakref, module = "drumline._core")]
 pub(crate) struct DeviceAsyncReduce {
     /// `None` after `stop`.
-    core: Mutex<Option<Core>>,
+    core: Exclusive<Core>,
     device: CudaDevice,
     /// Keeps the buffer.
     _fused: Py<PyAny>,
@@ -66,7 +66,7 @@ impl DeviceAsyncReduce {
             registry.freeze_on(&group, of_core, &on, &options, |_| Ok(place))
         })?;
         Ok(DeviceAsyncReduce {
-            core: Mutex::new(Some(core)),
+            core: Exclusive::new(core),
             device,
             _fused: fused.owner,
             gradients: Mutex::default(),
@@ -127,28 +127,19 @@ impl DeviceAsyncReduce {
 
     /// Aborts the steps of all ranks.
     fn abort(&self, py: Python<'_>) {
-        py.detach(|| {
-            if let Some(core) = &*self.lock() {
-                core.abort();
-            }
-        });
+        py.detach(|| self.core.with_or_abort(|core| core.as_ref().map(Core::abort)));
     }
 
     /// Ends the engine when all ranks do.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        let core = py.detach(|| self.lock().take());
-        let stopped = signals::run(py, || core.map_or(Ok(()), Core::stop));
+        let core = py.detach(|| self.core.with_or_abort(Option::take));
+        let stopped = signals::run(py, || core.flatten().map_or(Ok(()), Core::stop));
         drop(take(&mut *self.gradients()));
         stopped
     }
 }
 
 impl DeviceAsyncReduce {
-    /// Release the interpreter's lock before this call, because the thread that holds `core` may wait for that lock.
-    fn lock(&self) -> MutexGuard<'_, Option<Core>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn gradients(&self) -> MutexGuard<'_, Gradients> {
         self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -162,12 +153,13 @@ impl DeviceAsyncReduce {
     }
 
     fn on_core<R>(&self, call: impl FnOnce(&mut Core) -> Result<R>) -> Result<R> {
-        match &mut *self.lock() {
+        let used = self.core.with(|core| match core {
             Some(core) => call(core),
             None => Err(drumline::train::Error::InvalidArgument {
                 operation: "AsyncReduce",
                 problem: "it was stopped".to_owned(),
             }),
-        }
+        });
+        used.unwrap_or_else(|| Err(in_use()))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use drumline::{
@@ -12,7 +12,8 @@ use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::{
     config::{config, duration},
-    log, signals,
+    log,
+    signals::{self, lock},
     store::any_store,
 };
 
@@ -21,6 +22,8 @@ use crate::{
 #[pyclass(frozen, weakref, module = "drumline._core")]
 pub(crate) struct Group {
     group: Mutex<Option<ProcessGroup>>,
+    /// The same while it is closed, so that it can be aborted.
+    closing: Arc<Mutex<Option<ProcessGroup>>>,
     /// The group's name, for errors after the group has gone.
     name: String,
     /// The process that made this object.
@@ -176,22 +179,21 @@ impl Group {
 
     /// Aborts the group, on all ranks.
     fn abort(&self, py: Python<'_>) {
-        if let Ok(group) = self.get() {
+        let closing = lock(&self.closing).clone();
+        if let Some(group) = self.get().ok().or(closing) {
             py.detach(|| group.abort());
         }
     }
 
     /// Closes the group together with all other ranks.
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(group) = self.take()? else { return Ok(()) };
-        signals::run_beside(py, || group.destroy())
+        self.close(py, ProcessGroup::destroy)
     }
 
     /// Closes the group, after waiting for the other ranks at most `patience` seconds.
     fn leave(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
         let patience = duration("patience", patience)?;
-        let Some(group) = self.take()? else { return Ok(()) };
-        signals::run_beside(py, move || group.leave(patience))
+        self.close(py, move |group| group.leave(patience))
     }
 
     /// Leaves the group without waiting for other ranks.
@@ -228,11 +230,27 @@ impl Group {
 impl Group {
     fn new(group: ProcessGroup) -> Group {
         let (name, process) = (group.name().to_owned(), rustix::process::getpid());
-        Group { group: Mutex::new(Some(group)), name, process }
+        Group { group: Mutex::new(Some(group)), closing: Arc::default(), name, process }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<ProcessGroup>> {
-        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.group)
+    }
+
+    fn close(
+        &self,
+        py: Python<'_>,
+        close: impl FnOnce(ProcessGroup) -> drumline::Result<()> + Send + 'static,
+    ) -> PyResult<()> {
+        let Some(group) = self.take()? else { return Ok(()) };
+        *lock(&self.closing) = Some(group.clone());
+        let closing = self.closing.clone();
+        signals::run_beside(py, move || {
+            let closed = close(group);
+            let closing = lock(&closing).take();
+            drop(closing);
+            closed
+        })
     }
 
     pub(crate) fn get(&self) -> PyResult<ProcessGroup> {
@@ -267,7 +285,7 @@ impl Drop for Group {
         match rustix::process::getpid() == self.process {
             true => drop(group),
             // The parent still uses the connections: a fork must not say goodbye on them.
-            false => mem::forget(group),
+            false => mem::forget((group, lock(&self.closing).take())),
         }
     }
 }

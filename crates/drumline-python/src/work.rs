@@ -13,7 +13,7 @@ use crate::{
     config::patience,
     error::raise,
     memory::Buffer,
-    signals::{LOOK_EVERY, on_main_thread},
+    signals::{self, LOOK_EVERY, on_main_thread},
 };
 
 /// What a [`drumline::Work`] returns at its end.
@@ -81,6 +81,8 @@ type Outcome = Result<Option<usize>>;
 /// A [`drumline::Work`] of any type.
 trait Pending: Send {
     fn is_completed(&self) -> bool;
+    /// Why this thread cannot wait for the end.
+    fn hindrance(&self) -> Option<Error>;
     fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Outcome, Box<dyn Pending>>;
     fn on_complete(self: Box<Self>, tell: Box<dyn FnOnce(Outcome) + Send>) -> Result<()>;
 }
@@ -92,6 +94,10 @@ fn outcome<B: Returned>(result: Result<B, WorkError<B>>) -> Outcome {
 impl<B: Returned> Pending for drumline::Work<B> {
     fn is_completed(&self) -> bool {
         drumline::Work::is_completed(self)
+    }
+
+    fn hindrance(&self) -> Option<Error> {
+        drumline::driving::hindrance(self)
     }
 
     fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Outcome, Box<dyn Pending>> {
@@ -129,7 +135,12 @@ impl Work {
             if let Some(outcome) = py.detach(|| self.0.wait_until(until)) {
                 return outcome.map(|_| true).map_err(raise);
             }
-            py.check_signals()?;
+            signals::check(py)?;
+            if deadline.is_none()
+                && let Some(error) = py.detach(|| self.0.hindrance())
+            {
+                return Err(raise(error));
+            }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
@@ -227,6 +238,13 @@ impl Shared {
                     guarded = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
             }
+        }
+    }
+
+    fn hindrance(&self) -> Option<Error> {
+        match &self.lock().progress {
+            Progress::UnderWay(pending) => pending.hindrance(),
+            Progress::Taken | Progress::Ended(_) => None,
         }
     }
 

@@ -83,7 +83,7 @@ pub use drumline_group::{
     register_backend, register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
-pub use drumline_group::{PerProcess, deadline, free_port, interface_with, site};
+pub use drumline_group::{PerProcess, deadline, driving, free_port, interface_with, site};
 pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
 #[doc(hidden)]
 pub use drumline_shm::{files, inherited, limit_of, named};

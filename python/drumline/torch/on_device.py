@@ -122,7 +122,7 @@ class OnDevice:
         self._group = group
         # By the driver's numbers.
         self._made: dict[int, _core.DeviceGroup | None] = {}
-        self._making = threading.Lock()
+        self._making = threading.RLock()  # a handler of a signal may interrupt its thread
         self._messages: dict[int, _core.DeviceMessages | None] = {}
         self._sent: list[Queued] = []
 

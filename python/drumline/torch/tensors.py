@@ -77,13 +77,13 @@ class Staging:
 
     def finish(self) -> None:
         """Brings results to where they belong; the caller's streams wait for it."""
-        back, self._back = self._back, []
-        for tensor, copy in back:
+        for tensor, copy in self._back:
             if tensor.device.type == "cpu":
                 with torch.no_grad():
                     tensor.copy_(copy)
             else:
                 self._side(tensor).bring_back(tensor, copy)
+        self._back = []  # afterwards: a handler of a signal may wait for the same call meanwhile
         for side in self._sides.values():
             side.join()
 

@@ -82,7 +82,7 @@ class DrumlineWork(dist.Work):
         self._staging = staging
         self._result = result
         self._future: Future[Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of a signal may interrupt its thread
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         limit = timeout.total_seconds()
@@ -172,7 +172,7 @@ class DrumlineWork(dist.Work):
     _source_rank = source_rank
 
 
-_STAGING = threading.Lock()
+_STAGING = threading.RLock()
 
 
 def when_all_ended(

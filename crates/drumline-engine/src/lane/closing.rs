@@ -6,7 +6,7 @@ use super::{
     patience::lead,
     state::{Closing, Lane, State},
 };
-use crate::{Cause, Result, transport::Lack};
+use crate::{Cause, Error, Result, transport::Lack};
 
 impl Lane {
     /// Says goodbye to the peers. Then call [`Lane::closed`] until it returns true.
@@ -23,6 +23,10 @@ impl Lane {
 
     /// Whether all ranks have left, after [`Lane::close`] at `started`.
     pub fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
+        if let State::Failed(by) = &self.state {
+            // Another thread has broken it off.
+            return Err(Error::Poisoned { attempted: "destroy", by: by.clone() });
+        }
         let lead = lead(self.settings.timeout, &self.settings);
         let give_up_at = started + self.settings.timeout;
         let new = Closing { give_up_at, lead, has_looked: false };

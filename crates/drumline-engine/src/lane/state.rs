@@ -64,7 +64,7 @@ pub struct Lane {
     pub(super) closing: Option<Closing>,
     /// Whether the lane will be dropped without a goodbye.
     pub(super) without_goodbye: bool,
-    pub(super) usage: Usage,
+    pub(super) usage: Arc<Usage>,
     pub(super) recorder: Recorder,
 }
 

@@ -105,7 +105,7 @@ impl Lane {
     }
 
     /// The running collective, for logs and errors.
-    pub(crate) fn name_of(&self, operation: &dyn AnyCall) -> String {
+    pub fn name_of(&self, operation: &dyn AnyCall) -> String {
         operation.told_as().unwrap_or_else(|| self.machine.description().to_string())
     }
 

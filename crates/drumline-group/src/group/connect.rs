@@ -357,7 +357,7 @@ impl ProcessGroup {
             )
         })?;
         if let Carrier::Lane(driven) = &self.inner.carrier {
-            driven.set_prices(told.links(topology));
+            driven.set_prices(told.links(topology))?;
         }
         tracing::info!(group = self.name(), links = ?told.links(topology), "measured its links");
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
@@ -405,7 +405,8 @@ fn put_on_lane(
     let lane = Lane::new(member.clone(), topology, &settings, transport, host, aborted.clone())
         .priced_by(prices)
         .recorded_by(recorder.recorder().clone());
-    let driven = Driven::new(lane, wake, aborted, family);
+    let limits = (member.clone(), settings.timeout);
+    let driven = Driven::new(lane, wake, aborted, family, limits);
     if let Some(door) = door {
         driven.let_callers_in(door)?;
     }

@@ -1,15 +1,15 @@
 //! Drives a group's lane. The driver is a blocking call, a thread that waits for a
-//! [`Work`](crate::Work), or the progress thread. [`handoff`] passes the lane between them.
-
-mod handoff;
+//! [`Work`](crate::Work), or the progress thread. [`drumline_engine::handoff`] passes the lane between them.
 
 use std::{
     ops::DerefMut,
     os::fd::OwnedFd,
     sync::{
-        Arc, Weak,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
+        mpsc::sync_channel,
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,8 +17,11 @@ use drumline_engine::{
     Cause, CollectiveError,
     any_call::{AnyCall, Job},
     call::Call,
+    deadline::after,
     executor::{Now, Progress, Spin},
+    handoff::{Aside, Driver, Handoff, Surroundings, Turn},
     lane::Lane,
+    membership::Membership,
     transport::Point,
     usage::Usage,
 };
@@ -26,16 +29,25 @@ use drumline_schedule::{price::Prices, step::Rank};
 
 use super::family::FamilyCell;
 use crate::{
-    Explanation, Result, interrupt,
+    Error, Explanation, Result, interrupt,
     progress_thread::{self, Advance, Served},
     transport::Waker,
     work::Later,
 };
-use handoff::{Drivable, Handoff, Surroundings, Turn};
 
 /// The longest time that a failed rank waits for connections on which it can tell why, and for streams to
 /// take that message. A host that answers takes a few milliseconds.
 const SENT_WITHIN: Duration = Duration::from_millis(200);
+
+/// How often the progress thread looks after sends and receives beside a collective that is set aside. What arrives for
+/// that collective stays in its stream, so the stream cannot wake it.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// The least time for which a thread waits for another one to leave the lane. The progress thread needs it for moments.
+const PATIENCE_MIN: Duration = Duration::from_secs(1);
+
+/// How long a handler of a signal that destroys a group waits for the lane before it breaks calls of other threads off.
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// What [`Driven::close`] does when other ranks have not closed the group in time.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,6 +63,12 @@ pub(crate) struct Driven {
     /// Keeps the store alive, which this process may host for other ranks.
     _family: FamilyCell,
     handoff: Handoff<Lane, Outside>,
+    usage: Arc<Usage>,
+    member: Membership,
+    /// The time limit of the group.
+    timeout: Duration,
+    /// The thread and the call that other threads wait for.
+    holder: Mutex<String>,
     /// Readable when the lane can go on.
     readiness: Arc<OwnedFd>,
     has_sent_reason: AtomicBool,
@@ -58,31 +76,6 @@ pub(crate) struct Driven {
     without_goodbye: AtomicBool,
     /// Whether all ranks have said goodbye.
     is_over: AtomicBool,
-}
-
-impl Drivable for Lane {
-    type Job = Box<dyn Job>;
-    type Point = Point;
-
-    fn submit(&mut self, job: Box<dyn Job>) {
-        self.submit(job);
-    }
-
-    fn post(&mut self, point: Point) {
-        self.post(point);
-    }
-
-    fn is_busy(&self) -> bool {
-        self.is_busy()
-    }
-
-    fn wake_up(&mut self) {
-        self.wake_up();
-    }
-
-    fn on_panic(&mut self) {
-        self.on_panic("a call", "its message stands in the output of this rank");
-    }
 }
 
 /// The waker of a lane, and the way from the lane to the progress thread.
@@ -133,9 +126,14 @@ impl Driven {
         (waker, readiness): (Waker, Arc<OwnedFd>),
         aborted: Arc<AtomicBool>,
         family: FamilyCell,
+        (member, timeout): (Membership, Duration),
     ) -> Arc<Driven> {
         Arc::new_cyclic(|group| Driven {
             _family: family,
+            usage: lane.usage().clone(),
+            member,
+            timeout,
+            holder: Mutex::default(),
             handoff: Handoff::new(lane, aborted, Outside { waker, group: group.clone() }),
             readiness,
             has_sent_reason: AtomicBool::new(false),
@@ -157,14 +155,38 @@ impl Driven {
         self.without_goodbye.store(true, Ordering::SeqCst);
     }
 
+    /// The answer of the lane, or of the thread that drives it between two turns. It waits for no call.
+    ///
+    /// # Errors
+    ///
+    /// That thread does not answer within the time limit of the group.
+    pub(super) fn ask<R: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Lane) -> R + Send + 'static,
+    ) -> Result<R> {
+        if let Some(mut lane) = self.handoff.reach() {
+            return Ok(question(&mut lane));
+        }
+        let (sender, answer) = sync_channel(1);
+        self.handoff.send(Box::new(move |lane| drop(sender.send(question(lane)))));
+        answer.recv_timeout(self.timeout).map_err(|_| {
+            let problem = format!(
+                "the thread that drives group {:?} is stuck in an operator or a buffer of the program",
+                self.member.name
+            );
+            Error::InvalidArgument { operation: "ask", problem }
+        })
+    }
+
     /// Chooses algorithms over links by `prices` from now on.
-    pub(super) fn set_prices(&self, prices: Prices) {
-        self.handoff.drive().set_prices(prices);
+    pub(super) fn set_prices(&self, prices: Prices) -> Result<()> {
+        self.ask(move |lane| lane.set_prices(prices))
     }
 
     /// Which algorithm a call would take, and why.
     pub(super) fn explain(&self, call: &Call, registered: bool) -> Result<Explanation> {
-        Ok(self.handoff.drive().explain(call, registered)?)
+        let call = call.clone();
+        Ok(self.ask(move |lane| lane.explain(&call, registered))??)
     }
 
     pub(super) fn submit(&self, job: Box<dyn Job>) {
@@ -193,14 +215,15 @@ impl Driven {
     /// Carries out a call on the caller's thread, after all calls that were made before.
     pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
         let _wakers = Later::begin();
-        let mut lane = self.handoff.drive();
+        let mut lane = self.drive(operation.call().collective.name())?;
         self.handoff.take_mail(&mut lane);
         while lane.has_jobs() {
             let now = Now::lazy(Instant::now);
             self.prepare_turn(&mut lane, &now);
             // Receives may wait long after the last job has ended. Only jobs come before this call.
             if lane.progress(now.get(), Spin::Yes) == Progress::Stuck && lane.has_jobs() {
-                self.sleep_interruptibly(&mut lane, None);
+                let call = operation.call().collective.name();
+                lane = self.sleep_interruptibly(lane, |_| call.to_owned(), false);
             }
         }
         let result = loop {
@@ -213,7 +236,8 @@ impl Driven {
             match lane.step(operation, &now, Spin::Yes) {
                 Ok(Progress::Done) => break Ok(()),
                 Ok(Progress::Stuck) if points != Progress::Moved => {
-                    self.sleep_interruptibly(&mut lane, None);
+                    let operation = &*operation;
+                    lane = self.sleep_interruptibly(lane, |lane| lane.name_of(operation), true);
                 }
                 Ok(Progress::Stuck | Progress::Moved) => {}
                 Err(error) => break Err(error.into()),
@@ -248,17 +272,108 @@ impl Driven {
         }
     }
 
-    fn sleep_interruptibly(&self, lane: &mut Lane, limit: Option<Instant>) {
-        let limit = limit.into_iter().chain(interrupt::look_again_at()).min();
+    /// Sleeps in the call named `call`. The program may interrupt it; its code runs while the lane is set aside.
+    fn sleep_interruptibly<'a>(
+        &'a self,
+        mut lane: Driver<'a, Lane, Outside>,
+        call: impl Fn(&Lane) -> String,
+        has_begun: bool,
+    ) -> Driver<'a, Lane, Outside> {
+        self.sleep(&mut lane, interrupt::look_again_at(), &call);
+        if !interrupt::is_due() {
+            return lane;
+        }
+        let aside = Aside { thread: thread::current().id(), call: call(&lane), has_begun };
+        self.handoff.outside(lane, aside, || {
+            if interrupt::is_wanted() {
+                self.handoff.raise_abort();
+            }
+        })
+    }
+
+    /// Sleeps, and tells threads that wait for the lane which call they wait for.
+    fn sleep(&self, lane: &mut Lane, limit: Option<Instant>, call: impl Fn(&Lane) -> String) {
+        if self.handoff.is_wanted() {
+            let thread = thread::current();
+            let name = thread.name().unwrap_or("without a name");
+            *self.holder.lock().unwrap_or_else(PoisonError::into_inner) =
+                format!("thread {name:?} is in {}", call(lane));
+        }
         lane.sleep(Instant::now(), limit);
-        if interrupt::is_wanted() {
-            self.handoff.raise_abort();
+    }
+
+    /// Waits until other threads have left the lane. The program may interrupt that.
+    ///
+    /// # Errors
+    ///
+    /// This thread itself is in a call, and the program's handler makes another one. Or for as long as the time limit of
+    /// the group no call has ended: then the group fails.
+    #[cold]
+    fn wait(&self, attempted: &'static str) -> Result<Driver<'_, Lane, Outside>> {
+        let (mut since, mut ended) = (Instant::now(), self.usage.collectives_ended());
+        let (started, patience) = (since, self.timeout.max(PATIENCE_MIN));
+        let is_own = |aside: &Aside| interrupt::is_this(aside.thread);
+        loop {
+            let limit = after(since, patience);
+            let until = interrupt::look_again_at().map_or(limit, |at| at.min(limit));
+            let aside = match self.handoff.wait(until, is_own) {
+                Ok(lane) => return Ok(lane),
+                Err(aside) => aside,
+            };
+            if let Some(Aside { call, .. }) = aside.as_ref().filter(|aside| is_own(aside)) {
+                return Err(interrupt::inside(attempted, call, &self.member.name).into());
+            }
+            let ended_now = self.usage.collectives_ended();
+            if ended_now != std::mem::replace(&mut ended, ended_now) {
+                since = Instant::now();
+            }
+            let is_late = Instant::now() >= after(since, patience);
+            let is_aborted = interrupt::is_wanted();
+            if is_aborted || is_late {
+                let holder = match aside {
+                    Some(Aside { call, .. }) => format!("a handler interrupts {call}"),
+                    None => self.holder.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+                };
+                let holder = if holder.is_empty() { "another thread has it" } else { &holder };
+                let waiting_for = vec![self.member.rank];
+                let cause =
+                    if is_aborted { Cause::Aborted } else { Cause::Timeout { waiting_for } };
+                let call = format!("{attempted}, which waited because {holder} on this rank");
+                return Err(self.break_off(call, started, cause));
+            }
         }
     }
 
-    /// The lane, once its driver has left it.
-    pub(super) fn lane(&self) -> impl DerefMut<Target = Lane> {
-        self.handoff.drive()
+    /// Fails the group at once, whichever thread drives it.
+    pub(super) fn break_off(&self, call: String, started: Instant, cause: Cause) -> Error {
+        let running = || self.usage.collectives_ended();
+        let sequence = self.handoff.reach().map_or_else(running, |lane| lane.sequence());
+        let elapsed = started.elapsed();
+        let failure = CollectiveError::new(&self.member, sequence, call, elapsed, cause);
+        let failure = Arc::new(failure);
+        self.fail_with(&failure);
+        Error::Collective(failure)
+    }
+
+    /// The lane, once its driver has left it, to begin `attempted`.
+    #[inline]
+    fn drive(&self, attempted: &'static str) -> Result<Driver<'_, Lane, Outside>> {
+        self.handoff.try_drive().map_or_else(|| self.wait(attempted), Ok)
+    }
+
+    /// The same.
+    pub(super) fn lane(&self, attempted: &'static str) -> Result<impl DerefMut<Target = Lane>> {
+        self.drive(attempted)
+    }
+
+    /// Why this thread cannot wait for a collective of the background: it is in a handler of a signal, and must first go
+    /// on with a call of its own.
+    pub(crate) fn hindrance(&self) -> Option<Error> {
+        let is_own = |aside: &Aside| interrupt::is_this(aside.thread);
+        let wait = || self.handoff.wait(Instant::now() + MOMENT, is_own).err().flatten();
+        let aside = interrupt::is_handling().then(wait).flatten()?;
+        let hinders = is_own(&aside) && aside.has_begun;
+        hinders.then(|| interrupt::inside("wait", &aside.call, &self.member.name).into())
     }
 
     /// The lane, unless another thread drives it.
@@ -268,7 +383,7 @@ impl Driven {
 
     /// Connects to all peers, all of which do the same, at most until `deadline`.
     pub(super) fn meet_all(&self, deadline: Instant) {
-        let mut lane = self.handoff.drive();
+        let Ok(mut lane) = self.drive("meet_all") else { return };
         let mut now = Instant::now();
         while !lane.meet_all(now) && now < deadline {
             lane.sleep_until(deadline, now);
@@ -283,30 +398,46 @@ impl Driven {
         limit: Option<Instant>,
         mut turn: impl FnMut(&mut Lane) -> Progress,
     ) -> bool {
-        let turn = |lane: &mut Lane| match turn(lane) {
-            Progress::Done => {
-                self.say_why(lane);
-                Turn::Over
+        let turn = |lane: &mut Lane| {
+            self.handoff.take_points(lane);
+            match turn(lane) {
+                Progress::Done => {
+                    self.say_why(lane);
+                    Turn::Over
+                }
+                Progress::Moved => Turn::Moved,
+                Progress::Stuck if limit.is_some_and(|limit| Instant::now() >= limit) => Turn::Over,
+                Progress::Stuck => Turn::Stuck,
             }
-            Progress::Moved => Turn::Moved,
-            Progress::Stuck if limit.is_some_and(|limit| Instant::now() >= limit) => Turn::Over,
-            Progress::Stuck => Turn::Stuck,
         };
-        self.handoff.help(turn, |lane| self.sleep_interruptibly(lane, limit))
+        let limit = limit.into_iter().chain(interrupt::look_again_at()).min();
+        let has_helped = self.handoff.help(turn, |lane| {
+            lane.sleep(Instant::now(), limit);
+            limit.is_none_or(|limit| Instant::now() < limit)
+        });
+        // No call is borrowed from this thread, so others may drive the lane meanwhile.
+        if interrupt::is_due() && interrupt::is_wanted() {
+            self.abort();
+        }
+        has_helped
     }
 
-    /// Tells the peers that this rank has failed.
+    /// Poisons the group for a failure that this rank has found elsewhere, and tells the peers. If another thread
+    /// drives the lane, that thread does it.
     pub(super) fn fail_with(&self, failure: &Arc<CollectiveError>) {
-        let mut lane = self.handoff.drive();
-        lane.fail_with(failure.clone());
-        self.say_why(&mut lane);
+        let failure = failure.clone();
+        match self.handoff.reach() {
+            Some(mut lane) => {
+                lane.fail_with(failure);
+                self.say_why(&mut lane);
+            }
+            None => self.handoff.send(Box::new(move |lane| lane.fail_with(failure))),
+        }
     }
 
-    /// Poisons the group for a cause that this rank has found elsewhere, and tells the peers.
+    /// The same for a cause.
     pub(super) fn fail_because(&self, operation: &str, cause: Cause) {
-        let mut lane = self.handoff.drive();
-        lane.fail_because(operation, cause);
-        self.say_why(&mut lane);
+        self.break_off(operation.to_owned(), Instant::now(), cause);
     }
 
     /// Whether all ranks have said goodbye.
@@ -316,46 +447,62 @@ impl Driven {
 
     /// Whether all these peers have said goodbye, or one has failed.
     pub(super) fn have_left(&self, peers: &[Rank]) -> bool {
-        let mut lane = self.handoff.drive();
+        let Some(mut lane) = self.handoff.try_drive() else { return false };
         lane.hear(Instant::now()).is_err() || peers.iter().all(|peer| lane.has_left(*peer))
     }
 
     /// Tells the peers that this rank leaves, unless it has failed or left.
     pub(super) fn take_leave(&self) {
         if !self.without_goodbye.load(Ordering::SeqCst)
-            && let Err(error) = self.handoff.drive().close()
+            && let Err(error) = self.drive("leave").and_then(|mut lane| Ok(lane.close()?))
         {
             tracing::debug!(%error, "no goodbye is due");
         }
     }
 
-    /// Closes the lane once all ranks have called this. Calls that are under way end first.
+    /// Closes the lane once all ranks have called this. Calls that are under way end first; but a handler of a signal
+    /// breaks them off. Returns whether it has left with the other ranks, or at least waited for them.
     pub(super) fn close(
         &self,
         started: Instant,
         timeout: Duration,
         patience: Patience,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let _wakers = Later::begin();
-        let mut lane = self.handoff.drive();
-        loop {
-            match self.turn(&mut lane, Instant::now()) {
-                Progress::Done => break,
-                Progress::Moved => {}
-                Progress::Stuck => lane.sleep(Instant::now(), None),
-            }
-        }
-        lane.close()?;
         let leave_at = match patience {
             Patience::Required => None,
             // A time beyond the range of the clock never comes.
             Patience::Enough => started.checked_add(timeout),
         };
+        let break_off = || {
+            self.break_off("destroy".to_owned(), started, Cause::Aborted);
+            Ok(false)
+        };
+        let mut lane = match interrupt::is_handling() {
+            false => self.drive("destroy")?,
+            true => match self.handoff.wait(Instant::now() + MOMENT, |_| true) {
+                Ok(lane) if !lane.is_busy() => lane,
+                _ => return break_off(),
+            },
+        };
         loop {
+            match self.turn(&mut lane, Instant::now()) {
+                Progress::Done => break,
+                Progress::Moved => {}
+                Progress::Stuck if leave_at.is_some_and(|until| Instant::now() >= until) => {
+                    drop(lane);
+                    return break_off();
+                }
+                Progress::Stuck => self.sleep(&mut lane, leave_at, |_| "destroy".to_owned()),
+            }
+        }
+        lane.close()?;
+        loop {
+            self.handoff.take_points(&mut lane);
             match lane.closed(started, Instant::now()) {
                 Ok(true) => {
                     self.is_over.store(true, Ordering::SeqCst);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Ok(false) => {}
                 Err(error) => {
@@ -365,16 +512,15 @@ impl Driven {
             }
             if leave_at.is_some_and(|until| Instant::now() >= until) {
                 tracing::debug!("left a group that other ranks have not closed yet");
-                return Ok(());
+                return Ok(true);
             }
-            lane.sleep(Instant::now(), leave_at);
+            self.sleep(&mut lane, leave_at, |_| "destroy".to_owned());
         }
     }
 
     /// What the calls of this rank have taken, and whether one has failed.
-    pub(super) fn usage(&self) -> (Usage, bool) {
-        let lane = self.handoff.drive();
-        (lane.usage().clone(), lane.has_failed())
+    pub(super) fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: another thread drives the
@@ -394,14 +540,20 @@ impl Driven {
             }
         };
         let _wakers = Later::begin();
-        self.handoff.help(turn, |lane| lane.sleep(Instant::now(), deadline))
+        self.handoff.help(turn, |lane| {
+            lane.sleep(Instant::now(), deadline);
+            true
+        })
     }
 
     /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
     pub(super) fn abort(&self) {
         let _wakers = Later::begin();
         if let Some(mut lane) = self.handoff.abort() {
-            self.turn(&mut lane, Instant::now());
+            match lane.has_begun() {
+                true => lane.obey(),
+                false => drop(self.turn(&mut lane, Instant::now())),
+            }
             self.say_why(&mut lane);
         }
     }
@@ -410,15 +562,25 @@ impl Driven {
 impl Served for Driven {
     fn advance(&self) -> Advance {
         let _wakers = Later::begin();
-        let Some(mut lane) = self.handoff.visit() else { return Advance::Taken };
+        let Some(mut visit) = self.handoff.visit() else { return Advance::Taken };
+        let (lane, is_aside) = visit.lane();
         let now = Instant::now();
         lane.look(now);
-        self.handoff.take_mail(&mut lane);
+        if is_aside {
+            lane.obey();
+            self.handoff.take_points(lane);
+            return match lane.progress_points(now) {
+                Progress::Done => Advance::Taken,
+                Progress::Moved => Advance::Moved,
+                Progress::Stuck => Advance::Stuck(now + LOOK_EVERY, None),
+            };
+        }
+        self.handoff.take_mail(lane);
         match lane.progress(now, Spin::No) {
             Progress::Done => Advance::Idle(lane.look_again_at()),
             Progress::Moved => Advance::Moved,
             Progress::Stuck => match lane.prepare_sleep(now) {
-                Some(until) => Advance::Stuck(until, self.readiness.clone()),
+                Some(until) => Advance::Stuck(until, Some(self.readiness.clone())),
                 None => Advance::Moved,
             },
         }

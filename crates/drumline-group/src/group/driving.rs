@@ -12,7 +12,7 @@ use drumline_schedule::Collective;
 use drumline_shm::{Arena, PeerWindow};
 
 use super::{ProcessGroup, collectives::call, process_group::Carrier};
-pub use crate::interrupt::{ASK_EVERY, is_wanted, look_again_at};
+pub use crate::interrupt::{ASK_EVERY, Caller, handling, is_wanted, look_again_at};
 use crate::{Cause, DType, Element, Error, Rank, Result, Work, WorkError};
 
 /// [`ProcessGroup::all_reduce_async`] that ends in `end`. `end` gets the buffer after a failure, too.
@@ -44,7 +44,7 @@ pub fn all_gather_then<T: Element>(
 /// as many equal blocks as there are holders. `None` where ranks share no memory, or no algorithm leaves slices.
 /// All ranks get such an answer, or none does.
 pub fn slice_holders(group: &ProcessGroup, dtype: DType) -> Option<Vec<Rank>> {
-    group.inner.driven().upgrade()?.lane().slice_holders(dtype)
+    group.inner.driven().upgrade()?.ask(move |lane| lane.slice_holders(dtype)).ok()?
 }
 
 /// Sums as all_reduce does, and leaves the result in slices, in the registered buffers of the ranks of each host
@@ -81,11 +81,12 @@ pub fn window_of(
     byte_offset: usize,
     bytes: usize,
 ) -> Result<PeerWindow> {
-    let driven = group.inner.driven().upgrade();
-    let window =
-        driven.as_ref().map(|it| it.lane().host().map(|it| it.window_of(peer, byte_offset, bytes)));
+    let window = group.inner.driven().upgrade().map(|lane| {
+        lane.ask(move |lane| lane.host().map(|it| it.window_of(peer, byte_offset, bytes)))
+    });
     let no_memory = || Err("the ranks share no memory".to_owned());
-    window.flatten().unwrap_or_else(no_memory).map_err(|problem| Error::Memory { problem })
+    let window = window.transpose()?.flatten();
+    window.unwrap_or_else(no_memory).map_err(|problem| Error::Memory { problem })
 }
 
 /// Drives the group on this thread until `done` or `deadline`. `false`: another thread drives it or wants to,
@@ -144,6 +145,12 @@ pub fn recorder(group: &ProcessGroup) -> &Recorder {
 /// The arena of this rank, if ranks of its host share memory.
 pub fn arena(group: &ProcessGroup) -> Option<&Arena> {
     group.arena()
+}
+
+/// Why this thread cannot wait for the end of a call: it is in a handler of a signal, and must first go on with a call
+/// that it is in.
+pub fn hindrance<B>(work: &Work<B>) -> Option<Error> {
+    work.hindrance()
 }
 
 /// [`Work::wait`] that also returns when the call ended.

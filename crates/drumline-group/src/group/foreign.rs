@@ -9,9 +9,10 @@
 
 use std::{
     any::Any,
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{BTreeSet, HashMap, VecDeque, hash_map::Entry},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
@@ -30,6 +31,7 @@ use drumline_schedule::step::Rank;
 use super::{drive::Patience, family::FamilyCell, guard::Warden, round::Word};
 use crate::{
     backend::{Backend, Call, Label, Outgoing, Request, Signature, Wanted},
+    interrupt,
     trace::GroupTrace,
 };
 
@@ -55,6 +57,8 @@ pub(super) struct Foreign {
     state: Mutex<State>,
     /// Notified when a turn has come or a queue has ended.
     moved: Condvar,
+    /// Changed with `state` locked.
+    usage: Usage,
 }
 
 #[derive(Default)]
@@ -62,11 +66,14 @@ struct State {
     /// The number of the next ticket, and of the ticket whose turn it is.
     ticket: u64,
     turn: u64,
+    /// Tickets whose callers do not wait for their turn any more.
+    given_up: BTreeSet<u64>,
+    /// The thread whose turn it is, and its call.
+    inside: Option<(ThreadId, &'static str)>,
     /// The number of the next collective.
     sequence: u64,
     queues: HashMap<Queue, VecDeque<Task>>,
     ended: Option<Ended>,
-    usage: Usage,
 }
 
 enum Ended {
@@ -96,7 +103,9 @@ struct Turn<'a>(&'a Foreign);
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
+        state.inside = None;
         state.turn += 1;
+        state.pass_over();
         let others_wait = state.turn < state.ticket;
         drop(state);
         // A call of the system, even if nobody waits.
@@ -130,20 +139,34 @@ impl Foreign {
             _family: family,
             state,
             moved,
+            usage: Usage::default(),
         })
     }
 
     /// Carries out a call on the caller's thread, after all calls that were made before.
     pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
-        let ticket = self.lock().draw();
+        let ticket = self.draw(&mut self.lock(), operation.call().collective.name())?;
         self.collective(ticket, operation)
     }
 
+    /// The ticket of a call of this thread.
+    fn draw(&self, state: &mut State, attempted: &'static str) -> Result<u64> {
+        match state.inside.filter(|(thread, _)| interrupt::is_this(*thread)) {
+            None => Ok(state.draw()),
+            Some((_, call)) => Err(interrupt::inside(attempted, call, &self.member.name)),
+        }
+    }
+
     /// Carries out a call in the background, after all calls that were made before.
-    pub(super) fn submit(self: &Arc<Self>, job: Box<dyn Job>) {
+    pub(super) fn submit(self: &Arc<Self>, mut job: Box<dyn Job>) {
         let mut state = self.lock();
-        let ticket = state.draw();
-        self.enqueue(state, Queue::Collectives, Task::Collective(ticket, job));
+        match self.draw(&mut state, job.operation().call().collective.name()) {
+            Ok(ticket) => self.enqueue(state, Queue::Collectives, Task::Collective(ticket, job)),
+            Err(error) => {
+                drop(state);
+                job.complete(Err(error));
+            }
+        }
     }
 
     /// Sends or receives in the background.
@@ -170,9 +193,8 @@ impl Foreign {
     }
 
     /// What the calls of this rank have taken, and whether one has failed.
-    pub(super) fn usage(&self) -> (Usage, bool) {
-        let state = self.lock();
-        (state.usage.clone(), matches!(state.ended, Some(Ended::Failed(_))))
+    pub(super) fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
@@ -193,15 +215,25 @@ impl Foreign {
         }
     }
 
-    /// Closes the group once all ranks have called this. Calls that are under way end first.
+    /// Closes the group once all ranks have called this. Calls that are under way end first; but a handler of a signal
+    /// breaks them off. Returns whether it has left in good order.
     pub(super) fn close(
         &self,
         started: Instant,
         timeout: Duration,
         patience: Patience,
-    ) -> Result<()> {
-        let ticket = self.lock().draw();
-        let _turn = self.await_turn(ticket);
+    ) -> Result<bool> {
+        let mut state = self.lock();
+        let is_inside = state.inside.is_some_and(|(thread, _)| interrupt::is_this(thread));
+        let is_busy = state.turn < state.ticket || !state.queues.is_empty();
+        if is_inside || interrupt::is_handling() && is_busy {
+            drop(state);
+            self.fail_because("destroy", Cause::Aborted);
+            return Ok(false);
+        }
+        let ticket = state.draw();
+        drop(state);
+        let _turn = self.await_turn(ticket, "destroy")?;
         let mut state = self.lock();
         // Collectives that were called before this have had their turns, and later ones wait.
         while state.queues.keys().any(|queue| *queue != Queue::Collectives) {
@@ -213,7 +245,7 @@ impl Foreign {
         match self.shut_down(started, timeout, patience) {
             Ok(()) => {
                 self.lock().ended = Some(Ended::Left);
-                Ok(())
+                Ok(true)
             }
             Err(cause) => Err(self.fail("destroy", "destroy".to_owned(), sequence, started, cause)),
         }
@@ -284,9 +316,9 @@ impl Foreign {
     }
 
     fn collective(&self, ticket: u64, operation: &mut dyn AnyCall) -> Result<()> {
-        let _turn = self.await_turn(ticket);
         let call = operation.call().clone();
         let name = call.collective.name();
+        let _turn = self.await_turn(ticket, name)?;
         self.check_open(name)?;
         self.check_supported(&call)?;
         let sequence = {
@@ -322,7 +354,9 @@ impl Foreign {
                 .and_then(|()| carry_out().map_err(|cause| guard.explain(cause)))
                 .and_then(|()| guard.finish(None).map(drop)),
         };
-        self.lock().usage.of(call.collective).add(bytes, started.elapsed());
+        let state = self.lock();
+        self.usage.of(call.collective).add(bytes, started.elapsed());
+        drop(state);
         result.map_err(|cause| self.fail(name, signature.0.to_string(), sequence, started, cause))
     }
 
@@ -354,9 +388,9 @@ impl Foreign {
             Some(guard) => guard.explain(cause),
             None => cause,
         });
-        let mut state = self.lock();
+        let state = self.lock();
         if result.is_ok() {
-            state.usage.add_message(&point.call, started.elapsed());
+            self.usage.add_message(&point.call, started.elapsed());
         }
         let sequence = state.sequence;
         drop(state);
@@ -417,6 +451,7 @@ impl Foreign {
         }
         state.ended = Some(Ended::Failed(failure.clone()));
         drop(state);
+        self.usage.fail();
         tracing::debug!("{failure}");
         self.recorder.mark("failed", &failure);
         if let Some(guard) = &self.guard {
@@ -426,12 +461,47 @@ impl Foreign {
         Error::Collective(failure)
     }
 
-    fn await_turn(&self, ticket: u64) -> Turn<'_> {
+    /// Waits for the turn of a ticket. The program may interrupt that.
+    ///
+    /// # Errors
+    ///
+    /// For as long as the time limit of the group no turn has ended: then the group fails.
+    fn await_turn(&self, ticket: u64, attempted: &'static str) -> Result<Turn<'_>> {
+        let started = Instant::now();
+        let (mut since, mut turn) = (started, None);
         let mut state = self.lock();
         while state.turn != ticket {
-            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if turn.replace(state.turn) != Some(state.turn) {
+                since = Instant::now();
+            }
+            let limit = after(since, self.timeout);
+            let until = interrupt::look_again_at().map_or(limit, |at| at.min(limit));
+            let left = until.saturating_duration_since(Instant::now());
+            let waited = self.moved.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if state.turn == ticket || Instant::now() < until {
+                continue;
+            }
+            drop(state);
+            let is_aborted = interrupt::is_wanted();
+            state = self.lock();
+            let is_late = state.turn != ticket && Instant::now() >= limit;
+            if is_aborted || is_late {
+                let waiting_for = vec![self.member.rank];
+                let cause =
+                    if is_aborted { Cause::Aborted } else { Cause::Timeout { waiting_for } };
+                let holder = state.inside.map_or("another call", |(_, call)| call);
+                let call = format!("{attempted}, which waited because this rank is in {holder},");
+                state.given_up.insert(ticket);
+                state.pass_over();
+                let sequence = state.sequence;
+                drop(state);
+                self.moved.notify_all();
+                return Err(self.fail(attempted, call, sequence, started, cause));
+            }
         }
-        Turn(self)
+        state.inside = Some((thread::current().id(), attempted));
+        Ok(Turn(self))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -451,5 +521,12 @@ impl State {
     fn draw(&mut self) -> u64 {
         self.ticket += 1;
         self.ticket - 1
+    }
+
+    /// Passes over the turns of callers that have given up.
+    fn pass_over(&mut self) {
+        while self.given_up.remove(&self.turn) {
+            self.turn += 1;
+        }
     }
 }

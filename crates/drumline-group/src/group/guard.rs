@@ -103,7 +103,7 @@ impl Warden {
     /// Begins a round in which this rank says `word`. The round before must be over.
     pub(super) fn begin(&self, word: Word, timeout: Duration) -> Result<(), Cause> {
         self.known()?;
-        let mut lane = self.driven.lane();
+        let mut lane = self.driven.lane("round").map_err(cause_of)?;
         self.round().begin(word, timeout);
         self.in_round.store(true, Ordering::Release);
         self.turn(&mut lane, &Now::lazy(Instant::now), Spin::No).map(drop)
@@ -187,7 +187,7 @@ impl Warden {
 
     /// Says goodbye, and waits until all ranks have.
     pub(super) fn close(&self, started: Instant, timeout: Duration) -> Result<(), Cause> {
-        self.driven.close(started, timeout, Patience::Required).map_err(cause_of)
+        self.driven.close(started, timeout, Patience::Required).map(drop).map_err(cause_of)
     }
 
     /// Says goodbye without waiting. Until the process ends it must hear whether the others come to their end.
@@ -242,11 +242,11 @@ impl Watch for Warden {
     }
 
     fn late(&self) -> Vec<Rank> {
-        self.driven.lane().late(Instant::now())
+        self.driven.ask(|lane| lane.late(Instant::now())).unwrap_or_default()
     }
 
     fn has_left(&self, peer: Rank) -> bool {
-        self.driven.lane().has_left(peer)
+        self.driven.ask(move |lane| lane.has_left(peer)).unwrap_or(false)
     }
 }
 

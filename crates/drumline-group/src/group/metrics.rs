@@ -16,7 +16,8 @@ use super::ProcessGroup;
 /// | `drumline_seconds_total` | their time, including the time spent waiting for other ranks. Of short calls that do not wait long, one in 64 is timed and counts for all |
 /// | `drumline_group_failed` | 1 after a failure, which poisons the group; else 0 |
 ///
-/// Labels are `group`, `rank` (in the group) and `operation`. Groups always count, so no setting is needed.
+/// Labels are `group`, `rank` (in the group) and `operation`. Groups always count, so no setting is needed. It waits for
+/// no call: any thread may ask while others are in calls.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -32,18 +33,16 @@ use super::ProcessGroup;
 /// # Ok::<_, drumline::Error>(())
 /// ```
 pub fn metrics_text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> String {
-    let groups: Vec<_> = groups
-        .into_iter()
-        .map(|group| {
-            let name = escaped(&group.inner.member.name);
-            (format!("group=\"{name}\",rank=\"{}\"", group.rank()), group.usage())
-        })
-        .collect();
+    let labelled = |group: &'a ProcessGroup| {
+        let name = escaped(&group.inner.member.name);
+        (format!("group=\"{name}\",rank=\"{}\"", group.rank()), group.usage())
+    };
+    let groups: Vec<_> = groups.into_iter().map(labelled).collect();
     let mut text = String::new();
     // Writing to a string does not fail.
     for (name, help, value) in COUNTERS {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
-        for (labels, (usage, _)) in &groups {
+        for (labels, usage) in &groups {
             for (operation, calls) in usage.by_name() {
                 let value = value(&calls);
                 let _ = writeln!(text, "{name}{{{labels},operation=\"{operation}\"}} {value}");
@@ -52,8 +51,8 @@ pub fn metrics_text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> S
     }
     let name = "drumline_group_failed";
     let _ = writeln!(text, "# HELP {name} Whether a call has failed.\n# TYPE {name} gauge");
-    for (labels, (_, has_failed)) in &groups {
-        let _ = writeln!(text, "{name}{{{labels}}} {}", u8::from(*has_failed));
+    for (labels, usage) in &groups {
+        let _ = writeln!(text, "{name}{{{labels}}} {}", u8::from(usage.has_failed()));
     }
     text
 }

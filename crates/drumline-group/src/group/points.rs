@@ -216,7 +216,7 @@ impl ProcessGroup {
         R: Send + 'static,
     {
         let content = Content::Elements { dtype: T::DTYPE, count: buffer.as_ref().len() };
-        let (promise, work) = Work::of(&self.inner);
+        let (promise, work) = Work::of(&self.inner, false);
         let message = Owned { buffer, promise, then, element: PhantomData::<T> };
         self.post_message(PointCall { direction, peer, tag, content }, Box::new(message))?;
         Ok(work)

@@ -167,11 +167,11 @@ impl ProcessGroup {
     /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn communication_time(&self) -> Duration {
-        self.usage().0.collective_time()
+        self.usage().collective_time()
     }
 
     /// What the calls of this rank have taken, and whether one has failed.
-    pub(super) fn usage(&self) -> (Usage, bool) {
+    pub(super) fn usage(&self) -> &Usage {
         match &self.inner.carrier {
             Carrier::Lane(lane) => lane.usage(),
             Carrier::Backend(backend) => backend.usage(),
@@ -221,7 +221,9 @@ impl ProcessGroup {
     }
 
     /// Closes the group once all ranks have called this, so that no rank waits for a rank that has gone.
-    /// Calls that are under way end first. Dropping the last handle instead leaves without waiting.
+    /// Calls that are under way end first. Dropping the last handle instead leaves without waiting. A handler of a
+    /// signal that interrupts a wait of this library ([`interruptible`](crate::interruptible)) cannot wait for calls
+    /// that are under way: it breaks them off, as [`ProcessGroup::abort`] does, and succeeds.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -241,7 +243,7 @@ impl ProcessGroup {
     }
 
     /// Like [`destroy`](ProcessGroup::destroy), but waits at most `patience` for ranks that have not called
-    /// it. Then it leaves without them, as if the last handle had been dropped.
+    /// it. Then it leaves without them, as if the last handle had been dropped, and breaks off calls that are under way.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -261,10 +263,11 @@ impl ProcessGroup {
         let inner = &self.inner;
         let started = Instant::now();
         let open = inner.recorder.phase("destroy");
-        match &inner.carrier {
+        let in_good_order = match &inner.carrier {
             Carrier::Lane(lane) => lane.close(started, timeout, patience)?,
             Carrier::Backend(backend) => backend.close(started, timeout, patience)?,
-        }
+        };
+        let timeout = if in_good_order { timeout } else { Duration::ZERO };
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(family) = family {
             family.leave(timeout.saturating_sub(started.elapsed()));

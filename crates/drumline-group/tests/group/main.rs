@@ -15,6 +15,7 @@ mod given_back;
 mod group;
 mod groups;
 mod guard;
+mod handlers;
 mod late;
 mod meddler;
 mod metrics;

@@ -198,7 +198,7 @@ impl ProcessGroup {
         R: Send + 'static,
         F: FnOnce(B) -> R + Send + 'static,
     {
-        let (promise, work) = Work::of(&self.inner);
+        let (promise, work) = Work::of(&self.inner, true);
         self.submit_and(call, operator, buffer, input, move |result, buffer: B| {
             promise.complete(give_back(result, then(buffer)));
         });

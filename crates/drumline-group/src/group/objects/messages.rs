@@ -54,7 +54,7 @@ impl ProcessGroup {
         check_length(call, self.rank(), bytes.len() as u64, self.object_bytes_max())?;
         let bytes = [&type_digest::<T>().to_le_bytes(), &bytes[..]].concat();
         let content = Content::Object { bytes: bytes.len() };
-        let (promise, work) = Work::of(&self.inner);
+        let (promise, work) = Work::of(&self.inner, false);
         let call = PointCall { direction: Direction::Send, peer: Some(to), tag, content };
         self.post_message(call, Box::new(Bytes { bytes, promise }))?;
         work.wait()?;
@@ -113,7 +113,7 @@ impl ProcessGroup {
     ) -> Result<(T, Rank)> {
         let content =
             Content::Object { bytes: self.object_bytes_max().saturating_add(DIGEST_BYTES) };
-        let (promise, work) = Work::of(&self.inner);
+        let (promise, work) = Work::of(&self.inner, false);
         let call = PointCall { direction: Direction::Receive, peer, tag, content };
         self.post_message(call, Box::new(Bytes { bytes: Vec::new(), promise }))?;
         let (bytes, from) = work.wait()?;
