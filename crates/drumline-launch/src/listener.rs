@@ -29,17 +29,18 @@ pub(crate) struct Listener<'a> {
     is_told: bool,
     /// Set while no rank runs.
     last_resort: Option<LastResort>,
+    /// Whether processes that have lost their parents become children of this one.
+    adopts: bool,
 }
 
 impl Listener<'_> {
     pub(crate) fn new(job: &Job) -> Result<Listener<'_>> {
-        let meant = job.signals.iter().map(|(signal, _)| *signal);
-        // Processes that have lost their parents become children of the first process of a container.
-        let adopts = getpid().is_init() || has_become_subreaper();
-        let signals = Signals::listen_to(meant.chain(adopts.then_some(Signal::CHILD)))?;
+        let signals = Signals::listen_to(job.signals.iter().map(|(signal, _)| *signal))?;
         let events = Events::new()?;
         events.add(signals.ready(), Source::Signals)?;
-        Ok(Listener { job, events, signals, is_told: false, last_resort: None })
+        // Those of a container become children of its first process.
+        let adopts = getpid().is_init() || has_become_subreaper();
+        Ok(Listener { job, events, signals, is_told: false, last_resort: None, adopts })
     }
 
     /// Waits until all workers have ended.
@@ -66,8 +67,10 @@ impl Listener<'_> {
         let mut ending = None;
         for Arrived { signal, is_typed } in self.signals.arrived() {
             if signal == Signal::CHILD {
-                let keeper = attempt.keeper();
-                sweep::collect_adopted(|pid| pid == keeper);
+                if self.adopts {
+                    let keeper = attempt.keeper();
+                    sweep::collect_adopted(|pid| pid == keeper);
+                }
             } else if signal == Signal::TSTP {
                 // The ranks stop, too, because a stopped launcher does not read their pipes.
                 attempt.handle(Event::PassOn(Signal::STOP));
@@ -157,8 +160,10 @@ impl Listener<'_> {
         let mut ending = None;
         for Arrived { signal, .. } in self.signals.arrived() {
             if signal == Signal::CHILD {
-                // No keeper runs.
-                sweep::collect_adopted(|_| false);
+                if self.adopts {
+                    // No keeper runs, or it has nothing to tell any more.
+                    sweep::collect_adopted(|_| false);
+                }
             } else if ends_job(self.job, signal) {
                 self.is_told = true;
                 ending.get_or_insert(signal);

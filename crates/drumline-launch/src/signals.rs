@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use drumline::named;
+use drumline::{named, take_signals};
 use rustix::process::Signal;
 use signal_hook::{
     SigId, flag,
@@ -38,10 +38,13 @@ pub(crate) struct Arrived {
 }
 
 impl Signals {
-    /// Handles these signals from now on, and those of job control, except ignored ones: `nohup`, and a shell that
-    /// starts a job in the background, ignore signals on purpose.
+    /// Handles these signals from now on, SIGCHLD, and those of job control, except ignored ones: `nohup`, and a shell that
+    /// starts a job in the background, ignore signals on purpose. If SIGCHLD is ignored, or any signal is blocked, the
+    /// parent of this process has left it so by mistake: the ranks shall not inherit that.
     pub(crate) fn listen_to(signals: impl IntoIterator<Item = Signal>) -> Result<Signals> {
-        let heard = unless_ignored(signals.into_iter().chain(JOB_CONTROL));
+        take_signals().map_err(named("sigaction")).map_err(Error::system("listen to signals"))?;
+        let heard = signals.into_iter().chain(JOB_CONTROL).chain([Signal::CHILD]);
+        let heard = unless_ignored(heard);
         UnixStream::pair()
             .and_then(|(read, write)| {
                 SignalDelivery::with_pipe(read, write, WithOrigin::default(), heard)

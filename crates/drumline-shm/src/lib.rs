@@ -156,7 +156,7 @@ pub use flag::{Announcement, PAYLOAD_BYTES};
 #[doc(hidden)]
 pub use forbidden::{limit_of, named};
 pub use handover::Handles;
-pub use inherited::inherited;
+pub use inherited::{inherited, take_signals};
 pub use layout::SegmentSize;
 #[doc(hidden)]
 pub use layout::header_again;

@@ -8,6 +8,7 @@ use std::{
     process::Command,
 };
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::launch::{Launch, eventually};
@@ -337,4 +338,23 @@ fn a_job_whose_ranks_cannot_start_for_a_while_uses_its_restarts() {
     });
     drop(taken);
     assert!(job.wait().unwrap().success(), "{}", fs::read_to_string(&told).unwrap());
+}
+
+/// What a parent leaves so by mistake hurts neither the launcher nor the ranks. `nohup` ignores SIGHUP on purpose.
+#[test]
+fn inherited_signals_do_no_harm() {
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal=CHLD", "--ignore-signal=HUP", "--block-signal"]);
+    command.args([env!("CARGO_BIN_EXE_drumline"), "run"]);
+    let script = "grep -E 'SigBlk|SigIgn' /proc/self/status; exit 7";
+    let ended = Launch::new(["--", "sh", "-c", script]).start_as(command).end();
+    assert_eq!(ended.code, 7, "{}", ended.stderr);
+    let told = String::from_utf8_lossy(&ended.stdout);
+    let mask = |name| {
+        let text = told.lines().find_map(|line| line.strip_prefix("[0] ")?.strip_prefix(name));
+        u64::from_str_radix(text.unwrap().trim(), 16).unwrap()
+    };
+    let of = |signal: Signal| 1 << (signal.as_raw() - 1);
+    assert_eq!(mask("SigBlk:"), 0, "{told}");
+    assert_eq!(mask("SigIgn:") & (of(Signal::CHILD) | of(Signal::HUP)), of(Signal::HUP), "{told}");
 }
