@@ -23,6 +23,7 @@ use crate::{
     monitor::workers::WorkerNews,
     output::Console,
     prefix::host_name,
+    processes::Process,
     recipients::Table,
     report::{Fate, Report},
     stores::Stores,
@@ -71,6 +72,8 @@ pub(crate) struct Ended {
     pub(crate) console: Console,
     pub(crate) stores: Stores,
     files: WorldFiles,
+    /// Outlives the files: it removes them if this process is killed.
+    _keeper: Keeper,
 }
 
 impl Attempt {
@@ -161,6 +164,9 @@ impl Attempt {
         if self.supervisor.asks_for_words(self.started.elapsed(), &event) {
             self.hear_words();
         }
+        if self.supervisor.asks_who_goes_down(self.started.elapsed(), &event) {
+            self.see_who_goes_down();
+        }
         self.news.hear(&event);
         let is_news = matches!(event, Event::PassOn(_));
         let is_known = matches!(event, Event::Hung { .. });
@@ -209,6 +215,16 @@ impl Attempt {
         };
         let words = words.of(&self.supervisor);
         self.supervisor.handle(self.started.elapsed(), Event::Said(&words));
+    }
+
+    /// Sees which workers the kernel takes down.
+    fn see_who_goes_down(&mut self) {
+        let workers = self.workers.iter().zip(self.supervisor.exits()).enumerate();
+        let open = workers.filter(|(_, (_, exit))| exit.is_none());
+        let goes_down = |pid| Process::read(pid).is_some_and(|it| it.is_going_down());
+        let down = open.filter(|(_, (worker, _))| goes_down(worker.pid()));
+        let down: Vec<usize> = down.map(|(index, _)| index).collect();
+        self.supervisor.handle(self.started.elapsed(), Event::GoingDown(&down));
     }
 
     /// The process of the keeper.
@@ -288,10 +304,11 @@ impl Attempt {
         sweep::end_trees(&self.workers);
     }
 
-    /// Ends what the workers have left behind. Call it once there is a verdict.
-    pub(crate) fn end(self) -> Result<Ended> {
+    /// Ends what the workers have left behind. Call it once there is a verdict. `events` no longer tells of the keeper.
+    pub(crate) fn end(mut self, events: &Events) -> Result<Ended> {
         let lived = self.started.elapsed();
         let left = self.keeper.finish()?;
+        events.remove(&self.keeper)?;
         let stepped = self.stores.has_stepped(self.workers.len());
         let exits = self.workers.iter().zip(self.supervisor.exits()).zip(self.waits);
         let hung = |local_rank| self.hung.clone().filter(|it| it.worker == local_rank);
@@ -314,6 +331,7 @@ impl Attempt {
             console: self.console,
             stores: self.stores,
             files: self.files,
+            _keeper: self.keeper,
         })
     }
 }

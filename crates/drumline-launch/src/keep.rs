@@ -99,6 +99,7 @@ pub fn keep() -> Result<()> {
             Ok(true) => keeper.finish(),
             Ok(false) | Err(_) => keeper.clean_up(),
         }
+        keeper.remove_private();
         lives
     });
     kept.map(|_| ())
@@ -127,7 +128,7 @@ impl Keeper {
         // The launcher decides what a signal to all its processes means. Signals are handled and not ignored,
         // because the ranks would inherit ignored signals.
         let meant = OnSignal::UNLESS_TOLD.map(|(signal, _)| signal);
-        let signals = Signals::listen_to(meant.into_iter().chain([Signal::CHILD]))?;
+        let signals = Signals::listen_to(meant)?;
         let events = Events::new()?;
         events.add(&channel, Source::Channel)?;
         events.add(signals.ready(), Source::Signals)?;
@@ -190,7 +191,7 @@ impl Keeper {
             }
             if !self.has_run_out && self.lease.is_some_and(|until| until.left().is_zero()) {
                 self.has_run_out = true;
-                sweep::kill_all_below();
+                sweep::kill_all_below(|pid| self.is_worker(pid));
             }
             if reap_at.is_some_and(|at| at <= Instant::now()) {
                 reap_at = None;
@@ -240,21 +241,45 @@ impl Keeper {
 
     /// Collects processes that have ended after their parents.
     fn reap(&self) {
-        sweep::collect_adopted(|pid| self.workers.iter().any(|(worker, _)| *worker == pid));
+        sweep::collect_adopted(|pid| self.is_worker(pid));
     }
 
-    /// Ends the processes that workers have left behind, and tells the launcher which ones.
-    fn finish(&self) {
+    fn is_worker(&self, pid: Pid) -> bool {
+        self.workers.iter().any(|(worker, _)| *worker == pid)
+    }
+
+    /// Ends the processes that workers have left behind, and tells the launcher which ones. Then waits until the launcher
+    /// needs nothing more, or is gone.
+    fn finish(&mut self) {
+        for (_, pidfd) in &self.workers {
+            // Most have been removed at their exit.
+            let _ = self.events.remove(pidfd);
+        }
         let left = sweep::end_all_below(GRACE).into_iter().map(|Swept { process, is_gone }| {
             let still = if is_gone { "" } else { ", which does not end" };
             format!("{} (pid {}{still})", process.name, process.pid)
         });
-        self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
+        let mut is_needed =
+            self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
+        while is_needed && let Ok(sources) = self.events.wait(None) {
+            for source in sources {
+                match source {
+                    Source::Launcher => is_needed = false,
+                    Source::Channel => is_needed = matches!(self.channel.receive(), Ok(Some(_))),
+                    Source::Signals => self.signals.arrived().for_each(drop),
+                    _ => {}
+                }
+            }
+        }
     }
 
     /// Ends all that workers have started: there is no launcher that could.
     fn clean_up(&self) {
         sweep::end_all_below(Duration::ZERO);
+    }
+
+    /// Removes what the launcher has not removed.
+    fn remove_private(&self) {
         if let Some(private) = &self.private {
             let _ = fs::remove_dir_all(private);
         }

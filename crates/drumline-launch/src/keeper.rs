@@ -14,12 +14,13 @@ use std::{
     },
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use drumline::named;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::retry_on_intr,
     process::{Pid, getpgrp},
 };
 
@@ -31,11 +32,12 @@ use crate::{
     lease::BootTime,
     program::arguments_of,
     stdin::Input,
+    sweep,
     worker::{Streams, Worker},
 };
 
 /// How long the keeper may take to end those processes, before the launcher ends without it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = sweep::PATIENCE_MAX.saturating_add(Duration::from_secs(10));
 
 /// The keeper of a job. When it is dropped, no process of the job is left.
 #[derive(Debug)]
@@ -73,7 +75,9 @@ impl Keeper {
             .process_group(0)
             .spawn()
             .map_err(named("clone3"))
-            .map_err(Error::system("start the keeper of the ranks (from /proc/self/exe)"))?;
+            .map_err(Error::system(
+                "start the keeper of the ranks (from /proc/self/exe, with /dev/null)",
+            ))?;
         Ok(Keeper { child, channel: Channel::over(near), early: Vec::new() })
     }
 
@@ -168,8 +172,9 @@ impl Keeper {
     }
 
     /// Gives the processes that workers have left behind a moment to end, ends the others, and returns these:
-    /// `name (pid N)`. Call it when no worker is alive.
-    pub(crate) fn finish(mut self) -> Result<Vec<String>> {
+    /// `name (pid N)`. Call it when no worker is alive. Until this is dropped, the keeper removes the directory if the
+    /// launcher is killed.
+    pub(crate) fn finish(&mut self) -> Result<Vec<String>> {
         if self.channel.send(&[FINISH], &[]).is_err() {
             return Err(self.gone());
         }
@@ -195,10 +200,15 @@ impl Keeper {
         }
     }
 
+    /// Signals do not end the wait.
     fn is_readable_within(&self, patience: Duration) -> bool {
-        let patience = Timespec::try_from(patience).ok();
-        let mut ready = [PollFd::new(&self.channel, PollFlags::IN)];
-        poll(&mut ready, patience.as_ref()).is_ok_and(|ready| ready > 0)
+        let until = Instant::now() + patience;
+        let ready = retry_on_intr(|| {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            poll(&mut [PollFd::new(&self.channel, PollFlags::IN)], left.as_ref())
+        });
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// The error if the keeper has ended too early.

@@ -1,8 +1,8 @@
 //! The processes of this host, as `/proc` lists them.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::OnceLock};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, getpid};
 
 /// One process, as it was at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,9 +10,14 @@ pub(crate) struct Process {
     pub(crate) pid: Pid,
     /// The number of its parent; 0 if that is in another namespace.
     parent: i32,
+    /// The number of its process group; 0 if that is in another namespace. So are those of sessions.
+    pub(crate) group: i32,
+    pub(crate) session: i32,
     pub(crate) name: String,
     /// One letter, as in `ps`.
     pub(crate) state: char,
+    /// The kernel's flags (`PF_`) of its first thread.
+    flags: u32,
     threads: usize,
     /// The time of its start, in clock ticks since the start of the host.
     started: u64,
@@ -21,6 +26,9 @@ pub(crate) struct Process {
 impl Process {
     /// Reads a process. `None` if it does not exist.
     pub(crate) fn read(pid: Pid) -> Option<Process> {
+        if !has_own_numbers() {
+            return None;
+        }
         Process::read_from(Path::new("/proc").join(pid.to_string()).as_path(), pid)
     }
 
@@ -37,11 +45,14 @@ impl Process {
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
-        // `parent` is the 4th field, the number of threads the 20th, and the start the 22nd.
-        let threads = fields.nth(20 - 4 - 1)?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
+        let session = fields.next()?.parse().ok()?;
+        // `session` is the 6th field, the flags are the 9th, the number of threads the 20th, and the start the 22nd.
+        let flags = fields.nth(9 - 6 - 1)?.parse().ok()?;
+        let threads = fields.nth(20 - 9 - 1)?.parse().ok()?;
         let started = fields.nth(1)?.parse().ok()?;
         let name = name.escape_debug().to_string();
-        Some(Process { pid, parent, name, state, threads, started })
+        Some(Process { pid, parent, group, session, name, state, flags, threads, started })
     }
 
     /// Whether the process has ended and its parent has not collected it yet. (Its first thread may end
@@ -50,8 +61,35 @@ impl Process {
         self.state == 'X' || (self.state == 'Z' && self.threads <= 1)
     }
 
+    /// Whether it has made its process group.
+    pub(crate) fn leads_its_group(&self) -> bool {
+        self.group == self.pid.as_raw_pid()
+    }
+
     pub(crate) fn is_child_of(&self, parent: Pid) -> bool {
         self.parent == parent.as_raw_pid()
+    }
+
+    /// Whether the kernel already takes it down: it ends, or its memory is being written to a file because of a crash.
+    /// No signal changes any more how it ends.
+    pub(crate) fn is_going_down(&self) -> bool {
+        const EXITING: u32 = 0x4;
+        let directory = Path::new("/proc").join(self.pid.to_string());
+        let dumps = || {
+            let status = fs::read_to_string(directory.join("status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("CoreDumping:"));
+            line.is_some_and(|line| line.trim() == "1")
+        };
+        // The first thread may end before the others.
+        let all_exit = || {
+            let tasks = directory.join("task");
+            let mut threads = numbers_in(&tasks).into_iter();
+            threads.all(|id| {
+                Process::read_from(&tasks.join(id.to_string()), id)
+                    .is_none_or(|it| it.flags & EXITING != 0)
+            })
+        };
+        (self.flags & EXITING != 0 && all_exit()) || dumps()
     }
 
     /// Whether both are the same process. Numbers are used again, so it compares the start, too.
@@ -60,9 +98,41 @@ impl Process {
     }
 }
 
+/// Whether `/proc` is there and has the numbers of this process's namespace. In a new namespace it may be that of
+/// another one, where the same numbers are other processes.
+fn has_own_numbers() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        let own = fs::read_link("/proc/self");
+        own.is_ok_and(|own| own.as_os_str() == getpid().to_string().as_str())
+    })
+}
+
 /// All processes.
 pub(crate) fn all() -> Vec<Process> {
+    if !has_own_numbers() {
+        return Vec::new();
+    }
     numbers_in(Path::new("/proc")).into_iter().filter_map(Process::read).collect()
+}
+
+/// The children of this process, also those that have ended. Only this process takes children off the kernel's list, by
+/// collecting them, and new ones come last: so all are found, except for some of those that come meanwhile.
+pub(crate) fn children() -> Vec<Pid> {
+    if !has_own_numbers() {
+        return Vec::new();
+    }
+    let tasks = Path::new("/proc/self/task");
+    let list = |thread: Pid| fs::read_to_string(tasks.join(format!("{thread}/children"))).ok();
+    let number = |text: &str| Pid::from_raw(text.parse().ok()?);
+    let lists: Option<Vec<String>> = numbers_in(tasks).into_iter().map(list).collect();
+    match lists {
+        Some(lists) => {
+            lists.iter().flat_map(|it| it.split_whitespace().filter_map(number)).collect()
+        }
+        // The kernel is built without these lists.
+        None => all().into_iter().filter(|it| it.is_child_of(getpid())).map(|it| it.pid).collect(),
+    }
 }
 
 /// The processes or threads that have a directory in `directory`.
@@ -107,8 +177,11 @@ mod tests {
         let expected = Process {
             pid: pid(7),
             parent: 4,
+            group: 5,
+            session: 6,
             name: "a) S 1 (\\n".into(),
             state: 'D',
+            flags: 9,
             threads: 20,
             started: 22,
         };
@@ -123,8 +196,11 @@ mod tests {
         let process = |number, parent| Process {
             pid: pid(number),
             parent,
+            group: 0,
+            session: 0,
             name: String::new(),
             state: 'S',
+            flags: 0,
             threads: 1,
             started: 0,
         };
@@ -137,8 +213,9 @@ mod tests {
     fn a_child_of_this_process_is_listed() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let table = all();
-        let below = below(rustix::process::getpid(), &table);
+        let below = below(getpid(), &table);
         assert!(below.iter().any(|process| process.pid == Pid::from_child(&child)));
+        assert!(children().contains(&Pid::from_child(&child)));
         child.kill().unwrap();
         child.wait().unwrap();
     }

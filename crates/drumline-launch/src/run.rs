@@ -87,7 +87,7 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
             },
         };
         listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
-        let mut ended = attempt.end()?;
+        let mut ended = attempt.end(&listener.events)?;
         listener.no_rank_runs();
         let goes_on = listener.finish_output(&mut ended)?;
         tell(launch, &ended);

@@ -92,6 +92,10 @@ pub enum Event<'a> {
     /// What these workers have told of their failures so far. Due before anything is sent that ends workers, and again
     /// when the rest of their output is read: what a worker tells after it was told to end does not count.
     Said(&'a [(usize, Words)]),
+    /// The kernel takes these workers down: it writes their memory to a file after a crash, or frees it. No signal changes
+    /// any more how they end. The others may have noticed it long ago. Due when [`Supervisor::asks_for_words`], and before
+    /// anything is killed.
+    GoingDown(&'a [usize]),
     /// The launcher has found out that this worker hangs, and ends it with this signal. The job has failed, even if
     /// the worker outlives the signal.
     Hung {
@@ -218,6 +222,8 @@ struct Watched {
     noticed: Duration,
     told: Option<Signal>,
     words: Words,
+    /// Since when the kernel takes it down, if that is known.
+    going_down: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,6 +259,9 @@ const RECENT: Duration = Duration::from_secs(10);
 /// Then the supervisor gives up after this time, so that the launcher does not hang.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 
+/// How long the kernel gets to take a worker down: to write its memory to a file, and to free it.
+const GOES_DOWN_WITHIN: Duration = Duration::from_secs(60);
+
 /// `timeout` and systemd send two signals at once. A second signal within this time is ignored.
 const ECHO: Duration = Duration::from_millis(100);
 
@@ -283,6 +292,14 @@ impl Supervisor {
         }
         match event {
             Event::Said(_) => Vec::new(),
+            Event::GoingDown(workers) => {
+                for &index in workers {
+                    if let Some(worker) = self.workers.get_mut(index) {
+                        worker.going_down.get_or_insert(now);
+                    }
+                }
+                Vec::new()
+            }
             Event::Exited(batch) => {
                 self.exited(now, batch);
                 Vec::new()
@@ -296,10 +313,17 @@ impl Supervisor {
                     self.end(Signal::TERM, kill_at)
                 }
                 Phase::Ending { deadline } if now >= deadline => self.kill(now),
-                Phase::Killed { deadline } if now >= deadline => {
-                    self.phase = Phase::GivenUp;
-                    Vec::new()
-                }
+                Phase::Killed { deadline } if now >= deadline => match self.goes_down_until(now) {
+                    Some(deadline) => {
+                        self.phase = Phase::Killed { deadline };
+                        Vec::new()
+                    }
+                    None if self.spares_any() => self.kill_all(now),
+                    None => {
+                        self.phase = Phase::GivenUp;
+                        Vec::new()
+                    }
+                },
                 _ => Vec::new(),
             },
         }
@@ -325,6 +349,17 @@ impl Supervisor {
         }
     }
 
+    /// Whether [`Event::GoingDown`] is due before this event, as far as it is true of workers.
+    pub fn asks_who_goes_down(&self, now: Duration, event: &Event<'_>) -> bool {
+        let is_due = match (self.phase, event) {
+            (Phase::Ending { deadline } | Phase::Killed { deadline }, Event::Tick) => {
+                now >= deadline
+            }
+            _ => false,
+        };
+        is_due || self.asks_for_words(now, event)
+    }
+
     fn is_over(&self) -> bool {
         self.phase == Phase::GivenUp || self.workers.iter().all(|w| w.exit.is_some())
     }
@@ -343,10 +378,9 @@ impl Supervisor {
 
     /// The worker that has failed first, once no likelier origin can come up.
     pub fn failed(&self) -> Option<usize> {
-        match self.phase {
-            Phase::Failing { .. } if !self.is_over() => None,
-            _ => self.first(),
-        }
+        let may_come = matches!(self.phase, Phase::Failing { .. })
+            || self.workers.iter().any(|worker| worker.is_spared() && worker.told.is_none());
+        if may_come && !self.is_over() { None } else { self.first() }
     }
 
     /// How that worker ended. If it was told to end first, or does not end, the signal says nothing about it: then its
@@ -408,9 +442,13 @@ impl Supervisor {
             }
         }
         let exits = batch.iter().filter_map(|&(index, _)| self.workers.get(index)?.exit);
-        if self.phase == Phase::Running && exits.into_iter().any(|exit| !exit.ending.is_success()) {
+        let has_failed = exits.into_iter().any(|it| it.told.is_none() && !it.ending.is_success());
+        if self.phase == Phase::Running && has_failed {
             self.cause = Some(Cause::Failed);
             self.fail(now);
+        } else if self.cause == Some(Cause::Abandoned) && has_failed {
+            // It went down before another host ended the job.
+            self.cause = Some(Cause::Failed);
         }
     }
 
@@ -443,7 +481,12 @@ impl Supervisor {
             {
                 Vec::new()
             }
-            Phase::Failing { .. } | Phase::Ending { .. } if signal == Signal::INT => self.kill(now),
+            Phase::Failing { .. } | Phase::Ending { .. } if signal == Signal::INT => {
+                self.kill_all(now)
+            }
+            Phase::Killed { .. } if signal == Signal::INT && self.spares_any() => {
+                self.kill_all(now)
+            }
             Phase::Failing { kill_at: deadline, .. } | Phase::Ending { deadline } => {
                 self.end(signal, deadline)
             }
@@ -471,24 +514,51 @@ impl Supervisor {
 
     fn end(&mut self, signal: Signal, deadline: Duration) -> Vec<Order> {
         self.phase = Phase::Ending { deadline };
-        self.workers.iter_mut().for_each(|worker| worker.told = Some(signal));
+        let told = self.workers.iter_mut().filter(|worker| !worker.is_spared());
+        told.for_each(|worker| worker.told = Some(signal));
         self.order(signal)
     }
 
+    /// Kills the workers that the kernel does not take down already. These get their time.
     fn kill(&mut self, now: Duration) -> Vec<Order> {
+        let Some(deadline) = self.goes_down_until(now) else { return self.kill_all(now) };
+        let orders = self.end(Signal::KILL, now);
+        self.phase = Phase::Killed { deadline };
+        orders
+    }
+
+    fn kill_all(&mut self, now: Duration) -> Vec<Order> {
+        self.workers.iter_mut().for_each(|worker| worker.going_down = None);
         let orders = self.end(Signal::KILL, now);
         self.phase = Phase::Killed { deadline: now.saturating_add(GIVE_UP_AFTER) };
         orders
     }
 
-    /// Orders `signal` for all living workers.
+    fn spares_any(&self) -> bool {
+        self.workers.iter().any(Watched::is_spared)
+    }
+
+    /// When the last worker should have ended that the kernel takes down, if that is still to come.
+    fn goes_down_until(&self, now: Duration) -> Option<Duration> {
+        let spared = self.workers.iter().filter(|worker| worker.is_spared());
+        let until = spared.filter_map(|it| Some(it.going_down?.saturating_add(GOES_DOWN_WITHIN)));
+        until.max().filter(|until| *until > now)
+    }
+
+    /// Orders `signal` for all living workers that it reaches.
     fn order(&self, signal: Signal) -> Vec<Order> {
-        let living = self.workers.iter().enumerate().filter(|(_, worker)| worker.exit.is_none());
+        let living = self.workers.iter().enumerate();
+        let living = living.filter(|(_, it)| it.exit.is_none() && !it.is_spared());
         living.map(|(worker, _)| Order { worker, signal }).collect()
     }
 }
 
 impl Watched {
+    /// Whether it gets no signal, because the kernel takes it down already.
+    fn is_spared(&self) -> bool {
+        self.exit.is_none() && self.going_down.is_some()
+    }
+
     /// What it tells now is not because it was told to end.
     fn may_still_tell(&self) -> bool {
         self.exit.map_or(self.told, |exit| exit.told).is_none()
@@ -660,6 +730,58 @@ mod tests {
             supervisor.handle(at(100_000), Event::Said(&[(1, told)]));
             supervisor.handle(at(100_000), abandon);
             supervisor.handle(at(100_001), Event::Exited(&[(0, OK), (1, Ending::Code(1))]));
+            assert_eq!(supervisor.verdict(), Some(wanted));
+        }
+    }
+
+    /// Worker 1 crashes, and the kernel writes its memory to a file when the others have long lost it.
+    fn with_a_crash_that_takes_long() -> Supervisor {
+        let mut supervisor = Supervisor::new(3, Policy::default());
+        supervisor.handle(at(1_000), Event::Exited(&[(0, Ending::Code(1))]));
+        assert!(!supervisor.asks_who_goes_down(at(1_099), &Event::Tick));
+        assert!(supervisor.asks_who_goes_down(at(1_100), &Event::Tick));
+        supervisor.handle(at(1_100), Event::GoingDown(&[1]));
+        assert_eq!(supervisor.handle(at(1_100), Event::Tick), orders(&[2], Signal::TERM));
+        assert_eq!(supervisor.failed(), None, "the likelier origin has not ended");
+        assert!(supervisor.asks_who_goes_down(at(1_500), &Event::Tick));
+        assert_eq!(supervisor.handle(at(1_500), Event::Tick), orders(&[2], Signal::KILL));
+        supervisor.handle(at(1_501), Event::Exited(&[(2, Ending::Code(1))]));
+        supervisor
+    }
+
+    #[test]
+    fn a_worker_that_goes_down_is_left_to_end_and_blamed() {
+        let mut supervisor = with_a_crash_that_takes_long();
+        assert_eq!(supervisor.deadline(), Some(at(61_100)));
+        supervisor.handle(at(9_000), Event::Exited(&[(1, SEGV)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
+        assert_eq!((supervisor.failed(), supervisor.failure()), (Some(1), Some(SEGV)));
+    }
+
+    #[test]
+    fn a_worker_that_goes_down_for_too_long_is_killed_and_so_it_is_for_an_impatient_operator() {
+        let mut supervisor = with_a_crash_that_takes_long();
+        assert_eq!(supervisor.handle(at(61_100), Event::Tick), orders(&[1], Signal::KILL));
+        supervisor.handle(at(71_100), Event::Tick);
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 0 }));
+
+        let mut supervisor = with_a_crash_that_takes_long();
+        let int = Event::End(Signal::INT);
+        assert_eq!(supervisor.handle(at(2_000), int), orders(&[1], Signal::KILL));
+        assert_eq!(supervisor.deadline(), Some(at(12_000)));
+    }
+
+    #[test]
+    fn who_went_down_before_another_host_ended_the_job_has_failed() {
+        for (ending, wanted) in [(SEGV, Verdict::Failed { worker: 1 }), (OK, Verdict::Abandoned)] {
+            let mut supervisor = Supervisor::new(2, Policy::default());
+            let abandon = Event::Abandon { within: at(500) };
+            assert!(supervisor.asks_who_goes_down(at(10), &abandon));
+            supervisor.handle(at(10), Event::GoingDown(&[1]));
+            assert_eq!(supervisor.handle(at(10), abandon), orders(&[0], Signal::TERM));
+            supervisor.handle(at(20), Event::Exited(&[(0, Ending::Code(1))]));
+            assert_eq!(supervisor.failed(), None);
+            supervisor.handle(at(5_000), Event::Exited(&[(1, ending)]));
             assert_eq!(supervisor.verdict(), Some(wanted));
         }
     }

@@ -31,6 +31,37 @@ fn the_first_failure_is_reported_and_its_code_returned() {
     assert_eq!(report[22..], ["drumline: ended the other ranks: 0-1, 3 (SIGTERM)"]);
 }
 
+/// Its memory takes the kernel long to write, and the others have lost it long before it has ended.
+#[test]
+fn a_rank_that_crashes_slowly_is_blamed_and_its_core_file_is_complete() {
+    if fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap().trim_end() != "core" {
+        return eprintln!("skipped: core files go elsewhere");
+    }
+    let program = "import os, re, resource, signal, sys, time
+if os.environ['RANK'] == '1':
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+    memory = bytearray(os.urandom(1 << 20) * 500)
+    open('pid.part', 'w').write(str(os.getpid()))
+    os.rename('pid.part', 'pid')
+    os.kill(os.getpid(), signal.SIGSEGV)
+while not os.path.exists('pid'):
+    time.sleep(0.001)
+status = f\"/proc/{open('pid').read()}/status\"
+while not re.search('CoreDumping:\\t1|State:\\t[ZX]', open(status).read()):
+    pass
+sys.exit('rank 0: the process of rank 1 has ended [errors.md#peer_exited]')";
+    let mut launch = Launch::new(["--nproc-per-node", "2", "--", "python3", "-c", program]).start();
+    let code = launch.wait();
+    for entry in fs::read_dir(launch.directory.path()).unwrap().flatten() {
+        fs::remove_file(entry.path()).unwrap();
+    }
+    let ended = launch.end();
+    assert_eq!(code, 128 + 11, "{}", ended.stderr);
+    let report = ended.report();
+    assert!(report[0].starts_with("drumline: rank 1 (pid "), "{report:?}");
+    assert!(report[0].contains("SIGSEGV") && report[0].contains("core"), "{report:?}");
+}
+
 #[test]
 fn a_killed_rank_ends_the_job() {
     let ended = Launch::script(3, "[ $RANK = 1 ] && kill -9 $$; exec sleep 100").end();

@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::launch::{Launch, eventually};
+use crate::launch::{Launch, eventually, is_anyone_marked};
 
 /// Processes that have lost their parents become children of the first process of a container.
 #[test]
@@ -70,7 +70,10 @@ fn what_is_left_behind_is_ended_and_named_wherever_it_has_gone() {
     assert_eq!(code, 0, "{}", ended.stderr);
     let told = ended.report();
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("drumline: ended 5 processes that the ranks had left behind: "));
+    assert!(
+        told[0].starts_with("drumline: ended 5 processes that the ranks had left behind: "),
+        "{told:?}"
+    );
     assert!(told[0].matches("sleep (pid ").count() == 3 && told[0].contains("python3 (pid "));
 }
 
@@ -84,6 +87,53 @@ subprocess.Popen(['setsid', 'sh', '-c', helper], pass_fds=[reader])";
     let ended = Launch::new(["python3", "-c", program]).start().end();
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
     assert_eq!(ended.sorted_stdout(), ["[0] cleaned"]);
+}
+
+/// Each process of the chain starts the next one and ends: at any time another one is there.
+#[test]
+fn no_chain_of_processes_outruns_the_end_of_a_job() {
+    let chain = "import os, sys, time
+reader, writer = os.pipe()
+if os.fork():
+    os.read(reader, 1)
+    os._exit(0)
+os.setsid()
+end, links = time.monotonic() + 60, 0
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+    if sys.argv[1] == 'sessions':
+        os.setsid()
+    links += 1
+    if links == 20:
+        os.write(writer, b'.')";
+    for groups in ["one session", "sessions"] {
+        let mut launch = Launch::new(["--", "python3", "-c", chain, groups]).start();
+        assert_eq!(launch.wait(), 0);
+        // One look at all processes may miss it.
+        for _ in 0..20 {
+            assert!(!is_anyone_marked(&launch.marker), "{groups}");
+        }
+        let ended = launch.end();
+        let told = ended.report();
+        assert!(told[0].contains("that the ranks had left behind: python3 (pid "), "{told:?}");
+    }
+}
+
+/// The ranks have ended, and the keeper gives a moment to what they have left.
+#[test]
+fn a_launcher_that_is_killed_while_ranks_leave_something_leaves_no_file() {
+    let mut launch = Launch::script(1, "echo $$; (setsid sleep 1000 &); echo done");
+    launch.wait_for("done\n", 1);
+    let printed = String::from_utf8(launch.printed.clone()).unwrap();
+    let rank = printed.split_whitespace().nth(1).unwrap().to_owned();
+    eventually("the rank ends", || {
+        let stat = fs::read_to_string(format!("/proc/{rank}/stat"));
+        stat.map_or(true, |it| it.rsplit(')').next().unwrap().starts_with(" Z"))
+    });
+    launch.signal(Signal::KILL);
+    // `end` checks that nothing is left.
+    assert_eq!(launch.end().code, 128 + 9);
 }
 
 #[test]

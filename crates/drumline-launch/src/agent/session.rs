@@ -608,7 +608,7 @@ impl Session<'_, '_, '_> {
             return Ok(());
         };
         let local_ranks = running.local_ranks;
-        let mut ended = running.attempt.end()?;
+        let mut ended = running.attempt.end(&self.listener.events)?;
         let how = match ended.verdict() {
             supervisor::Verdict::Failed { .. } => How::Failed,
             supervisor::Verdict::Stopped(_) | supervisor::Verdict::Abandoned => How::Abandoned,
