@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import multiprocessing.connection
+import os
 import pickle
 import secrets
 import signal
@@ -31,6 +32,9 @@ _INSTEAD = 'call start_processes(..., start_method="fork"), which copies this pr
 # or before, and end later.
 _SETTLE_S = 0.1
 
+# The exit code of a process if the system does not tell it, as in multiprocessing and asyncio.
+_UNKNOWN = 255
+
 
 class ProcessException(RuntimeError):
     """A process of `spawn` or `start_processes` has failed. The others have ended."""
@@ -43,7 +47,7 @@ class ProcessException(RuntimeError):
         self.pid = pid
         """Its process id."""
         self.exit_code = 1
-        """Its exit code; -n if signal n has killed it."""
+        """Its exit code; -n if signal n has killed it; 255 if it is not known, which the text says."""
 
     @property
     def error_pid(self) -> int:
@@ -105,6 +109,9 @@ def spawn(
     the process, or `ProcessExitedException`. ``join=False`` returns a context, whose ``join`` waits.
 
     The processes end when this one does, also if it is killed.
+
+    If this process ignores SIGCHLD, or other code of it collects all children, the system does not tell how a process
+    has ended. Then a process whose function has returned has ended well, and any other one has failed.
     """
     return start_processes(fn, args, nprocs, join, daemon, start_method)
 
@@ -147,19 +154,19 @@ class ProcessContext:
         self._store = _core.JobStore(f"drumline-spawn-{secrets.token_hex(8)}")
         self._port = _reserved_port()
         self.processes: list[BaseProcess] = []
-        self._reports: list[Connection] = []
+        self._members: list[_Member] = []
         self._error: ProcessException | None = None
         try:
             for rank in range(nprocs):
                 report, theirs = context.Pipe(duplex=False)
-                self._reports.append(report)
                 place = _environment(rank, nprocs, self._store, self._port.getsockname())
                 process = context.Process(
                     target=_spawned.run, args=(fn, rank, args, place, theirs), daemon=daemon
                 )
-                process.start()
+                _start(process)
                 theirs.close()
                 self.processes.append(process)
+                self._members.append(_Member(process, report, is_child=start_method != "forkserver"))
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             self.end()
             raise _pickling.not_picklable(fn, args, error, _INSTEAD) from error
@@ -187,10 +194,8 @@ class ProcessContext:
             raise self._error
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            living = [process for process in self.processes if process.is_alive()]
-            failed = [
-                rank for rank, process in enumerate(self.processes) if process.exitcode not in (None, 0)
-            ]
+            living = [member for member in self._members if not member.has_ended()]
+            failed = [rank for rank, member in enumerate(self._members) if member.has_failed()]
             if failed:
                 self._error = self._end_after(failed, living, grace_period)
                 raise self._error
@@ -201,22 +206,23 @@ class ProcessContext:
 
     def end(self, grace_period: float | None = None) -> None:
         """Ends all processes: SIGTERM, and SIGKILL after ``grace_period`` (30) seconds."""
-        for process in self.processes:
-            process.terminate()
-        for process in _wait(self.processes, time.monotonic() + (_GRACE_S if grace_period is None else grace_period)):
-            process.kill()
+        for member in self._members:
+            member.signal(signal.SIGTERM)
+        for member in _wait(self._members, time.monotonic() + (_GRACE_S if grace_period is None else grace_period)):
+            member.signal(signal.SIGKILL)
+        _wait(self._members, math.inf)
         for process in self.processes:
             process.join()
 
     def _end_after(
-        self, failed: list[int], living: list[BaseProcess], grace_period: float | None
+        self, failed: list[int], living: list[_Member], grace_period: float | None
     ) -> ProcessException:
         """Ends all processes. The error of the one that is the likeliest cause: those of others often follow from it."""
         ends = dict.fromkeys(failed, time.time())
         _wait(living, time.monotonic() + max(_SETTLE_S, grace_period or 0.0))
         # What they say or do when they are told to end does not count.
-        codes = [process.exitcode for process in self.processes]
-        reports = [self._report(rank) for rank in range(len(codes))]
+        codes = [member.code() if member.has_ended() else None for member in self._members]
+        reports = [member.report() for member in self._members]
         self.end(grace_period)
         noticed_at = time.time()
         known: list[tuple[int | None, str | None, float]] = [
@@ -227,16 +233,16 @@ class ProcessContext:
         ]
         rank = _core.culprit(known)
         rank = failed[0] if rank is None else rank
-        process, report = self.processes[rank], reports[rank]
-        pid, code = process.pid or 0, process.exitcode or 0
+        member, report = self._members[rank], reports[rank]
+        pid, code = self.processes[rank].pid or 0, member.code()
         if report.raised is not None:
             text = f"\n\n-- Process {rank} terminated with the following error:\n{report.raised[1]}"
             error = ProcessRaisedException(text, rank, pid)
             error.exit_code = code
             return error
         name = _signal_name(-code) if code < 0 else None
-        how = f"signal {name}" if name else f"exit code {code}"
-        text = f"process {rank} terminated with {how}"
+        how = f" with signal {name}" if name else f" with exit code {code}"
+        text = f"process {rank} terminated{'' if member.is_unknown else how}"
         if not report.has_begun:
             text += (
                 " before it called the function. Its stderr says why: often the program starts its processes while "
@@ -248,44 +254,113 @@ class ProcessContext:
             if witnesses:
                 (_, said), other = min(witnesses)
                 text += f"\n\n-- Process {other} terminated with the following error:\n{said}"
+        if member.is_unknown:
+            text += "\n\nHow it ended is not known: this process ignores SIGCHLD, or other code of it collects all children"
         return ProcessExitedException(text, rank, pid, code, name)
-
-    def _report(self, rank: int) -> _Report:
-        report = _Report()
-        with suppress(EOFError, OSError):
-            while self._reports[rank].poll():
-                message = self._reports[rank].recv()
-                if message == _spawned.BEGUN:
-                    report.has_begun = True
-                else:
-                    report.raised = message
-        return report
 
 
 class _Report:
     """What a process has told."""
 
     has_begun = False
+    has_returned = False
     raised: tuple[float, str] | None = None
+
+
+class _Member:
+    """A process, and how it has ended."""
+
+    def __init__(self, process: BaseProcess, reports: Connection, is_child: bool) -> None:
+        self._process, self._reports, self._told = process, reports, _Report()
+        self.is_unknown = False
+        """Whether the process has ended and nobody knows how."""
+        self._pidfd: Connection | None = None
+        pid = process.pid
+        if is_child and pid is not None:
+            # If it has ended and nothing is left of it, the sentinel says so.
+            with suppress(OSError):
+                self._pidfd = Connection(os.pidfd_open(pid), writable=False)
+        # A process that it has forked may keep the sentinel open. The fork server knows how its children end, and tells
+        # it by the sentinel.
+        self._end: Connection | int = self._pidfd or process.sentinel
+
+    def end(self) -> Connection | int:
+        """What becomes ready when it ends."""
+        return self._end
+
+    def has_ended(self) -> bool:
+        if self._process.exitcode is not None:
+            return True
+        if not multiprocessing.connection.wait([self._end], 0):
+            return False
+        popen: Any = self._process._popen  # type: ignore[attr-defined]
+        try:
+            os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            if self._process.exitcode is None:
+                # From now on multiprocessing knows, too, that it has ended, and signals no other process of its number.
+                self.is_unknown, popen.returncode = True, _UNKNOWN
+        return self._process.exitcode is not None
+
+    def has_failed(self) -> bool:
+        if not self.has_ended():
+            return False
+        return not self.report().has_returned if self.is_unknown else self._process.exitcode != 0
+
+    def code(self) -> int:
+        """Its exit code, once it has ended."""
+        if self.is_unknown and self.report().has_returned:
+            return 0
+        return self._process.exitcode or 0
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.has_ended():
+            return
+        with suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd.fileno(), number)
+            elif number == signal.SIGKILL:
+                self._process.kill()
+            else:
+                self._process.terminate()
+
+    def report(self) -> _Report:
+        """What it has told so far."""
+        with suppress(EOFError, OSError):
+            while self._reports.poll():
+                message = self._reports.recv()
+                if message == _spawned.BEGUN:
+                    self._told.has_begun = True
+                elif message == _spawned.RETURNED:
+                    self._told.has_returned = True
+                else:
+                    self._told.raised = message
+        return self._told
 
 
 # The name of former versions.
 SpawnContext = ProcessContext
 
 
-def _wait(
-    processes: list[BaseProcess], deadline: float, any_of_them: bool = False
-) -> list[BaseProcess]:
+def _wait(members: list[_Member], deadline: float, any_of_them: bool = False) -> list[_Member]:
     """Waits until all of them have ended, or ``any_of_them``. Returns those that live."""
-    living = [process for process in processes if process.is_alive()]
-    count = len(living)
-    while living and not (any_of_them and len(living) < count):
+    living = [member for member in members if not member.has_ended()]
+    while living and not (any_of_them and len(living) < len(members)):
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        multiprocessing.connection.wait([it.sentinel for it in living], min(left, _WAIT_MAX_S))
-        living = [process for process in living if process.is_alive()]
+        multiprocessing.connection.wait([it.end() for it in living], min(left, _WAIT_MAX_S))
+        living = [member for member in living if not member.has_ended()]
     return living
+
+
+def _start(process: BaseProcess) -> None:
+    """The fork server hears by SIGCHLD how its children end, and blocks what is blocked when it starts."""
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _reserved_port() -> socket.socket:

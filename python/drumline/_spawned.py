@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -16,6 +17,9 @@ from drumline import _core
 
 # What a process reports before it calls the function.
 BEGUN = "begun"
+
+# What it reports when the function has returned.
+RETURNED = "returned"
 
 # Time limit, in seconds, for what the core has logged.
 _LOG_S = 5.0
@@ -41,6 +45,7 @@ def run(
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         _core.end_with_parent(parent.pid)
+    _take_signals()
     for name in _OF_OUTER_JOB:
         os.environ.pop(name, None)
     if "DRUMLINE_SECRET" in place:
@@ -49,12 +54,29 @@ def run(
     report.send(BEGUN)
     try:
         fn(rank, *args)
+        _tell_return(report)
+    except SystemExit as ended:
+        if ended.code in (None, 0):
+            _tell_return(report)
+        raise
     except Exception:
         _tell(report, 1)
     except KeyboardInterrupt:
         # The parent's end interrupts this process, too, and nobody is left to hear of it.
         if parent is None or parent.is_alive():
             _tell(report, _INTERRUPTED)
+
+
+def _tell_return(report: Connection) -> None:
+    with contextlib.suppress(OSError):
+        report.send(RETURNED)
+
+
+def _take_signals() -> None:
+    """Signals as a shell would give them: what the parent blocks is not blocked here, and how children end is known."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _tell(report: Connection, code: int) -> None:

@@ -438,3 +438,76 @@ def test_a_process_that_has_only_lost_another_one_is_not_blamed(seconds, text):
     with pytest.raises(drumline.ProcessException) as raised:
         drumline.spawn(losing, (seconds,), nprocs=2)
     assert raised.value.error_index == 1 and text in str(raised.value)
+
+
+LOSING_STATUSES = """
+import os, signal, sys, threading, time
+import drumline, test_spawn
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    else:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+        threading.Thread(target=test_spawn.collecting, daemon=True).start()
+    for method, how in (("fork", "well"), ("spawn", "well"), ("forkserver", "well"), ("fork", "exit 0")):
+        drumline.start_processes(test_spawn.ending, (how,), 2, start_method=method)
+    for method, how in (("fork", "exit 3"), ("spawn", "exit 3"), ("fork", "raise"), ("forkserver", "exit 3")):
+        try:
+            drumline.start_processes(test_spawn.ending, (how,), 2, start_method=method)
+            sys.exit(f"{method}, {how}: no error")
+        except drumline.ProcessException as error:
+            is_unknown = "How it ended is not known" in str(error)
+            knows = error.exit_code == (3 if how == "exit 3" else 1)
+            assert error.error_index == 1 and knows != (error.exit_code == 255), (method, how, error.exit_code)
+            assert knows or is_unknown or how == "raise", error
+            assert how != "raise" or "out of patience" in str(error), error
+            assert knows or method != "forkserver"
+    context = drumline.start_processes(test_spawn.ending, ("never",), 2, join=False, start_method="fork")
+    assert not context.join(0.01)
+    context.end(0)
+    assert not any(process.is_alive() for process in context.processes)
+"""
+
+
+def collecting():
+    """As a library that collects the children of others."""
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.001)
+
+
+def ending(rank, how):
+    assert os.system("true") == 0, "SIGCHLD is ignored here, too"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    if how == "never":
+        time.sleep(600)
+    if rank == 1 and how == "exit 3":
+        os._exit(3)
+    if rank == 1 and how == "exit 0":
+        sys.exit()
+    if rank == 1 and how == "raise":
+        raise RuntimeError("out of patience")
+
+
+@pytest.mark.parametrize("statuses", ["ignored", "collected"])
+def test_a_program_that_loses_exit_statuses_neither_hangs_nor_takes_a_failure_for_success(statuses, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LOSING_STATUSES)
+    run_here([str(program), statuses])
+
+
+def leaving(rank, path):
+    if os.fork() == 0:
+        while not Path(path, "go").exists():
+            time.sleep(0.02)
+        Path(path, "gone").touch()
+        os._exit(0)
+
+
+def test_join_does_not_wait_for_what_a_process_has_started(tmp_path):
+    drumline.start_processes(leaving, (str(tmp_path),), start_method="fork")
+    (tmp_path / "go").touch()
+    eventually((tmp_path / "gone").exists)

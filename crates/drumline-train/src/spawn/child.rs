@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-use drumline_shm::{files, named};
+use drumline_shm::{files, named, take_signals};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
@@ -32,6 +32,9 @@ pub(crate) const VARIABLE: &str = "DRUMLINE_SPAWN";
 
 /// What a rank writes to its error file when it begins.
 pub(super) const BEGUN: &[u8] = b" ";
+
+/// What it writes there when the function has returned without an error.
+pub(super) const RETURNED: &[u8] = b"  ";
 
 /// Which process a call of `spawn` is in.
 pub(super) enum Place {
@@ -91,6 +94,11 @@ fn nth(caller: &Location<'_>) -> String {
     format!("{place} {count}")
 }
 
+/// Writes how far this process has come.
+fn tell(what: &[u8]) -> io::Result<()> {
+    env::var_os(error_file::VARIABLE).map_or(Ok(()), |path| files::write(path.as_ref(), what))
+}
+
 impl Rank {
     /// Runs the function, and ends the process.
     pub(super) fn run<E: Display + Debug>(
@@ -107,7 +115,11 @@ impl Rank {
         }
         record_panics();
         process::exit(match catch_unwind(AssertUnwindSafe(|| function(self.number))) {
-            Ok(Ok(())) => 0,
+            Ok(Ok(())) => {
+                // If nobody reads it, the exit code says so as well.
+                let _ = tell(RETURNED);
+                0
+            }
             Ok(Err(error)) => {
                 record_error(&error);
                 let _ = writeln!(io::stderr(), "Error: {error:?}");
@@ -119,11 +131,9 @@ impl Rank {
     }
 
     fn begin(&self) -> io::Result<()> {
+        take_signals()?;
         self.end_with_parent()?;
-        if let Some(path) = env::var_os(error_file::VARIABLE) {
-            files::write(path.as_ref(), BEGUN)?;
-        }
-        Ok(())
+        tell(BEGUN)
     }
 
     /// From now on this process ends when its parent does, however that ends.

@@ -13,7 +13,7 @@ use crate::error_file::RUST_ERROR;
 /// let error = drumline::SpawnError::Failed {
 ///     rank: 1,
 ///     pid: 7,
-///     status: ExitStatus::from_raw(9),
+///     status: Some(ExitStatus::from_raw(9)),
 ///     message: None,
 ///     backtrace: None,
 /// };
@@ -29,8 +29,9 @@ pub enum SpawnError {
         rank: usize,
         /// Its process.
         pid: u32,
-        /// How it ended.
-        status: ExitStatus,
+        /// How it ended. `None`: the system did not tell. That is so if the program ignores SIGCHLD, or if other code of it
+        /// collects all children.
+        status: Option<ExitStatus>,
         /// The text of its panic or error. `None`: a signal killed it, or it called `exit`.
         message: Option<String>,
         /// Where it panicked.
@@ -83,7 +84,11 @@ impl SpawnError {
     }
 }
 
-fn how(status: ExitStatus) -> String {
+fn how(status: Option<ExitStatus>) -> String {
+    let Some(status) = status else {
+        return "has ended, and how is not known: this program ignores SIGCHLD, or other code of it collects all children"
+            .into();
+    };
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with code {code}"),
         (None, Some(signal)) => format!("was killed by signal {signal}"),

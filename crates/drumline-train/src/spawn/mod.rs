@@ -30,6 +30,9 @@ use child::Place;
 
 /// Runs `function` with the ranks 0 to `ranks` − 1, each in a process of its own. [`Processes::join`] waits for them.
 ///
+/// If this program ignores SIGCHLD, or other code of it collects all children, the system does not tell how a process has
+/// ended. Then one whose function has returned without an error has ended well, and any other one has failed.
+///
 /// The processes meet by `init_process_group("env://", ..)`: they have the environment of `drumline run
 /// --no-torch-store`, a secret of their own, and a store that this process hosts on a Unix socket. A process ends when
 /// `function` returns, and with the process that started it.

@@ -7,7 +7,7 @@ use std::{
     io::{Seek, Write},
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
-        unix::process::ExitStatusExt,
+        unix::{fs::FileExt, process::ExitStatusExt},
     },
     process::{Child, Command, ExitStatus, Stdio, id},
     time::{Duration, Instant, SystemTime},
@@ -27,7 +27,10 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
-use super::{child::VARIABLE, error::SpawnError};
+use super::{
+    child::{RETURNED, VARIABLE},
+    error::SpawnError,
+};
 use crate::{
     blame::{Account, End, Words, culprit, is_never_a_reaction},
     error_file::{self, ErrorFile, Failure},
@@ -59,10 +62,13 @@ pub struct Processes {
 #[derive(Debug)]
 struct Member {
     child: Child,
-    pidfd: OwnedFd,
+    /// `None`: it has ended before it was opened, and nothing is left of it.
+    pidfd: Option<OwnedFd>,
     /// What it writes of its failure: a file in memory, which it finds as one of this process.
     said: File,
-    ended: Option<(ExitStatus, Duration)>,
+    /// How it ended, and when. The system does not tell how if this process ignores SIGCHLD, or if other code of it
+    /// collects all children.
+    ended: Option<(Option<ExitStatus>, Duration)>,
     /// What it had said when it was told to end, if it was.
     told: Option<Words>,
 }
@@ -152,10 +158,9 @@ impl Processes {
             }
             Ok(pidfd)
         });
-        match watched {
-            Ok(pidfd) => {
-                self.members.push(Member { child, pidfd, said, ended: None, told: None });
-            }
+        let (pidfd, ended) = match watched {
+            Ok(pidfd) => (Some(pidfd), None),
+            Err(Errno::SRCH) => (None, Some((None, self.now()))),
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -165,7 +170,8 @@ impl Processes {
                     error
                 )));
             }
-        }
+        };
+        self.members.push(Member { child, pidfd, said, ended, told: None });
         Ok(())
     }
 
@@ -256,18 +262,30 @@ impl Processes {
         let (Some(member), Some(ends)) = (self.members.get_mut(rank), &self.ends) else {
             return Ok(());
         };
-        let status = member.child.wait().map_err(SpawnError::system("wait for the ranks"))?;
+        let status = match member.child.wait() {
+            Ok(status) => Some(status),
+            Err(error) if error.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => None,
+            Err(error) => return Err(SpawnError::system("wait for the ranks")(error)),
+        };
         member.ended = Some((status, now));
-        epoll::delete(ends, &member.pidfd).map_err(SpawnError::system("wait for the ranks"))
+        match &member.pidfd {
+            Some(pidfd) => {
+                epoll::delete(ends, pidfd).map_err(SpawnError::system("wait for the ranks"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Why this rank has failed.
     fn error_of(&self, rank: usize) -> SpawnError {
         let member = &self.members[rank];
         let (pid, failure) = (member.child.id(), member.failure());
-        let status = member.ended.map_or_else(|| ExitStatus::from_raw(0), |(status, _)| status);
+        let status =
+            member.ended.map_or_else(|| Some(ExitStatus::from_raw(0)), |(status, _)| status);
         let said = match failure {
-            Err(NotBegun) if status.success() => return SpawnError::NotReached { rank, pid },
+            Err(NotBegun) if status.is_some_and(|it| it.success()) => {
+                return SpawnError::NotReached { rank, pid };
+            }
             other => other.unwrap_or(None),
         };
         let (message, backtrace) = match said {
@@ -297,8 +315,8 @@ impl Processes {
         for signal in [Signal::TERM, Signal::KILL] {
             let living = self.members.iter().filter(|member| member.ended.is_none());
             // This fails only if the process has ended.
-            for member in living {
-                let _ = pidfd_send_signal(&member.pidfd, signal);
+            for pidfd in living.filter_map(|member| member.pidfd.as_ref()) {
+                let _ = pidfd_send_signal(pidfd, signal);
             }
             let until = until.filter(|_| signal == Signal::TERM);
             while self.members.iter().any(|member| member.ended.is_none()) {
@@ -335,9 +353,18 @@ impl Member {
         }
     }
 
+    /// Whether it has said that the function has returned.
+    fn has_returned(&self) -> bool {
+        let mut said = [0; RETURNED.len() + 1];
+        self.said.read_at(&mut said, 0).is_ok_and(|length| &said[..length] == RETURNED)
+    }
+
     /// Whether it has ended by itself, and not well.
     fn has_failed(&self) -> bool {
-        let is_bad = |status: ExitStatus| !status.success() || self.failure().is_err();
+        let is_bad = |status: Option<ExitStatus>| match status {
+            Some(status) => !status.success() || self.failure().is_err(),
+            None => !self.has_returned(),
+        };
         self.told.is_none() && self.ended.is_some_and(|(status, _)| is_bad(status))
     }
 
@@ -350,7 +377,9 @@ impl Member {
         let end = match self.ended {
             Some((status, at)) if self.has_failed() => End::Failure {
                 at,
-                is_never_a_reaction: status.signal().is_some_and(is_never_a_reaction),
+                is_never_a_reaction: status
+                    .and_then(|it| it.signal())
+                    .is_some_and(is_never_a_reaction),
             },
             Some(_) if self.told.is_none() => End::Success,
             _ => End::Open,

@@ -103,7 +103,7 @@ fn the_first_panic_is_told_with_its_backtrace_and_the_others_end() {
     let SpawnError::Failed { rank, pid, status, message, backtrace } = error else {
         panic!("{text}")
     };
-    assert_eq!((rank, pid, status.code()), (1, ids[1], Some(101)));
+    assert_eq!((rank, pid, status.unwrap().code()), (1, ids[1], Some(101)));
     assert_eq!(message.as_deref(), Some("out of patience"));
     let backtrace = backtrace.unwrap();
     assert!(backtrace.contains("lose_patience") && backtrace.contains("spawn.rs:"), "{backtrace}");
@@ -168,7 +168,7 @@ fn an_error_is_told() {
     let processes = ranks(1, "an_error_is_told").start(|_| "x".parse::<u32>().map(|_| ()));
     match processes.unwrap().join() {
         Err(SpawnError::Failed { rank: 0, status, message, .. }) => {
-            assert_eq!(status.code(), Some(1));
+            assert_eq!(status.unwrap().code(), Some(1));
             assert_eq!(message.as_deref(), Some("invalid digit found in string"));
         }
         other => panic!("{other:?}"),
@@ -204,11 +204,57 @@ fn a_killed_rank_is_told_and_the_others_are_killed_after_the_grace_period() {
     let ids = processes.ids();
     match processes.join() {
         Err(SpawnError::Failed { rank: 1, status, message: None, backtrace: None, .. }) => {
-            assert_eq!(status.signal(), Some(9));
+            assert_eq!(status.unwrap().signal(), Some(9));
         }
         other => panic!("{other:?}"),
     }
     wait_for_the_end_of(&ids);
+}
+
+/// The system tells nobody how the ranks have ended, or tells it somebody else.
+#[test]
+fn ranks_of_a_program_that_loses_exit_statuses_neither_hang_nor_end_well_by_guess() {
+    const TEST: &str =
+        "ranks_of_a_program_that_loses_exit_statuses_neither_hang_nor_end_well_by_guess";
+    let Ok(how) = env::var("STATUSES") else {
+        for how in ["ignored", "collected"] {
+            let signal = if how == "ignored" { "--ignore-signal=CHLD" } else { "--" };
+            let mut command = Command::new("env");
+            command.args([signal.into(), env::current_exe().unwrap()]);
+            command.args(["--exact", &format!("spawn::{TEST}"), "--nocapture"]);
+            let ended = command.env("STATUSES", how).output().unwrap();
+            assert!(ended.status.success(), "{how}: {ended:?}");
+        }
+        return;
+    };
+    if how == "collected" && env::var_os("DRUMLINE_SPAWN").is_none() {
+        thread::spawn(|| {
+            loop {
+                let _ = rustix::process::wait(rustix::process::WaitOptions::empty());
+                thread::yield_now();
+            }
+        });
+    }
+    for (ends, wanted) in [("well", None), ("exit", Some("")), ("error", Some("no data"))] {
+        let run = |rank| -> Result<(), String> {
+            // What it has inherited does not hurt it.
+            assert!(Command::new("true").status().is_ok_and(|it| it.success()));
+            match (rank, ends) {
+                (1, "exit") => std::process::exit(3),
+                (1, "error") => Err("no data".into()),
+                _ => Ok(()),
+            }
+        };
+        match (ranks(2, TEST).start(run).unwrap().join(), wanted) {
+            // A rank passes by the calls before its own.
+            (Ok(()), wanted) if wanted.is_none() || env::var_os("DRUMLINE_SPAWN").is_some() => {}
+            (Err(SpawnError::Failed { rank: 1, status, message, .. }), Some(wanted)) => {
+                assert_eq!(message.as_deref().unwrap_or(""), wanted);
+                assert!(status.is_none() || how == "collected", "{ends}: {status:?}");
+            }
+            other => panic!("{how}, {ends}: {other:?}"),
+        }
+    }
 }
 
 #[test]
