@@ -161,9 +161,10 @@ impl Words {
         }
     }
 
-    /// What the last lines of the output of a rank tell.
+    /// What the last lines of the output of a rank tell. An exception that it has printed before, and survived, says nothing
+    /// of why it failed.
     pub fn of_output(text: &str) -> Words {
-        heard_of(text).map_or(Words::None, |of| Words::Heard { of, at: None })
+        heard_of(last_error(text)).map_or(Words::None, |of| Words::Heard { of, at: None })
     }
 
     /// The same, where rank `first` has the number 0, and there are `count` ranks.
@@ -177,6 +178,29 @@ impl Words {
             other => other,
         }
     }
+}
+
+/// The last exception of Python in `text`, and those that led to it. All of `text` if there is none.
+fn last_error(text: &str) -> &str {
+    const BEGINS: &str = "Traceback (most recent call last):";
+    const LEADS: [&str; 2] = [
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    ];
+    // A group of exceptions has several.
+    if text.contains("Exception Group Traceback") {
+        return text;
+    }
+    let Some(mut start) = text.rfind(BEGINS) else { return text };
+    // An empty line stands in between, and torch puts the rank in front of each line.
+    let is_led_to = |start: usize| {
+        let mut before = text[..start].lines().rev().take(3);
+        before.any(|line| LEADS.iter().any(|lead| line.trim_end().ends_with(lead)))
+    };
+    while is_led_to(start) {
+        start = text[..start].rfind(BEGINS).unwrap_or(0);
+    }
+    &text[start..]
 }
 
 /// Whether `text` tells the end of another rank, and of which, by its number in the whole job.
@@ -355,6 +379,34 @@ mod tests {
         assert_eq!(Words::of_failure(&failure, since, at(9)), own(9));
         assert_eq!(Words::of_output("no data"), SILENT);
         assert_eq!(Words::of_output(&format!("Error: {told}\n")), heard(5));
+    }
+
+    #[test]
+    fn of_several_exceptions_in_the_output_the_last_one_counts_with_those_that_led_to_it() {
+        let lost = "Traceback (most recent call last):\n  train()\n\
+             PeerError: the process of rank 5 has ended [errors.md#peer_exited]\n";
+        let own = "Traceback (most recent call last):\n  load()\nValueError: no data\n";
+        let handled = "\nDuring handling of the above exception, another exception occurred:\n\n";
+        let caused = "\nThe above exception was the direct cause of the following exception:\n\n";
+        let of_torch =
+            |text: &str| text.lines().map(|line| format!("[rank0]: {line}\n")).collect::<String>();
+        for (text, wanted) in [
+            (lost.to_owned(), heard(5)),
+            (format!("{lost}trying again\n{own}"), SILENT),
+            (format!("{own}trying again\n{lost}"), heard(5)),
+            (format!("{lost}{handled}{own}"), heard(5)),
+            (format!("{lost}{caused}{own}{handled}{own}bye\n"), heard(5)),
+            (of_torch(&format!("{lost}{caused}{own}")), heard(5)),
+            (of_torch(&format!("{lost}again\n\n\n{own}")), SILENT),
+            // The beginning is cut off.
+            (
+                format!("the process of rank 5 has ended [errors.md#peer_exited]\n{handled}{own}"),
+                heard(5),
+            ),
+            (format!("  + Exception Group {lost}  | {own}"), heard(5)),
+        ] {
+            assert_eq!(Words::of_output(&text), wanted, "{text}");
+        }
     }
 
     fn any_account() -> impl Strategy<Value = Account> {
