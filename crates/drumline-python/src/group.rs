@@ -6,7 +6,8 @@ use std::{
 };
 
 use drumline::{
-    GroupOptions, ProcessGroup, backend, connect_members, init_process_group, init_with_store,
+    GroupOptions, ProcessGroup, backend, connect_members, deadline, init_process_group,
+    init_with_store, site,
 };
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
@@ -77,7 +78,10 @@ impl Group {
         log::open(store.py())?;
         let (py, config, store) = (store.py(), config(settings)?, any_store(store)?);
         signals::run_beside(py, move || {
-            let master = master.as_ref().and_then(resolve);
+            let until = deadline::after(std::time::Instant::now(), config.timeout);
+            let master = master.and_then(|(host, port)| {
+                site::resolve(&host, port, until).ok()?.into_iter().next()
+            });
             connect_members(&name, store, rank, &ranks, master, &config)
         })
         .map(Group::new)
@@ -288,8 +292,4 @@ impl Drop for Group {
             false => mem::forget((group, lock(&self.closing).take())),
         }
     }
-}
-
-fn resolve((host, port): &(String, u16)) -> Option<std::net::SocketAddr> {
-    std::net::ToSocketAddrs::to_socket_addrs(&(host.as_str(), *port)).ok()?.next()
 }

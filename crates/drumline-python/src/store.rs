@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use drumline::{
-    Error,
+    Error, site,
     store::{self, FileStore, HashStore, PrefixStore, Store as _, tcp::TcpStore},
 };
 use pyo3::{prelude::*, types::PyBytes};
@@ -93,6 +93,9 @@ impl Store {
         log::open(py)?;
         let timeout = duration("timeout", timeout)?;
         run_beside(py, move || {
+            if is_master {
+                site::reach_resolver(&host, port, timeout)?;
+            }
             let store = match (is_master, exposed) {
                 (true, true) => TcpStore::host_exposed(&host, port)?,
                 (true, false) => TcpStore::host(&host, port)?,

@@ -1,8 +1,11 @@
 //! The properties of this host.
 
-use std::{env, fs, net::ToSocketAddrs, thread};
+use std::{
+    env, fs, thread,
+    time::{Duration, Instant},
+};
 
-use drumline::{Config, MemoryNode, describe_addresses, describe_mpi, memory_nodes};
+use drumline::{Config, MemoryNode, describe_addresses, describe_mpi, memory_nodes, site};
 
 #[derive(Debug)]
 pub(super) struct System {
@@ -48,15 +51,20 @@ impl System {
     }
 }
 
+/// How long the resolver may take.
+const RESOLVE_MAX: Duration = Duration::from_secs(10);
+
 fn reached_at(config: &Config) -> String {
     let master = env::var("MASTER_ADDR").ok().zip(env::var("MASTER_PORT").ok());
     let master = match master {
         None => None,
-        Some((host, port)) => match (&*host, port.parse().unwrap_or(1)).to_socket_addrs() {
-            // A launcher offers torch's store on loopback, where no way to other hosts begins.
-            Ok(mut addresses) => addresses.find(|it| !it.ip().is_loopback()),
-            Err(error) => return format!("nowhere: MASTER_ADDR {host:?}: {error}"),
-        },
+        Some((host, port)) => {
+            match site::resolve(&host, port.parse().unwrap_or(1), Instant::now() + RESOLVE_MAX) {
+                // A launcher offers torch's store on loopback, where no way to other hosts begins.
+                Ok(addresses) => addresses.into_iter().find(|it| !it.ip().is_loopback()),
+                Err(error) => return format!("nowhere: MASTER_ADDR {host:?}: {error}"),
+            }
+        }
     };
     describe_addresses(config, master).unwrap_or_else(|error| format!("nowhere: {error}"))
 }

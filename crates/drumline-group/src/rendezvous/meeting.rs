@@ -11,7 +11,7 @@ use drumline_store::{
     auth::Nonce,
     net::{
         Endpoint,
-        site::{is_loopback, is_loopback_name},
+        site::{is_loopback, is_loopback_name, reach_resolver},
     },
     store::{
         Store,
@@ -118,7 +118,11 @@ impl Plan {
 
     /// Opens the store. It asks for the secret if there is one and if the host of the store supports that.
     fn open(&self, config: &Config, timeout: Duration) -> Result<TcpStore> {
-        let host = |door| {
+        let host = |door: Door| {
+            // A server has no time limit of its own.
+            if let Endpoint::Tcp { host, port } = &self.store {
+                reach_resolver(host, *port, timeout)?;
+            }
             let server = TcpStoreServer::open(&[door], config.store_bytes_max)?;
             Ok::<_, Error>(TcpStore::to_own(server)?)
         };

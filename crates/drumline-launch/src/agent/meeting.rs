@@ -72,7 +72,7 @@ pub(super) fn open(own: &Own, meeting: &Meeting, deadline: Instant) -> Result<Pl
         Meeting::Drumline { host, port } => {
             at_first_host(own, (host, *port), own.joining.is_first, deadline)
         }
-        Meeting::File(path) => patiently(deadline, || in_file(own, path)),
+        Meeting::File(path) => patiently(deadline, || in_file(own, path, deadline)),
         Meeting::Etcd(etcd) => patiently(deadline, || in_etcd(own, etcd, deadline)),
     }
 }
@@ -115,7 +115,7 @@ fn at_first_host(
         Some(false) => None,
         _ => {
             wait_for_name(host, port, deadline);
-            serve(own, host, port, is_first == Some(true))?
+            serve(own, (host, port), is_first == Some(true), deadline)?
         }
     };
     let (store, is_hosted) = match server {
@@ -132,7 +132,7 @@ fn at_first_host(
         }
     };
     Ok(Place {
-        address: own_address(own, on_the_way([host], store.address()))?,
+        address: own_address(own, on_the_way([host], store.address()), deadline)?,
         // The store has this job only: a host with another --rdzv-id is told so.
         store: signed(own, Box::new(store), "drumline/".into()),
         is_hosted,
@@ -142,10 +142,15 @@ fn at_first_host(
 }
 
 /// Opens the store if this host is the first one: if it can listen there.
-fn serve(own: &Own, host: &str, port: u16, must_be: bool) -> Result<Option<TcpStoreServer>> {
+fn serve(
+    own: &Own,
+    (host, port): (&str, u16),
+    must_be: bool,
+    deadline: Instant,
+) -> Result<Option<TcpStoreServer>> {
     let (mut again, mut looks) = (0..TRIES_MAX, 0..LOOKS_MAX);
     let problem = loop {
-        let ip = match listens(host, port)? {
+        let ip = match listens(host, port, deadline)? {
             Listens::Yes(ip) => ip,
             // Perhaps another launcher only tries it at this moment. If both took that for a first host, both
             // would wait for one.
@@ -174,7 +179,7 @@ fn serve(own: &Own, host: &str, port: u16, must_be: bool) -> Result<Option<TcpSt
             }
             // Another launcher of this machine was faster, or tried it at this moment: then the port may be free
             // again, until one of the two takes it.
-            Err(error) => match listens(host, port) {
+            Err(error) => match listens(host, port, deadline) {
                 Ok(Listens::InUse | Listens::Yes(_)) if again.next().is_some() => {
                     thread::sleep(TRIED_AT_ONCE);
                 }
@@ -199,11 +204,11 @@ const LOOKS_MAX: usize = 4;
 /// Longer than another launcher takes to find out whether it can listen.
 const TRIED_AT_ONCE: Duration = Duration::from_millis(5);
 
-fn in_file(own: &Own, path: &Path) -> Result<Place> {
+fn in_file(own: &Own, path: &Path, deadline: Instant) -> Result<Place> {
     // Nobody knows how many hosts will close it.
     let store = FileStore::open(path, 0)?;
     Ok(Place {
-        address: own_address(own, None)?,
+        address: own_address(own, None, deadline)?,
         store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
         is_hosted: false,
         beat_every: SLOW_BEAT,
@@ -224,7 +229,7 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
     let servers = etcd.servers.iter().filter_map(|url| url.split_once("://"));
     let servers = servers.map(|(_, place)| place.rsplit_once(':').map_or(place, |(host, _)| host));
     Ok(Place {
-        address: own_address(own, on_the_way(servers, store.address()))?,
+        address: own_address(own, on_the_way(servers, store.address()), deadline)?,
         name: store.name().to_owned(),
         store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
         is_hosted: false,
@@ -250,9 +255,9 @@ enum Listens {
 }
 
 /// Tries it. A host's own name says nothing: others may know it by another one.
-fn listens(host: &str, port: u16) -> Result<Listens> {
+fn listens(host: &str, port: u16, deadline: Instant) -> Result<Listens> {
     let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
-    let (ip, tried) = match site::of(host, &resolve(host, port)?) {
+    let (ip, tried) = match site::of(host, &resolve(host, port, deadline)?) {
         Site::Elsewhere(_) => return Ok(Listens::Elsewhere),
         Site::At(address) => (address.ip(), TcpListener::bind(address)),
         Site::Everywhere => match TcpListener::bind((any[0], port)) {
@@ -269,22 +274,20 @@ fn listens(host: &str, port: u16) -> Result<Listens> {
     }
 }
 
-fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    site::resolve(host, port, Instant::now() + RESOLVE_MAX).map_err(|error| {
+/// The addresses of a name. The resolver may take until `deadline`.
+fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
+    site::resolve(host, port, deadline).map_err(|error| {
         Error::meeting(format!(
-            "the name of the first host, {host}, cannot be resolved on this one: {error}; write its address"
+            "the name {host} cannot be resolved on this host: {error}; write an address in its place"
         ))
     })
 }
-
-/// How long the resolver may take.
-const RESOLVE_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until the name of the first host is known: in a cluster it may come later than this host.
 fn wait_for_name(host: &str, port: u16, deadline: Instant) {
     let mut is_told = false;
     while Instant::now() + TRIED_EVERY < deadline
-        && let Err(error) = resolve(host, port)
+        && let Err(error) = resolve(host, port, deadline)
     {
         if !std::mem::replace(&mut is_told, true) {
             tracing::warn!("waits for the first host: {error}");
@@ -305,9 +308,9 @@ fn on_the_way<'a>(
 }
 
 /// The address that the other hosts get of this one.
-fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
+fn own_address(own: &Own, towards: Option<SocketAddr>, deadline: Instant) -> Result<IpAddr> {
     if let Some(name) = &own.joining.local_addr {
-        let mut addresses = resolve(name, 0)?;
+        let mut addresses = resolve(name, 0, deadline)?;
         addresses.sort_by_key(|it| towards.is_some_and(|place| place.is_ipv6() != it.is_ipv6()));
         let is_told = |it: &&SocketAddr| site::is_loopback_name(name) || !it.ip().is_loopback();
         if let Some(address) = addresses.iter().find(is_told) {
@@ -322,7 +325,8 @@ fn own_address(own: &Own, towards: Option<SocketAddr>) -> Result<IpAddr> {
 
 /// Why the first host is not reached. A stranger may listen there.
 fn unreached(endpoint: &Endpoint, address: (&str, u16), error: &drumline::store::Error) -> String {
-    let listens = resolve(address.0, address.1).is_ok_and(|addresses| {
+    let until = Instant::now() + STRANGER_MAX;
+    let listens = resolve(address.0, address.1, until).is_ok_and(|addresses| {
         addresses.iter().any(|it| TcpStream::connect_timeout(it, STRANGER_MAX).is_ok())
     });
     let hint = match listens {
@@ -338,7 +342,7 @@ fn unreached(endpoint: &Endpoint, address: (&str, u16), error: &drumline::store:
     format!("the first host is not reached at {endpoint}: {hint} The last error was: {error}")
 }
 
-/// How long a stranger may take to answer.
+/// How long a stranger, and the resolver, may take to answer.
 const STRANGER_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

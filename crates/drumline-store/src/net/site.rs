@@ -13,7 +13,8 @@ use std::{
 
 use rustix::system::uname;
 
-use super::call::time_left;
+use super::{Endpoint, call::time_left};
+use crate::{Error, Result};
 
 /// Where to listen, for those who call a host by some name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,24 @@ pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Socke
         )),
     }
 }
+
+/// Asks for the addresses of `host` before a server listens there, which has no time limit.
+///
+/// # Errors
+///
+/// [`Error::Store`] if it is not known, or not within `timeout`.
+pub fn reach_resolver(host: &str, port: u16, timeout: Duration) -> Result<()> {
+    resolve(host, port, Instant::now() + timeout.min(HOUR)).map(drop).map_err(|error| {
+        Error::Store {
+            store: Endpoint::Tcp { host: host.to_owned(), port }.to_string(),
+            operation: "listen".into(),
+            problem: format!("the name {host} cannot be resolved: {error}"),
+        }
+    })
+}
+
+/// Longer than any resolver takes.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// Whether `host` resolves to addresses of this machine only. False for an unknown name.
 pub fn is_loopback(host: &str, timeout: Duration) -> bool {

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     io::{BufRead as _, BufReader},
-    net::{SocketAddr, TcpStream, ToSocketAddrs as _},
+    net::{SocketAddr, TcpStream},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -22,7 +22,7 @@ use super::{
     cluster::{CONNECT_PATIENCE, Cluster, User},
     failure::{Failure, knows_no_users, not_etcd, of_answer, of_exchange},
 };
-use crate::{Error, Result, error_text::spent, text::escaped};
+use crate::{Error, Result, error_text::spent, net::site::resolve, text::escaped};
 
 /// How long a server may take to answer before the next one is asked. It doubles with every round, because the
 /// disk of a server can be slow.
@@ -312,8 +312,13 @@ impl Servers {
     /// The address of the server that answered last, if it can be reached.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         let (_, authority) = self.present_url().split_once("://")?;
-        let mut addresses = authority.to_socket_addrs().ok()?;
-        addresses.find(|address| TcpStream::connect_timeout(address, CONNECT_PATIENCE).is_ok())
+        let (host, port) = authority.rsplit_once(':')?;
+        let host = host.trim_matches(['[', ']']);
+        let until = Instant::now() + CONNECT_PATIENCE;
+        let addresses = resolve(host, port.parse().ok()?, until).ok()?;
+        addresses
+            .into_iter()
+            .find(|address| TcpStream::connect_timeout(address, CONNECT_PATIENCE).is_ok())
     }
 }
 
