@@ -78,7 +78,8 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
                     listener.no_rank_runs();
                     restart += 1;
                     let line = report::restart(budget.used(), job.restarts.max, pause);
-                    tracing::warn!("the ranks cannot start: {error}; {}", line.trim());
+                    let line = line.trim_start_matches("drumline: ").trim_end();
+                    tracing::warn!("the ranks cannot start: {error}; {line}");
                     if let Some(signal) = listener.pause(pause)? {
                         return Ok(signal_exit_code(signal.as_raw()));
                     }
