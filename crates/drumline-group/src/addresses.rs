@@ -6,9 +6,8 @@ use drumline_store::net::interface::{addresses_of, describe, outward};
 
 use crate::{Config, Result};
 
-/// The addresses at which ranks of other hosts would reach this one, and the reason: `10.0.0.1 (eth0): it is
-/// on the way to the master at 10.0.0.9:29500`. Without a master, the default route decides, and without one the only
-/// interface.
+/// The addresses at which ranks of other hosts would reach this one, and the reason: `10.0.0.1 (eth0): it is on the way
+/// to the master at 10.0.0.9:29500`. Without a master, the default route decides, and without one the only interface.
 ///
 /// ```
 /// # use drumline_group as drumline;

@@ -90,8 +90,7 @@ impl Board {
         ask_store(&*self.store, question)
     }
 
-    /// Writes `word` on `subject`, and returns the words of all ranks on it, by rank. All ranks must call
-    /// this.
+    /// Writes `word` on `subject`, and returns the words of all ranks on it, by rank. All ranks must call this.
     ///
     /// # Errors
     ///

@@ -262,8 +262,7 @@ impl<B> Work<B> {
     ///
     /// # Errors
     ///
-    /// The outer error is the `Work`, when its call has not ended in time. The inner result is as for
-    /// [`Work::wait`].
+    /// The outer error is the `Work`, when its call has not ended in time. The inner result is as for [`Work::wait`].
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B, WorkError<B>>, Work<B>> {
         self.wait_until(Instant::now().checked_add(timeout))
     }

@@ -51,8 +51,7 @@ impl Guard {
     ///   [`Guard::has_left`].)
     /// - this rank has aborted the group.
     ///
-    /// If all ranks have called the collective and its deadline passes, no error comes: the backend says so
-    /// itself.
+    /// If all ranks have called the collective and its deadline passes, no error comes: the backend says so itself.
     pub fn check(&self) -> Result<(), Cause> {
         self.0.check()
     }

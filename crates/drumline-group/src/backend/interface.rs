@@ -19,9 +19,8 @@ use crate::{Config, DType, Error};
 /// beside them. Every call has a deadline and must return soon after it. After an error the group is
 /// poisoned, and only [`Backend::abort`] is called.
 ///
-/// If a method panics, its call fails with [`Cause::Panicked`], and no other group is harmed. When the last
-/// handle of a group is dropped, the backend is dropped, too: if it was not shut down, it takes leave of its
-/// peers then.
+/// If a method panics, its call fails with [`Cause::Panicked`], and no other group is harmed. When the last handle of a
+/// group is dropped, the backend is dropped, too: if it was not shut down, it takes leave of its peers then.
 ///
 /// ```
 /// # use drumline_group as drumline;

@@ -1,10 +1,9 @@
 //! What carries a group's calls: the library's own transports, or a foreign backend.
 //!
-//! A backend is an object that carries out collectives, and messages if it likes, for one rank of one group.
-//! It is registered under a name and chosen by [`Config::backend`](crate::Config::backend) or
-//! `DRUMLINE_BACKEND`. The library takes care of the order of calls, work in the background, arguments,
-//! errors and poisoning. A backend sees one call at a time, as bytes, and needs to know no type and no
-//! operator ([`Call::reduce`]).
+//! A backend is an object that carries out collectives, and messages if it likes, for one rank of one group. It is
+//! registered under a name and chosen by [`Config::backend`](crate::Config::backend) or `DRUMLINE_BACKEND`. The library
+//! takes care of the order of calls, work in the background, arguments, errors and poisoning. A backend sees one call
+//! at a time, as bytes, and needs to know no type and no operator ([`Call::reduce`]).
 //!
 //! ```
 //! # use drumline_group as drumline;

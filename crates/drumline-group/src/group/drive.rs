@@ -142,8 +142,7 @@ impl Driven {
         })
     }
 
-    /// Lets the progress thread accept peers of other hosts from now on. `door` is readable when a peer
-    /// calls.
+    /// Lets the progress thread accept peers of other hosts from now on. `door` is readable when a peer calls.
     pub(super) fn let_callers_in(self: &Arc<Self>, door: Arc<OwnedFd>) -> Result<()> {
         let group: Weak<Driven> = Arc::downgrade(self);
         progress_thread::get()?.guard(group, door);

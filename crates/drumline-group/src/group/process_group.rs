@@ -30,9 +30,8 @@ use super::{
 /// threads. All clones are one group, and their collectives run one after another. Sends and receives
 /// ([`send`](ProcessGroup::send)) run beside them.
 ///
-/// A blocking call (`all_reduce`) runs on the caller's thread and returns when this rank's part
-/// is done. An asynchronous one (`all_reduce_async`) takes its buffer by value and returns a
-/// [`Work`](crate::Work) at once.
+/// A blocking call (`all_reduce`) runs on the caller's thread and returns when this rank's part is done. An
+/// asynchronous one (`all_reduce_async`) takes its buffer by value and returns a [`Work`](crate::Work) at once.
 ///
 /// When a call fails, the group is poisoned: the peers learn why, and every later call on any rank fails with
 /// the text of the first failure. Connect a new group to go on.
@@ -201,9 +200,8 @@ impl ProcessGroup {
         self.inner.arena.is_some()
     }
 
-    /// Aborts the group, from any thread and at any time. The running call, calls that wait for their turn,
-    /// and all later calls fail at once on this rank. On the other ranks they fail with an error that names
-    /// this rank.
+    /// Aborts the group, from any thread and at any time. The running call, calls that wait for their turn, and all
+    /// later calls fail at once on this rank. On the other ranks they fail with an error that names this rank.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -283,8 +281,7 @@ impl Inner {
         self.family.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The driver that a waiting thread may help. Empty for a foreign backend, whose calls have threads of
-    /// their own.
+    /// The driver that a waiting thread may help. Empty for a foreign backend, whose calls have threads of their own.
     pub(crate) fn driven(&self) -> Weak<Driven> {
         match &self.carrier {
             Carrier::Lane(lane) => Arc::downgrade(lane),

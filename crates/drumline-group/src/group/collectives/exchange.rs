@@ -7,8 +7,7 @@ use super::{ProcessGroup, call, call_of};
 use crate::{Element, Error, Result, Work};
 
 impl ProcessGroup {
-    /// Sends block `i` of each rank's `input` to rank `i`. `output` gets the blocks of all ranks, in order of
-    /// rank.
+    /// Sends block `i` of each rank's `input` to rank `i`. `output` gets the blocks of all ranks, in order of rank.
     ///
     /// `input` and `output` have the same length on all ranks, and hold a block for each rank.
     ///

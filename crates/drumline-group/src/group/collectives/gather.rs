@@ -126,9 +126,8 @@ impl ProcessGroup {
 
     /// Collects the `input` of every rank in `output` at rank `root`, in order of rank.
     ///
-    /// All ranks pass the same number of elements. At the root, `output` holds `world_size` times as many; on
-    /// other ranks it is empty. On those, success means that their elements have been taken, not that they
-    /// have arrived.
+    /// All ranks pass the same number of elements. At the root, `output` holds `world_size` times as many; on other
+    /// ranks it is empty. On those, success means that their elements have been taken, not that they have arrived.
     ///
     /// ```
     /// # use drumline_group as drumline;

@@ -107,9 +107,8 @@ impl ProcessGroup {
             .ok_or_else(|| invalid(format!("no memory holds as many elements as {what} says")))
     }
 
-    /// The counts of a call with blocks of these lengths, one for each rank. Checks that this rank's block
-    /// has `own` elements. If this rank holds all blocks, `long` is their length in all, which is checked,
-    /// too.
+    /// The counts of a call with blocks of these lengths, one for each rank. Checks that this rank's block has `own`
+    /// elements. If this rank holds all blocks, `long` is their length in all, which is checked, too.
     fn blocks_by_rank(
         &self,
         operation: &'static str,
