@@ -162,12 +162,6 @@ impl Error {
     /// Where it comes from: whether another attempt makes sense.
     pub fn origin(&self) -> ErrorOrigin {
         match self {
-            Error::InvalidArgument { .. }
-            | Error::InvalidSetting { .. }
-            | Error::Memory { .. }
-            | Error::NotAMember { .. }
-            | Error::Object { .. }
-            | Error::Trace { .. } => ErrorOrigin::User,
             Error::Store { .. } => ErrorOrigin::Surroundings,
             Error::Io { error, .. } => ErrorOrigin::of_system(error),
             Error::StoreTimeout { .. } | Error::Connect { .. } => ErrorOrigin::Peer,
@@ -178,6 +172,7 @@ impl Error {
                     _ => ErrorOrigin::Peer,
                 }
             }
+            _ => ErrorOrigin::User,
         }
     }
 
