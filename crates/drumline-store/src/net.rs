@@ -10,6 +10,7 @@
 //! | `owner` | which user is at the other end of a connection on loopback |
 //! | `warnings` | limits how often strangers make this process write to its log |
 //! | `pacing` | the congestion control of connections that stay on this host |
+//! | [`sign`] | whether processes live, as their sockets show |
 //! | [`interface`] | addresses of this machine's network interfaces |
 //! | [`site`] | where a process listens that others call by a name |
 
@@ -22,6 +23,7 @@ mod owner;
 mod pacing;
 pub mod poll;
 mod port;
+pub mod sign;
 pub mod site;
 pub mod stream;
 #[cfg(test)]

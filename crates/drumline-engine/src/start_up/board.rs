@@ -16,8 +16,9 @@ use drumline_schedule::step::Rank;
 
 use super::{
     failure::Failure,
-    steps::{Desk, Outside},
+    steps::{Ask, Desk, Outside},
     store::record,
+    watch::{LOOK_EVERY, Watch},
 };
 use crate::{membership::Membership, recorder::Recorder};
 
@@ -29,6 +30,7 @@ pub struct Board {
     /// This rank, for errors.
     member: Membership,
     deadline: Instant,
+    watch: Watch,
     recorder: Recorder,
 }
 
@@ -76,9 +78,12 @@ impl Subject {
 /// The first byte of a roll with the words of all ranks, and of a roll with an error instead.
 const COMPLETE: u8 = b'+';
 const FAILED: u8 = b'-';
+/// Of a roll with the rank whose process has ended.
+const ENDED: u8 = b'x';
 
-/// How often rank 0 looks whether a rank for which it waits has failed.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long, and with which pauses, a rank that cannot go on looks for the reason.
+const SETTLE: Duration = Duration::from_millis(800);
+const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// The most ranks that an error names.
 pub(super) const RANKS_NAMED_MAX: usize = 32;
@@ -88,11 +93,18 @@ const FAILURE_CHARS_MAX: usize = 1000;
 
 impl Board {
     /// The board of the life that is called `life`.
-    pub fn new(member: &Membership, life: &str, deadline: Instant, recorder: &Recorder) -> Board {
+    pub fn new(
+        member: &Membership,
+        life: &str,
+        deadline: Instant,
+        watch: &Watch,
+        recorder: &Recorder,
+    ) -> Board {
         Board {
             prefix: format!("drumline/{}/{life}", member.name),
             member: member.clone(),
             deadline,
+            watch: watch.clone(),
             recorder: recorder.clone(),
         }
     }
@@ -120,6 +132,18 @@ impl Board {
     /// [`Failure::Connect`] when a rank has failed (with that rank's error), or when a rank writes nothing in
     /// time.
     pub async fn all_gather<W: Outside>(
+        &self,
+        desk: &Desk<W>,
+        subject: Subject,
+        word: &[u8],
+    ) -> Result<Vec<Vec<u8>>, Failure<W::Error>> {
+        match self.gather(desk, subject, word).await {
+            Ok(words) => Ok(words),
+            Err(failure) => Err(self.watch.explain(desk, failure).await),
+        }
+    }
+
+    async fn gather<W: Outside>(
         &self,
         desk: &Desk<W>,
         subject: Subject,
@@ -176,37 +200,65 @@ impl Board {
     ) -> Result<Vec<Vec<u8>>, Failure<W::Error>> {
         let key = self.roll_key(subject);
         let _open = record(&self.recorder, std::slice::from_ref(&key));
-        match desk.wait(vec![key.clone()], desk.left_until(self.deadline)).await?.is_empty() {
+        let left = desk.left_until(self.deadline);
+        match self.watch.wait(desk, std::slice::from_ref(&key), left).await?.is_empty() {
             true => self.decode(&desk.get(&key).await?),
             false => Err(self.name_the_silent(desk, subject).await),
         }
     }
 
-    /// Looks whether any rank has failed, without waiting.
+    /// Looks whether any rank has failed, or its process has ended, without waiting.
     ///
     /// # Errors
     ///
-    /// [`Failure::Connect`], with that rank's error.
+    /// [`Failure::Connect`], with that rank's error, and [`Failure::Ended`].
     pub async fn check<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
+        match self.check_once(desk).await {
+            Ok(()) => Ok(()),
+            Err(failure) => Err(self.watch.explain(desk, failure).await),
+        }
+    }
+
+    async fn check_once<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
         // A rank that fails leaves its error on every subject, so one subject is enough.
         let key = self.roll_key(Subject::LAST);
         match desk.check(&key).await? {
             true => self.decode(&desk.get(&key).await?).map(drop),
-            false => Ok(()),
+            false => self.watch.look(desk).await,
+        }
+    }
+
+    /// Looks for some time whether another rank has failed, which may be why this one cannot go on. A rank that fails closes
+    /// its sockets first, and says why then.
+    pub(super) async fn settle<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
+        let until = desk.now() + SETTLE;
+        loop {
+            self.check(desk).await?;
+            if desk.now() >= until.min(self.deadline) {
+                return Ok(());
+            }
+            desk.ask(Ask::Pause(SETTLE_PAUSE)).await?;
         }
     }
 
     /// This rank could not be connected, because of `error`. Writes the error for all ranks, so that none
     /// waits for this rank.
-    pub async fn fail<W: Outside>(&self, desk: &Desk<W>, error: &str) {
-        self.fail_for(desk, 1, error).await;
+    /// `culprit` is the rank whose process has ended, if that is why.
+    pub async fn fail<W: Outside>(&self, desk: &Desk<W>, error: &str, culprit: Option<Rank>) {
+        self.fail_for(desk, 1, error, culprit).await;
     }
 
     /// The same, on behalf of `ranks` ranks.
-    pub(super) async fn fail_for<W: Outside>(&self, desk: &Desk<W>, ranks: usize, error: &str) {
-        let rank = (self.member.rank as u32).to_le_bytes();
+    pub(super) async fn fail_for<W: Outside>(
+        &self,
+        desk: &Desk<W>,
+        ranks: usize,
+        error: &str,
+        culprit: Option<Rank>,
+    ) {
         let text: String = error.chars().take(FAILURE_CHARS_MAX).collect();
-        let roll = [&[FAILED], &rank[..], text.as_bytes()].concat();
+        let (kind, rank) = culprit.map_or((FAILED, self.member.rank), |rank| (ENDED, rank));
+        let roll = [&[kind], &(rank as u32).to_le_bytes()[..], text.as_bytes()].concat();
         for subject in Subject::ALL {
             if let Err(error) = desk.compare_set(&self.roll_key(subject), b"", &roll).await {
                 // If this rank has lost the store, so have the others.
@@ -219,10 +271,12 @@ impl Board {
 
     /// Says that this rank has read all that it needs. The last rank that says so deletes the board.
     pub async fn leave<W: Outside>(&self, desk: &Desk<W>) {
+        self.watch.end(desk, Some(&self.prefix)).await;
         self.leave_for(desk, 1).await;
     }
 
     async fn leave_for<W: Outside>(&self, desk: &Desk<W>, ranks: usize) {
+        self.watch.end(desk, None).await;
         let gone = self.gone_key();
         match desk.add(&gone, ranks as i64).await {
             Ok(count) if count == self.member.world_size as i64 => {
@@ -232,7 +286,8 @@ impl Board {
                 let words = |subject| ranks.clone().map(move |rank| self.word_key(subject, rank));
                 let rolls = Subject::ALL.into_iter().map(|subject| self.roll_key(subject));
                 let words = Subject::ALL.into_iter().flat_map(words);
-                desk.take_back(words.chain(rolls).chain([gone])).await;
+                let keys = words.chain(rolls).chain([gone]).chain(self.watch.keys());
+                desk.take_back(keys).await;
             }
             Ok(_) => {}
             Err(error) => tracing::debug!(%error, "cannot leave the board in the store"),
@@ -280,6 +335,10 @@ impl Board {
                     let rank = u32::from_le_bytes(*rank) as Rank;
                     return Err(Failure::by(&self.member, rank, &format!("it has failed: {text}")));
                 }
+                None => None,
+            },
+            Some((&ENDED, failure)) => match failure.first_chunk() {
+                Some(rank) => return Err(Failure::Ended(u32::from_le_bytes(*rank) as Rank)),
                 None => None,
             },
             _ => None,

@@ -6,9 +6,13 @@ use drumline_schedule::step::Rank;
 
 use super::{
     failure::Failure,
-    steps::{Ask, Desk, Outside},
+    steps::{Answer, Ask, Desk, Outside},
+    watch::{LOOK_EVERY, Processes, Watch},
 };
-use crate::deadline;
+use crate::{
+    deadline,
+    membership::{GlobalRanks, Membership},
+};
 
 /// A rank that joins a job.
 #[derive(Clone, Copy, Debug)]
@@ -60,14 +64,44 @@ impl Joining {
     ///
     /// [`Failure::Connect`] if the job is another one, or has a process of this rank already.
     pub async fn run<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
-        let start = desk.now();
+        let deadline = deadline::after(desk.now(), self.timeout);
         self.join(desk).await?;
-        let limit = self.timeout.saturating_sub(desk.now().saturating_duration_since(start));
-        desk.ask(Ask::Assemble(limit)).await?;
+        // Others may wait in their first group already.
+        let member = Membership::new(WORLD, (self.rank, self.world_size), GlobalRanks::default());
+        let keys = (0..self.world_size).map(|rank| process_key(WORLD, rank)).collect();
+        let watch = Watch::new(&member, Processes { keys, join: true, stay: false });
+        if self.rank_zero_hosts {
+            watch.begin(desk).await?;
+        }
+        match self.assemble(desk, &watch, deadline).await {
+            Ok(()) => watch.rest(desk).await,
+            Err(failure) => {
+                watch.end(desk, None).await;
+                return Err(failure);
+            }
+        }
         if self.hosts() {
             desk.set(COMPLETE, b"").await?;
         }
         Ok(())
+    }
+
+    async fn assemble<W: Outside>(
+        &self,
+        desk: &Desk<W>,
+        watch: &Watch,
+        deadline: Instant,
+    ) -> Result<(), Failure<W::Error>> {
+        let mut first = true;
+        loop {
+            let left = desk.left_until(deadline);
+            let (limit, last) = (left.min(LOOK_EVERY), left <= LOOK_EVERY);
+            let Answer::Missing(_) = desk.ask(Ask::Assemble { limit, first, last }).await? else {
+                return Ok(());
+            };
+            watch.look(desk).await?;
+            first = false;
+        }
     }
 
     fn hosts(&self) -> bool {
@@ -159,6 +193,14 @@ pub const RANK_KEYS: &str = "drumline/rank/";
 
 /// The key of the secret on which the ranks have agreed, if none of them was given one.
 const SECRET: &str = "drumline/secret";
+
+/// The group of all ranks of a job.
+pub const WORLD: &str = "world";
+
+/// The key under which a process says that it is rank `rank` of a job whose group of all ranks is `root`.
+pub fn process_key(root: &str, rank: Rank) -> String {
+    format!("drumline/{root}/process/{rank}")
+}
 
 /// The key under which a rank leaves its ticket.
 pub fn rank_key(rank: Rank) -> String {

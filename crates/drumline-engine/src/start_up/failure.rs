@@ -1,5 +1,7 @@
 //! Why a rank could not be connected.
 
+use std::fmt;
+
 use drumline_schedule::step::Rank;
 
 use crate::{error::one_line, membership::Membership};
@@ -11,6 +13,8 @@ pub enum Failure<E> {
     Outside(E),
     /// The ranks did not come together. The text names who is to blame.
     Connect(String),
+    /// The process of a rank has ended.
+    Ended(Rank),
 }
 
 impl<E> Failure<E> {
@@ -25,6 +29,27 @@ impl<E> Failure<E> {
 impl<E> From<E> for Failure<E> {
     fn from(error: E) -> Failure<E> {
         Failure::Outside(error)
+    }
+}
+
+impl<E: fmt::Display> Failure<E> {
+    /// The text, for the rank of `member`.
+    pub fn text(&self, member: &Membership) -> String {
+        match self {
+            Failure::Outside(error) => error.to_string(),
+            Failure::Connect(problem) => problem.clone(),
+            Failure::Ended(rank) => {
+                format!("the process of {} has ended", member.global.who(*rank))
+            }
+        }
+    }
+
+    /// The rank at fault, where one is known.
+    pub fn culprit(&self) -> Option<Rank> {
+        match self {
+            Failure::Ended(rank) => Some(*rank),
+            Failure::Outside(_) | Failure::Connect(_) => None,
+        }
     }
 }
 

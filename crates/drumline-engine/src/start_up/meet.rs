@@ -22,6 +22,7 @@ use super::{
     failure::{Failure, told},
     steps::{Desk, Outside},
     store::record,
+    watch::Watch,
 };
 use crate::{membership::Membership, recorder::Recorder};
 
@@ -36,6 +37,8 @@ pub struct Attempt<'a> {
     pub deadline: Instant,
     /// After this time it warns of ranks that have not come.
     pub warn_after: Duration,
+    /// Notices when the process of a rank has ended.
+    pub watch: &'a Watch,
     /// Records this rank's waits.
     pub recorder: &'a Recorder,
 }
@@ -50,6 +53,21 @@ impl Attempt<'_> {
     ///
     /// [`Failure::Connect`] names the ranks that have not come before the deadline.
     pub async fn run<W: Outside>(&self, desk: &Desk<W>) -> Result<Board, Failure<W::Error>> {
+        let met = match self.watch.begin(desk).await {
+            Ok(()) => self.meet(desk).await,
+            Err(failure) => Err(failure),
+        };
+        match met {
+            Ok(board) => Ok(board),
+            Err(failure) => {
+                let failure = self.watch.explain(desk, failure).await;
+                self.watch.end(desk, None).await;
+                Err(failure)
+            }
+        }
+    }
+
+    async fn meet<W: Outside>(&self, desk: &Desk<W>) -> Result<Board, Failure<W::Error>> {
         let (joining, ticket) =
             (self.joining_key(self.member.rank), self.ticket_key(self.member.rank));
         let admitted = self.admitted_key(self.ticket);
@@ -86,16 +104,19 @@ impl Attempt<'_> {
         desk.set_all(admitted.into_iter().map(|key| (key, life.to_vec())).collect()).await?;
         if gone > 1 {
             let problem = "one of the ranks gave up just when the last one came; try again";
+            let ended = self.watch.settle(desk).await.err();
+            let failure = ended.unwrap_or_else(|| Failure::Connect(problem.to_owned()));
             // The other ranks never hear of this life.
             let board = self.board(self.ticket);
-            board.fail_for(desk, gone, &told(self.member, problem)).await;
-            return Err(Failure::Connect(problem.to_owned()));
+            let text = told(self.member, &failure.text(self.member));
+            board.fail_for(desk, gone, &text, failure.culprit()).await;
+            return Err(failure);
         }
         Ok(self.ticket.to_owned())
     }
 
     fn board(&self, life: &str) -> Board {
-        Board::new(self.member, life, self.deadline, self.recorder)
+        Board::new(self.member, life, self.deadline, self.watch, self.recorder)
     }
 
     async fn be_admitted<W: Outside>(
@@ -115,8 +136,9 @@ impl Attempt<'_> {
                     life => {
                         let problem = self.not_let_in();
                         let board = self.board(&String::from_utf8_lossy(&life));
-                        board.fail(desk, &told(self.member, &problem)).await;
-                        return Err(Failure::Connect(problem));
+                        let failure = Failure::Connect(problem.clone());
+                        board.fail(desk, &told(self.member, &problem), None).await;
+                        return Err(failure);
                     }
                 }
             }
@@ -135,7 +157,7 @@ impl Attempt<'_> {
         // The warning comes well before the deadline: ranks that wait for this one may give up at the same
         // time as it does.
         let patience = self.warn_after.min(left.mul_f64(0.75));
-        if desk.wait(keys.to_vec(), patience).await?.is_empty() {
+        if self.watch.wait(desk, keys, patience).await?.is_empty() {
             return Ok(());
         }
         let seen = self.missing(desk).await;
@@ -143,7 +165,7 @@ impl Attempt<'_> {
             let Membership { name, rank, .. } = self.member;
             tracing::warn!(group = name, rank, "waits to be connected: {missing}");
         }
-        if desk.wait(keys.to_vec(), desk.left_until(self.deadline)).await?.is_empty() {
+        if self.watch.wait(desk, keys, desk.left_until(self.deadline)).await?.is_empty() {
             return Ok(());
         }
         let missing = match seen {

@@ -9,7 +9,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use drumline_schedule::step::Rank;
@@ -20,6 +20,7 @@ use super::{
     failure::Failure,
     steps::{Answer, Ask, Desk, Dialled, Outside},
     store::word,
+    watch::LOOK_EVERY,
 };
 use crate::{
     membership::Membership,
@@ -186,7 +187,7 @@ async fn connect_near<W: Outside>(
         let Some(name) = near.get(rank).and_then(|card| card.unix.as_deref()) else { continue };
         for channel in Opening::<W::Stream>::channels(NEAR_STREAMS) {
             if let Some(place) = opening.place(channel) {
-                *place = Some(call(desk, board.deadline(), *rank, name, channel).await?);
+                *place = Some(call(desk, board, *rank, name, channel).await?);
             }
         }
     }
@@ -203,12 +204,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Connects to rank `peer` at its Unix socket.
 async fn call<W: Outside>(
     desk: &Desk<W>,
-    deadline: Instant,
+    board: &Board,
     peer: Rank,
     name: &str,
     channel: Channel,
 ) -> Result<W::Stream, Failure<W::Error>> {
-    let give_up = deadline.min(desk.now() + HUNG_UP_MAX);
+    let give_up = board.deadline().min(desk.now() + HUNG_UP_MAX);
     let mut before = String::new();
     loop {
         let call = desk.ask(Ask::Dial { peer, name: name.to_owned(), channel }).await?;
@@ -216,6 +217,7 @@ async fn call<W: Outside>(
         let problem = match dialled {
             Dialled::Open(stream) => return Ok(stream),
             Dialled::HungUp(error) if desk.now() < give_up => {
+                board.check(desk).await?;
                 before = format!(" (before that, {error})");
                 desk.ask(Ask::Pause(PAUSE)).await?;
                 continue;
@@ -226,12 +228,10 @@ async fn call<W: Outside>(
                  does a firewall stand between?"
             ),
         };
+        board.settle(desk).await?;
         return Err(Failure::Connect(problem));
     }
 }
-
-/// How often a rank that waits for higher ranks looks whether one has failed.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Accepts all connections of every higher rank of this host.
 async fn accept<W: Outside>(

@@ -11,6 +11,7 @@
 //! | [`board`] | what all ranks say on a subject, and whose failure ends the others' waits |
 //! | [`mesh`] | which peers are near, whom a rank dials, whom it expects |
 //! | [`memory`] | which ranks share memory |
+//! | [`watch`] | whether the process of a rank has ended meanwhile |
 
 pub mod board;
 pub mod card;
@@ -21,6 +22,7 @@ pub mod memory;
 pub mod mesh;
 pub mod steps;
 mod store;
+pub mod watch;
 
 pub use self::{
     failure::Failure,

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeSet,
     fmt,
     future::{Future, poll_fn},
     pin::Pin,
@@ -53,11 +54,26 @@ pub enum Ask {
     Wait(Vec<String>, Duration),
     /// Connects to the store of the job anew, within this time.
     Open(Duration),
-    /// Waits until all ranks of the job have joined, at most for this time. Only a rank that hosts the store
-    /// waits.
-    Assemble(Duration),
+    /// Joins, the first time. Then a rank that hosts the store waits until all ranks of the job have joined, at most for
+    /// `limit`. Answered by [`Answer::Missing`] if they have not; the last time, that is an error.
+    Assemble {
+        /// How long it waits.
+        limit: Duration,
+        /// Whether it asks for the first time.
+        first: bool,
+        /// Whether it asks for the last time.
+        last: bool,
+    },
     /// Disconnects from the store, and waits for this time.
     Leave(Duration),
+    /// The sign of this process: words that say on which host and network it is, and how it is reached there and, once
+    /// it `reaches_out`, from other networks. Answered by [`Answer::Words`].
+    Sign {
+        /// Whether processes on other networks must reach it.
+        reaches_out: bool,
+    },
+    /// Looks at the signs of other processes. Answered by [`Answer::Signs`], without waiting.
+    Look(BTreeSet<String>),
     /// Listens on a Unix socket and returns this rank's card. Answered by [`Answer::Words`].
     Card,
     /// Listens for ranks that cannot reach this one over Unix sockets, and returns the addresses. The given
@@ -100,6 +116,14 @@ pub enum Answer<S> {
     Number(i64),
     /// These keys were missing when the time was over.
     Missing(Vec<String>),
+    /// Of some signs, those that are reached, and those that are closed or not there. Others are on their way, or out of
+    /// reach.
+    Signs {
+        /// The processes live.
+        reached: BTreeSet<String>,
+        /// The processes have ended, unless they could never be reached from here.
+        closed: BTreeSet<String>,
+    },
     /// How a call of a peer ended.
     Dialled(Dialled<S>),
     /// Peers that have come, with the channel for which each stream is meant.

@@ -382,7 +382,7 @@ impl BackendOptions {
     /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn error(&self, problem: String) -> Error {
-        Error::Connect { group: self.name.clone(), rank: self.rank, problem }
+        Error::Connect { group: self.name.clone(), rank: self.rank, problem, culprit: None }
     }
 
     /// A guard for a backend that does not notice dead, late and failed ranks itself. If one rank's factory

@@ -14,7 +14,9 @@ use drumline_engine::{
     start_up::{
         Answer, Ask,
         board::Subject,
+        claim,
         memory::{self, Alike, Offer},
+        watch::Processes,
     },
 };
 use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
@@ -37,6 +39,7 @@ use crate::{
     Config, Error, PriceSource, Result, SumOrder, backend,
     board::Board,
     prices::probe,
+    start_up::WHY_COMES,
     trace::{GroupTrace, Inquiry},
     transport::{
         Sockets,
@@ -181,7 +184,20 @@ impl ProcessGroup {
             });
         }
         let family = Family::new(name, store);
-        ProcessGroup::join(family, name, (rank, world_size), GlobalRanks::default(), config)
+        let place = (rank, world_size);
+        ProcessGroup::join_first(family, name, place, GlobalRanks::default(), config)
+    }
+
+    /// Connects the ranks of the first group of a family.
+    pub(super) fn join_first(
+        family: Arc<Family>,
+        name: &str,
+        place: (Rank, usize),
+        global: GlobalRanks,
+        config: &Config,
+    ) -> Result<ProcessGroup> {
+        ProcessGroup::join(family.clone(), name, place, global, config)
+            .inspect_err(|_| family.leave(WHY_COMES))
     }
 
     /// Connects the ranks of one group of a family.
@@ -213,9 +229,10 @@ impl ProcessGroup {
         let trace = config.trace.clone().map(|trace| trace.of_rank(own));
         let config = &Config { trace, ..config.clone() };
         let recorder = GroupTrace::start(config.trace.as_ref(), name, member.rank)?;
+        let processes = family.processes(&member);
         let phase = recorder.phase("join");
         let (board, inquiry) =
-            Board::meet(&member, &family.store, deadline, config.warn_after, &recorder)?;
+            Board::meet(&member, &family.store, processes, deadline, config, &recorder)?;
         drop(phase);
         // Ranks on a foreign backend do not compare their settings.
         let order = if foreign.is_some() { config.sum_order as u8 } else { 0 };
@@ -431,7 +448,9 @@ fn wardens(board: &Board, member: &Membership, config: &Config, deadline: Instan
     let own = member.clone();
     Arc::new(Wardens::new(member.clone(), deadline, move || {
         let recorder = GroupTrace::of(&format!("guard of {}", own.name), own.rank);
-        let (board, inquiry) = Board::meet(&own, &store, deadline, config.warn_after, &recorder)?;
+        let keys = (0..own.world_size).map(|rank| claim::process_key("guard", rank)).collect();
+        let processes = Processes { keys, join: true, stay: false };
+        let (board, inquiry) = Board::meet(&own, &store, processes, deadline, &config, &recorder)?;
         let member = Membership { digest: xxh3_64(board.token()), ..own.clone() };
         let size = SegmentSize { slot_bytes: 1, arena_bytes: 0 };
         let (word, told) = (config.prices.word(&PriceList::default()), (recorder, inquiry));

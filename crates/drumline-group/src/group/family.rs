@@ -2,10 +2,16 @@
 
 use std::{
     collections::BTreeSet,
+    env,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use drumline_engine::{
+    membership::{GlobalRanks, Membership},
+    start_up::{claim::process_key, watch::Processes},
+};
+use drumline_schedule::step::Rank;
 use drumline_store::store::Store;
 
 use crate::rendezvous::Rendezvous;
@@ -23,8 +29,8 @@ pub(super) struct Family {
     rendezvous: Option<Rendezvous>,
     /// The names of the groups that this rank is joining now.
     joining: Mutex<BTreeSet<String>>,
-    /// Of one of several members of a rank: the family of the rank.
-    of_rank: Option<Arc<Family>>,
+    /// Of one of several members of a rank: the family of the rank, and for each member the number in the job of its rank.
+    of_rank: Option<(Arc<Family>, Vec<Rank>)>,
 }
 
 impl Family {
@@ -45,9 +51,27 @@ impl Family {
     }
 
     /// For one of several members of a rank. Each joins groups by itself.
-    pub(super) fn of_member(rank: &Arc<Family>) -> Arc<Family> {
-        let (root, store, of_rank) = (rank.root.clone(), rank.store.clone(), Some(rank.clone()));
+    pub(super) fn of_member(rank: &Arc<Family>, ranks: Vec<Rank>) -> Arc<Family> {
+        let (root, store) = (rank.root.clone(), rank.store.clone());
+        let of_rank = Some((rank.clone(), ranks));
         Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default(), of_rank })
+    }
+
+    /// The processes of the members of a group of the family.
+    pub(super) fn processes(&self, member: &Membership) -> Processes {
+        if let Some((family, ranks)) = &self.of_rank {
+            let of = |rank| ranks.get(rank).copied().unwrap_or(rank);
+            let ranks = (0..member.world_size).map(|rank| of(member.global.of(rank))).collect();
+            let whole = Membership { global: GlobalRanks::new(ranks), ..member.clone() };
+            return Processes { join: false, ..family.processes(&whole) };
+        }
+        let stay = self.rendezvous.as_ref().is_some_and(Rendezvous::is_launchers);
+        // The store of another launcher may have seen earlier starts of the job.
+        let start = env::var("TORCHELASTIC_RESTART_COUNT").ok().filter(|_| stay);
+        let root = start.map_or(self.root.clone(), |start| format!("{}/{start}", self.root));
+        let key = |rank| process_key(&root, member.global.of(rank));
+        let keys = (0..member.world_size).map(key).collect();
+        Processes { keys, join: member.name == self.root, stay }
     }
 
     /// Drops a group's hold on the family. The last group leaves the place where the ranks have met: see
@@ -58,7 +82,7 @@ impl Family {
         if let Some(rendezvous) = rendezvous {
             rendezvous.leave(patience);
         }
-        if let Some(of_rank) = of_rank {
+        if let Some((of_rank, _)) = of_rank {
             of_rank.leave(patience);
         }
     }

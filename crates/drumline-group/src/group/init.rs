@@ -1,12 +1,6 @@
 //! Makes the group of the whole job from a URL or a store.
 
-use std::{
-    borrow::Cow,
-    env,
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{borrow::Cow, env, net::SocketAddr, sync::Arc, time::Instant};
 
 use drumline_engine::{
     membership::GlobalRanks,
@@ -23,6 +17,7 @@ use crate::{
     addresses::addresses,
     backend::mpi::MPI,
     rendezvous::{DRUMLINE_STORE, Rendezvous, rendezvous},
+    start_up::WHY_COMES,
 };
 
 /// Connects all processes of the job to one group, named `world`.
@@ -141,7 +136,7 @@ pub fn connect_members(
     choose_addresses(&mut config, master)?;
     let are_all = ranks.iter().enumerate().all(|(rank, global)| rank == *global);
     let global = if are_all { GlobalRanks::default() } else { GlobalRanks::new(ranks.to_vec()) };
-    ProcessGroup::join(Family::of(name, place), name, (rank, ranks.len()), global, &config)
+    ProcessGroup::join_first(Family::of(name, place), name, (rank, ranks.len()), global, &config)
 }
 
 fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
@@ -157,7 +152,7 @@ fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
             Ok(group)
         }
         Err(error) => {
-            family.leave(Duration::ZERO);
+            family.leave(WHY_COMES);
             Err(error)
         }
     }

@@ -198,13 +198,15 @@ impl ProcessGroup {
             operation: "with_members",
             problem: format!("group {:?} has been destroyed", self.name()),
         })?;
-        let of_here = (0..self.world_size()).map(|rank| self.inner.member.global.of(rank));
-        let of_here = list(&of_here.collect::<Vec<_>>());
+        let ranks = self.ranks();
+        let of_here = list(&ranks);
+        let of_members: Vec<Rank> =
+            ranks.iter().flat_map(|rank| std::iter::repeat_n(*rank, count)).collect();
         let name = format!("{}/{label}[{of_here} x {count}]", family.root);
         let config = Config { backend: None, ..self.config_for(&GroupOptions::default()) };
         let join = |member: usize| {
             let place = (self.rank() * count + member, self.world_size() * count);
-            let family = Family::of_member(&family);
+            let family = Family::of_member(&family, of_members.clone());
             ProcessGroup::join(family, &name, place, GlobalRanks::default(), &config)
         };
         // Each waits for the others.

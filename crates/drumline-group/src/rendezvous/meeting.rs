@@ -2,9 +2,12 @@
 
 use std::{thread, time::Duration};
 
-use drumline_engine::start_up::{
-    Answer, Ask, Failure,
-    claim::{Joining, RANK_KEYS, rank_key},
+use drumline_engine::{
+    membership::{GlobalRanks, Membership},
+    start_up::{
+        Answer, Ask, Failure,
+        claim::{Joining, RANK_KEYS, WORLD, rank_key},
+    },
 };
 use drumline_store::{
     Error as StoreError,
@@ -26,7 +29,8 @@ use super::{
 };
 use crate::{
     Config, Error, Result,
-    start_up::{ask_store, run},
+    board::failed,
+    start_up::{Outlook, WHY_COMES, run},
 };
 
 impl Plan {
@@ -58,6 +62,7 @@ impl Plan {
             ticket: Nonce::random()?.0,
         };
         let mut opened: Option<TcpStore> = None;
+        let outlook = Outlook::new(config);
         let joined = run(
             async |desk| joining.run(&desk).await,
             |question| match (question, &opened) {
@@ -72,19 +77,32 @@ impl Plan {
                     thread::sleep(time);
                     Ok(Answer::Done)
                 }
-                (Ask::Assemble(limit), Some(tcp)) => {
-                    match tcp.wait_for_workers(self.world_size, limit) {
-                        Ok(()) => Ok(Answer::Done),
-                        Err(error) => Err(self.name_the_missing(tcp, error.into())),
+                (Ask::Assemble { limit, first, last }, Some(tcp)) => {
+                    if first {
+                        tcp.join_workers()?;
+                    }
+                    match tcp.await_workers(self.world_size, limit)? {
+                        None => Ok(Answer::Done),
+                        Some(_) if !last => Ok(Answer::Missing(Vec::new())),
+                        Some(joined) => {
+                            let error = tcp.too_few(joined, self.world_size, config.timeout);
+                            Err(self.name_the_missing(tcp, error.into()))
+                        }
                     }
                 }
-                (question, Some(tcp)) => ask_store(tcp, question),
+                (question, Some(tcp)) => outlook.ask(tcp, question),
                 (_, None) => unreachable!("a rank opens the store first"),
             },
         );
         let tcp = match (joined, opened) {
             (Ok(()), Some(tcp)) => tcp,
             (Err(Failure::Connect(problem)), Some(tcp)) => return Err(self.refused(&tcp, problem)),
+            (Err(failure @ Failure::Ended(_)), Some(tcp)) => {
+                let place = (self.rank, self.world_size);
+                let member = Membership::new(WORLD, place, GlobalRanks::default());
+                tcp.wait_for_departure(WHY_COMES);
+                return Err(failed(&member, failure));
+            }
             (Err(Failure::Outside(error)), _) => return Err(error),
             (_, None) => unreachable!("a rank opens the store first"),
         };

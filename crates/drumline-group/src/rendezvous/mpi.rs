@@ -129,9 +129,7 @@ fn propose(are_neighbours: bool, config: &Config) -> Result<(Endpoint, Secret)> 
         None => Secret::random()?,
     };
     if are_neighbours {
-        let Nonce(random) = Nonce::random()?;
-        let name: String = random[..12].iter().map(|byte| format!("{byte:02x}")).collect();
-        return Ok((Endpoint::Unix(format!("drumline-mpi-{name}")), secret));
+        return Ok((Endpoint::Unix(format!("drumline-mpi-{}", Nonce::name()?)), secret));
     }
     let addresses = own_addresses(config, None)?;
     let is_told = |address: &&IpAddr| !address.is_loopback() || !config.bind_addresses.is_empty();

@@ -106,6 +106,11 @@ impl Rendezvous {
         Rendezvous { store, rank, world_size, secret, tcp: Some(tcp), claimed, warn_after }
     }
 
+    /// Whether a launcher hosts the store. It starts one process of each rank.
+    pub(crate) fn is_launchers(&self) -> bool {
+        self.tcp.is_some() && !self.claimed
+    }
+
     /// The address of the store, if other hosts reach it. The way to it is the way to the other hosts.
     pub(crate) fn master(&self) -> Option<SocketAddr> {
         self.tcp.as_ref()?.address()

@@ -4,12 +4,7 @@
 //! kernel says which user is at the other end. Other ranks connect over TCP, on the chosen addresses, when
 //! they first need each other: see [`Far`]. No TCP port is opened unless there are other hosts.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    net::{IpAddr, Ipv4Addr},
-    time::Instant,
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use drumline_engine::{
     membership::Membership,
@@ -17,13 +12,12 @@ use drumline_engine::{
     transport::{Bundle, Channel},
 };
 use drumline_schedule::step::Rank;
-use drumline_shm::this_host;
 use drumline_store::{
     auth::{Handshake, Level, Nonce},
     net::{
         call::{Address, CallError, open, reach, shake_hands},
         gate::{Admission, Gate, Listener},
-        interface, sleep_until_ready,
+        sign, sleep_until_ready,
         stream::Stream,
     },
 };
@@ -38,7 +32,7 @@ use super::{
     stream::PeerStream,
 };
 use crate::{
-    Config, Error, Result, addresses::own_addresses, board::Board, config::STREAMS_MAX,
+    Config, Error, Result, addresses::addresses_for_peers, board::Board, config::STREAMS_MAX,
     progress_thread,
 };
 
@@ -129,17 +123,8 @@ impl Sockets<'_> {
             self.unix = Some(listener);
             own = Some(name);
         }
-        let host = this_host().map_err(|error| Error::io("tell this host from others", error))?;
-        let (boot, network) = match host {
-            Some(host) => host,
-            // No rank is known to be near, so all ranks use TCP.
-            None => {
-                tracing::warn!("/proc does not say which host this is");
-                let Nonce(unlike_any) = Nonce::random()?;
-                let number = u64::from_le_bytes(*unlike_any.first_chunk().unwrap_or(&[0; 8]));
-                (format!("unknown-{number:x}"), "-".to_owned())
-            }
-        };
+        let (boot, network) =
+            sign::place().map_err(|error| Error::io("tell this host from others", error))?;
         let card = Card { boot, network, uid: geteuid().as_raw(), unix: own };
         Ok(Answer::Words(vec![card.to_string().into_bytes()]))
     }
@@ -168,7 +153,7 @@ impl Sockets<'_> {
         }
         let mut told = Vec::new();
         for ip in addresses_for_peers(config, elsewhere)? {
-            let listener = listen_on(ip, member.rank, config)?;
+            let listener = Listener::for_peers(ip, config.port_range.clone(), member.rank)?;
             let address = listener.address().ok_or_else(|| {
                 Error::connect(member, format!("the system does not tell the port on {ip}"))
             })?;
@@ -220,73 +205,10 @@ impl Sockets<'_> {
 
 /// Listens on an abstract Unix socket with a name that cannot be guessed.
 pub(crate) fn listen_on_unix(rank: Rank) -> Result<(String, Listener)> {
-    let Nonce(random) = Nonce::random()?;
-    let random: String = random[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    let name = format!("drumline-mesh-{random}-{rank}");
+    let name = format!("drumline-mesh-{}-{rank}", Nonce::name()?);
     let listener = Listener::unix(&name)
         .map_err(|source| Error::io(format!("cannot listen on unix:@{name}"), source))?;
     Ok((name, listener))
-}
-
-/// The addresses on which to listen for peers that are not near. Of these, `elsewhere` are on other hosts.
-fn addresses_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<Vec<IpAddr>> {
-    let invalid = |setting: &str, problem: String| {
-        Err(Error::InvalidSetting { setting: setting.to_owned(), problem })
-    };
-    let chosen = match (&config.socket_ifname, &config.bind_addresses[..]) {
-        (Some(names), []) => interface::addresses_of(names, None)?,
-        (None, []) if elsewhere.is_empty() => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
-        // The ranks have met in a file, or at a name that is loopback on this host: none has told the way.
-        (None, []) => own_addresses(config, None)?,
-        (None, addresses) => addresses.to_vec(),
-        (Some(names), addresses) => {
-            let problem = format!("both are set, to {names} and {addresses:?}; which is meant?");
-            return invalid("DRUMLINE_SOCKET_IFNAME, DRUMLINE_BIND_ADDRESS", problem);
-        }
-    };
-    if let Some(bind) = chosen.iter().find(|address| address.is_unspecified()) {
-        let problem = format!(
-            "{bind} is every address of this host, and peers need one; name it, or name the \
-             interface with DRUMLINE_SOCKET_IFNAME"
-        );
-        return invalid("DRUMLINE_BIND_ADDRESS", problem);
-    }
-    if let (Some(bind), false) = (chosen.iter().find(|it| it.is_loopback()), elsewhere.is_empty()) {
-        let problem = format!(
-            "rank(s) {elsewhere:?} are on other hosts, or in containers with a network of their \
-             own, and cannot reach this rank at {bind}: name the interface between them"
-        );
-        return invalid("DRUMLINE_SOCKET_IFNAME, DRUMLINE_BIND_ADDRESS", problem);
-    }
-    let open = chosen.iter().find(|address| !address.is_loopback());
-    if let (Some(bind), None) = (open, &config.secret) {
-        let problem = format!(
-            "not set, and whoever reaches {bind} could join the job: give all its processes one \
-             secret of 16 bytes or more, or the name of a file with it in DRUMLINE_SECRET_FILE"
-        );
-        return invalid("DRUMLINE_SECRET", problem);
-    }
-    Ok(chosen)
-}
-
-/// Listens on one of the allowed ports. Ranks of one host begin their search at different ports.
-fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
-    let failed = |source| Error::io(format!("cannot listen on {ip}"), source);
-    let Some(range) = &config.port_range else {
-        return Listener::tcp((ip, 0).into()).map_err(failed);
-    };
-    let ports = range.clone();
-    for port in range.clone().cycle().skip(rank % ports.len()).take(ports.len()) {
-        match Listener::tcp((ip, port).into()) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            result => return result.map_err(failed),
-        }
-    }
-    let (first, last) = (range.start(), range.end());
-    Err(Error::InvalidSetting {
-        setting: "DRUMLINE_PORT_RANGE".to_owned(),
-        problem: format!("all ports from {first} to {last} of {ip} are in use; allow some more"),
-    })
 }
 
 /// Accepts ranks from `first` on.

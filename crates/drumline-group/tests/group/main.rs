@@ -11,6 +11,7 @@ mod least;
 mod asynchrony;
 mod backend;
 mod collectives;
+mod errors;
 mod given_back;
 mod group;
 mod groups;

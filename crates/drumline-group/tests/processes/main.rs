@@ -9,3 +9,4 @@ mod deaths;
 mod guard;
 mod rendezvous;
 mod start;
+mod start_deaths;

@@ -1,6 +1,6 @@
 //! What a client of the store does next, and the format of replies.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use drumline_engine::transport::Channel;
 use drumline_schedule::step::Rank;
@@ -25,13 +25,17 @@ pub(super) enum Action {
         wants: Want,
         patience: Nanos,
     },
-    /// Adds 1. With `looks`, asks again until the sum is `all`.
+    /// Adds `adds`. With `looks`, asks again until the sum is `all`. If it is not in time, that is an error with `must`.
     Join {
         key: Bytes,
+        adds: i64,
         all: i64,
         looks: bool,
+        must: bool,
         patience: Nanos,
     },
+    /// Looks at the signs of other ranks.
+    Look(BTreeSet<String>),
     Pause(Nanos),
     /// Calls a rank of the same host.
     Dial {

@@ -23,6 +23,9 @@ use crate::time::{MS, Nanos};
 /// Time between two questions for the number of ranks that have joined.
 const JOIN_POLL: Nanos = 10 * MS;
 
+/// The first byte of a request to set a key.
+const SET: u8 = 1;
+
 const NONCE: u32 = 0x0bad_cafe;
 
 #[derive(Debug)]
@@ -42,6 +45,8 @@ pub(super) struct Client<'p> {
     got: Ended,
     switch: Arc<AtomicU64>,
     pub(super) ended: bool,
+    /// When it has ended.
+    pub(super) ended_at: Nanos,
 }
 
 /// The source of the next action.
@@ -124,6 +129,7 @@ impl<'p> Client<'p> {
             got: Ended::Got(Vec::new()),
             switch: Arc::default(),
             ended: false,
+            ended_at: 0,
         }
     }
 
@@ -134,6 +140,9 @@ impl<'p> Client<'p> {
 
     /// Ends the process. As the kernel does, this closes what the process leaves open.
     pub(super) fn die(&mut self, shared: &mut SharedState) {
+        if let Program::Rank(plan, _) = &self.script.program {
+            shared.sockets.end(plan.rank);
+        }
         self.switch.store(1, Ordering::Relaxed);
         self.end(shared);
     }
@@ -175,6 +184,21 @@ impl<'p> Client<'p> {
         }
     }
 
+    /// Whether it has written that it is there.
+    pub(super) fn has_shown_itself(&self) -> bool {
+        let shows = |action: &Action| match action {
+            Action::Ask { requests, .. } => {
+                let Bytes(bytes) = requests;
+                let is_set = bytes.first() == Some(&SET);
+                is_set && bytes.windows(9).any(|part| part == b"/process/")
+            }
+            _ => false,
+        };
+        self.outcomes
+            .iter()
+            .any(|(action, outcome)| *outcome == ActionOutcome::Done && shows(action))
+    }
+
     fn lost(&self) -> ActionOutcome {
         self.transcript()
             .map_or(ActionOutcome::NoStore, |transcript| ActionOutcome::Lost { transcript })
@@ -209,10 +233,11 @@ impl<'p> Client<'p> {
 
     fn end(&mut self, shared: &mut SharedState) {
         self.connection = None;
-        self.ended = true;
+        (self.ended, self.ended_at) = (true, shared.now());
         if let Program::Rank(plan, _) = &self.script.program {
             if let Some(Err(failure)) = self.result() {
                 shared.note(|| format!("{}: {failure:?}", self.script.name));
+                shared.sockets.end(plan.rank);
             }
             shared.sockets.close(plan.rank, shared.network.now());
         }
@@ -301,7 +326,7 @@ impl<'p> Client<'p> {
                 }
             }
             (ClientActivity::Joining { asks_at, until }, Some(connection)) => {
-                let Some(Action::Join { key, all, looks, .. }) = self.action else {
+                let Some(Action::Join { key, all, looks, must, .. }) = self.action else {
                     return Err("joins without being told".to_owned());
                 };
                 match asks_at {
@@ -317,6 +342,10 @@ impl<'p> Client<'p> {
                         };
                         let sum = sum.try_into().map_or(0, i64::from_le_bytes);
                         if !*looks || sum >= *all {
+                            return Ok(ClientProgress::Over(ActionOutcome::Done));
+                        }
+                        if now >= *until && !*must {
+                            self.got = Ended::Missing(Vec::new());
                             return Ok(ClientProgress::Over(ActionOutcome::Done));
                         }
                         if now >= *until {
@@ -355,6 +384,11 @@ impl<'p> Client<'p> {
             self.end(shared);
             return ClientProgress::Sleep(now);
         };
+        if let (Action::Look(signs), Program::Rank(plan, _)) = (action, &self.script.program) {
+            let [reached, closed] = shared.sockets.look(signs, |rank| plan.sees(rank));
+            self.got = Ended::Signs { reached, closed };
+            return ClientProgress::Over(ActionOutcome::Done);
+        }
         let apart = match action {
             Action::Pause(time) => Some(ClientActivity::Pausing(now + time)),
             Action::Dial { from, to, channel, patience } => {
@@ -391,7 +425,7 @@ impl<'p> Client<'p> {
         };
         self.has_begun = true;
         self.activity = match action {
-            Action::Pause(_) | Action::Dial { .. } | Action::Accept { .. } => {
+            Action::Pause(_) | Action::Dial { .. } | Action::Accept { .. } | Action::Look(_) => {
                 unreachable!("it has begun")
             }
             Action::Ask { requests, replies, patience, .. } => {
@@ -410,8 +444,8 @@ impl<'p> Client<'p> {
                     connection,
                 ))
             }
-            Action::Join { key, patience, .. } => {
-                connection.say(&[Request::Add(Key(&key.0), 1)]);
+            Action::Join { key, adds, patience, .. } => {
+                connection.say(&[Request::Add(Key(&key.0), *adds)]);
                 ClientActivity::Joining { asks_at: None, until: now + patience }
             }
             Action::Shout { bytes, linger } => {

@@ -7,12 +7,25 @@ use drumline_schedule::step::Rank;
 
 use crate::time::Nanos;
 
+/// How the sign of another rank is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sees {
+    /// Both are on one host.
+    Near,
+    /// It is on another host.
+    Elsewhere,
+    /// It is on another host, which looks like this one: nobody listens under its name here.
+    Copy,
+}
+
 /// The sockets of all ranks.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
     calls: Vec<Call>,
     /// Ranks that have ended. Their listening sockets are closed.
     closed: BTreeSet<Rank>,
+    /// Ranks whose processes have ended. Those that have started up go on.
+    ended: BTreeSet<Rank>,
     /// When something changes for a rank, with the rank.
     pub(super) wakes: Vec<(Nanos, Rank)>,
 }
@@ -55,6 +68,31 @@ impl Sockets {
             came.push((call.from, call.channel));
         }
         came
+    }
+
+    /// The process of a rank ends.
+    pub(super) fn end(&mut self, rank: Rank) {
+        self.ended.insert(rank);
+    }
+
+    /// Of the signs of ranks, those that are reached, and those that are closed, on the way that `sees` tells.
+    pub(super) fn look(
+        &self,
+        signs: &BTreeSet<String>,
+        sees: impl Fn(Rank) -> Sees,
+    ) -> [BTreeSet<String>; 2] {
+        let [mut reached, mut closed] = [BTreeSet::new(), BTreeSet::new()];
+        for sign in signs {
+            let mut words = sign.split(' ').skip(2);
+            let Some(rank) = words.next().and_then(|it| it.parse().ok()) else { continue };
+            match (sees(rank), words.next()) {
+                (Sees::Elsewhere, None) => {}
+                (Sees::Copy, _) => drop(closed.insert(sign.clone())),
+                _ if self.ended.contains(&rank) => drop(closed.insert(sign.clone())),
+                _ => drop(reached.insert(sign.clone())),
+            }
+        }
+        [reached, closed]
     }
 
     /// Closes a rank's listening socket. Its callers notice.

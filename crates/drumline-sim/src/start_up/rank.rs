@@ -3,7 +3,7 @@
 
 use std::{
     cell::OnceCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     time::{Duration, Instant},
 };
@@ -16,17 +16,21 @@ use drumline_engine::{
         Answer, Ask, Desk, Dialled, Failure, Outside, Step, Steps,
         board::Board,
         card::Card,
-        claim::{self, Joining},
+        claim::{self, Joining, WORLD, process_key},
         meet::Attempt,
         memory::{self, Offer},
         mesh,
+        watch::{Processes, Watch},
     },
     transport::Channel,
 };
 use drumline_schedule::{Topology, step::Rank};
 use drumline_store::store::tcp::protocol::{Key, READY, Request, Value};
 
-use super::action::{Action, Bytes, Want};
+use super::{
+    action::{Action, Bytes, Want},
+    mesh::Sees,
+};
 use crate::{
     scenario::Scenario,
     time::{Nanos, TIMEOUT, WARN_AFTER},
@@ -50,11 +54,41 @@ impl RankPlan {
         RankPlan { rank, host_of: job.host_of.clone(), launched: job.launched, groups }
     }
 
+    /// Whether hosts are copies of one virtual machine: so in every other scenario.
+    fn has_copies(&self) -> bool {
+        self.host_of.len().is_multiple_of(2)
+    }
+
+    fn boot(&self) -> String {
+        format!("host-{}", if self.has_copies() { 0 } else { self.host_of[self.rank] })
+    }
+
+    pub(super) fn sees(&self, other: Rank) -> Sees {
+        match self.host_of.get(other) == self.host_of.get(self.rank) {
+            true => Sees::Near,
+            false if self.has_copies() => Sees::Copy,
+            false => Sees::Elsewhere,
+        }
+    }
+
+    /// Whether all ranks see when the process of one ends.
+    pub(super) fn sees_all(&self) -> bool {
+        (0..self.host_of.len()).all(|other| self.sees(other) != Sees::Copy)
+    }
+
+    /// Whether that rank hosts the store.
+    pub(super) fn hosts_store(&self, rank: Rank) -> bool {
+        rank == 0 && !self.launched
+    }
+
+    fn sign(&self, reaches_out: bool) -> String {
+        let tcp = if reaches_out { " tcp" } else { "" };
+        format!("{} net {}{tcp}", self.boot(), self.rank)
+    }
+
     fn card(&self) -> Card {
-        // Every other scenario has hosts that are copies of one virtual machine.
-        let host = if self.host_of.len().is_multiple_of(2) { 0 } else { self.host_of[self.rank] };
         let unix = Some(format!("mesh-{}", self.rank));
-        Card { boot: format!("host-{host}"), network: "net".to_owned(), uid: 1, unix }
+        Card { boot: self.boot(), network: "net".to_owned(), uid: 1, unix }
     }
 
     /// Checks what the rank has learned during its start-up.
@@ -143,22 +177,22 @@ async fn start_up(desk: Desk<Process>, plan: RankPlan) -> Outcome {
     for (number, settings) in plan.groups.iter().enumerate() {
         let member =
             Membership::new(&number.to_string(), (rank, world_size), GlobalRanks::default());
+        let keys = (0..world_size).map(|rank| process_key(WORLD, rank)).collect();
+        let processes = Processes { keys, join: number == 0, stay: plan.launched };
+        let watch = Watch::new(&member, processes);
         let attempt = Attempt {
             member: &member,
             ticket: &ticket(rank),
             deadline: deadline::after(desk.now(), timeout),
             warn_after: Duration::from_nanos(WARN_AFTER),
+            watch: &watch,
             recorder: &Recorder::of(&member.name, rank),
         };
         let board = attempt.run(&desk).await?;
         match connect(&desk, &board, *settings).await {
             Ok(group) => groups.push(group),
             Err(failure) => {
-                let text = match &failure {
-                    Failure::Outside(error) => error.to_string(),
-                    Failure::Connect(problem) => problem.clone(),
-                };
-                board.fail(&desk, &text).await;
+                board.fail(&desk, &failure.text(&member), failure.culprit()).await;
                 return Err(failure);
             }
         }
@@ -218,6 +252,8 @@ pub(super) struct RunningRank<'p> {
     kept: &'p Kept,
     /// Why the store no longer answers.
     lost: Option<NoAnswer>,
+    /// Whether its sign is reached from other networks.
+    reaches_out: bool,
     pub(super) result: Option<Outcome>,
 }
 
@@ -228,6 +264,10 @@ pub(super) enum Ended {
     Missing(Vec<Bytes>),
     Dialled(bool),
     Came(Vec<(Rank, Channel)>),
+    Signs {
+        reached: BTreeSet<String>,
+        closed: BTreeSet<String>,
+    },
     /// The store is lost.
     Lost(String),
 }
@@ -235,7 +275,7 @@ pub(super) enum Ended {
 impl<'p> RunningRank<'p> {
     pub(super) fn new(plan: &'p RankPlan, kept: &'p Kept, now: Instant) -> RunningRank<'p> {
         let steps = Steps::new(now, |desk| start_up(desk, plan.clone()));
-        RunningRank { plan, steps, asked: None, kept, lost: None, result: None }
+        RunningRank { plan, steps, asked: None, kept, lost: None, reaches_out: false, result: None }
     }
 
     /// The first action.
@@ -283,6 +323,11 @@ impl<'p> RunningRank<'p> {
             };
             let at_once = match &question {
                 Ask::Open(_) => Some(Answer::Done),
+                Ask::Sign { reaches_out } => {
+                    self.reaches_out |= *reaches_out;
+                    let sign = self.plan.sign(self.reaches_out);
+                    Some(Answer::Words(vec![sign.into_bytes()]))
+                }
                 Ask::Card => Some(Answer::Words(vec![self.plan.card().to_string().into_bytes()])),
                 Ask::Reach { peer, .. } => {
                     let is_here = self.plan.host_of[*peer] == self.plan.host_of[self.plan.rank];
@@ -294,7 +339,7 @@ impl<'p> RunningRank<'p> {
             };
             let asks_store = !matches!(
                 question,
-                Ask::Dial { .. } | Ask::Accept(_) | Ask::Pause(_) | Ask::Leave(_)
+                Ask::Dial { .. } | Ask::Accept(_) | Ask::Pause(_) | Ask::Leave(_) | Ask::Look(_)
             );
             step = match (at_once, &self.lost) {
                 (Some(answer), _) => self.steps.answer(Ok(answer), now),
@@ -342,18 +387,22 @@ fn action(plan: &RankPlan, question: &Ask, nanos: &dyn Fn(Instant) -> Nanos) -> 
         Ask::Wait(all, limit) => {
             Action::Wait { keys: keys(all), wants: Want::Nothing, patience: duration(limit) }
         }
-        Ask::Assemble(limit) => Action::Join {
+        Ask::Assemble { limit, first, last } => Action::Join {
             key: Bytes(b"init/".to_vec()),
+            adds: i64::from(*first),
             all: plan.host_of.len() as i64,
             looks: plan.rank == 0 && !plan.launched,
+            must: *last,
             patience: duration(limit),
         },
+        Ask::Look(signs) => Action::Look(signs.clone()),
         Ask::Dial { peer, channel, .. } => {
             Action::Dial { from: plan.rank, to: *peer, channel: *channel, patience: TIMEOUT }
         }
         Ask::Accept(until) => Action::Accept { rank: plan.rank, until: nanos(*until) },
         Ask::Pause(time) | Ask::Leave(time) => Action::Pause(duration(time)),
         Ask::Open(_)
+        | Ask::Sign { .. }
         | Ask::Card
         | Ask::Reach { .. }
         | Ask::Listen(_)
@@ -369,6 +418,7 @@ fn answer(question: &Ask, ended: Ended) -> Answer<()> {
             let text = |key: Bytes| String::from_utf8_lossy(&key.0[1..]).into_owned();
             Answer::Missing(keys.into_iter().map(text).collect())
         }
+        (_, Ended::Signs { reached, closed }) => Answer::Signs { reached, closed },
         (_, Ended::Dialled(true)) => Answer::Dialled(Dialled::Open(())),
         (_, Ended::Dialled(false)) => {
             Answer::Dialled(Dialled::Failed("connection refused".to_owned()))

@@ -13,7 +13,7 @@ use super::{
     action::Action,
     client::{ActionOutcome, Client},
     mesh::Sockets,
-    rank::Outcome,
+    rank::{Outcome, RankPlan},
     scenario::{StartUpFault, StartUpScenario},
     script::Program,
     shared_state::{STORE, SharedState},
@@ -58,6 +58,8 @@ struct StartUpSimulation<'p> {
     looks: Vec<Option<Nanos>>,
     /// The fault that struck.
     struck: Option<StartUpFault>,
+    /// When it struck.
+    struck_at: Nanos,
     events: u64,
 }
 
@@ -96,6 +98,7 @@ impl<'p> StartUpSimulation<'p> {
             queue: BinaryHeap::new(),
             looks: vec![None; scenario.scripts.len() + 1],
             struck: None,
+            struck_at: 0,
             events: 0,
         }
     }
@@ -228,7 +231,7 @@ impl<'p> StartUpSimulation<'p> {
             return;
         }
         self.shared.note(|| format!("FAULT {fault:?}"));
-        self.struck = Some(fault);
+        (self.struck, self.struck_at) = (Some(fault), self.shared.now());
         match fault {
             StartUpFault::StoreCrash => {
                 self.shared.store_answers = false;
@@ -299,6 +302,21 @@ impl<'p> StartUpSimulation<'p> {
         }
     }
 
+    /// Checks that a rank fails soon after the process of another one has ended.
+    fn check_haste(&self, client: &Client<'_>, plan: &RankPlan) -> Result<(), String> {
+        let Some(StartUpFault::RankCrash(victim)) = self.struck else { return Ok(()) };
+        let is_told = plan.rank != victim
+            && plan.sees_all()
+            && matches!(client.result(), Some(Err(_)))
+            && self.clients[victim].has_shown_itself();
+        let stopped = self.scenario.store_stops.map_or(0, |(_, time)| time);
+        let took = client.ended_at.saturating_sub(self.struck_at.max(client.script.starts_at));
+        match is_told && took > TOLD_WITHIN + stopped {
+            true => Err(format!("is told of the end of rank {victim} after {} ms", took / MS)),
+            false => Ok(()),
+        }
+    }
+
     /// Checks what every rank has learned, or whom its error blames.
     fn check_ranks(&self) -> Result<(), String> {
         let results = self.clients[..self.scenario.ranks].iter();
@@ -319,15 +337,42 @@ impl<'p> StartUpSimulation<'p> {
                 (None, Some(StartUpFault::RankCrash(victim))) if victim == plan.rank => Ok(()),
                 (None, _) => Err("neither starts up nor fails".to_owned()),
                 (Some(Err(Failure::Outside(_))), _) => Ok(()),
+                (Some(Err(Failure::Ended(rank))), Some(fault)) => {
+                    check_ended(plan, *rank, fault, host_waits)
+                }
                 (Some(Err(Failure::Connect(problem))), Some(fault)) => {
                     check_blame(problem, fault, host_waits)
                 }
             };
+            let right = right.and_then(|()| self.check_haste(client, plan));
             right.map_err(|bad| format!("{}: {bad}", client.script.name))?;
         }
         Ok(())
     }
 }
+
+/// Checks that an error blames the rank whose process has ended. Rank 0 ends without a word to the others if it has waited
+/// in vain for the struck rank to join the job.
+fn check_ended(
+    plan: &RankPlan,
+    rank: usize,
+    fault: StartUpFault,
+    host_waits: bool,
+) -> Result<(), String> {
+    let is_right = match fault {
+        StartUpFault::RankCrash(victim) | StartUpFault::RankCut(victim) => {
+            rank == victim || (rank == 0 && host_waits)
+        }
+        StartUpFault::StoreCrash | StartUpFault::StoreSilent(_) => plan.hosts_store(rank),
+    };
+    match is_right {
+        true => Ok(()),
+        false => Err(format!("says that the process of rank {rank} has ended")),
+    }
+}
+
+/// How long it may take until all know that the process of a rank has ended.
+const TOLD_WITHIN: Nanos = SECOND;
 
 /// Checks that an error blames the rank that a fault has struck, and no other. It may also blame rank 0, if
 /// rank 0 still waits for the struck rank to join the job and therefore has not come to the group.

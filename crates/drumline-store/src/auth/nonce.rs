@@ -18,6 +18,15 @@ impl Nonce {
     pub fn random() -> Result<Nonce> {
         random_bytes().map(Nonce)
     }
+
+    /// A name that nobody else has: 24 random hexadecimal digits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the system gives no random bytes.
+    pub fn name() -> Result<String> {
+        Ok(random_bytes()?[..12].iter().map(|byte| format!("{byte:02x}")).collect())
+    }
 }
 
 /// 32 random bytes from the system.

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{self, ErrorKind, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    ops::RangeInclusive,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
         linux::net::SocketAddrExt as _,
@@ -28,6 +29,7 @@ use super::{
     warnings::Warnings,
 };
 use crate::{
+    Error,
     auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
     text::escaped,
 };
@@ -54,6 +56,34 @@ impl Listener {
     pub fn tcp(address: SocketAddr) -> io::Result<Listener> {
         let listener = Unforked::open(|| TcpListener::bind(address)).map_err(named(LISTENS))?;
         Listener::on_tcp(listener)
+    }
+
+    /// Listens at an address for peers: at any port, or at one of `ports`. The search begins at the `first` of these.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] if all of them are in use; otherwise the system's.
+    pub fn for_peers(
+        ip: IpAddr,
+        ports: Option<RangeInclusive<u16>>,
+        first: usize,
+    ) -> Result<Listener, Error> {
+        let failed = |source| Error::io(format!("cannot listen on {ip}"), source);
+        let Some(ports) = ports else { return Listener::tcp((ip, 0).into()).map_err(failed) };
+        let count = ports.len();
+        for port in ports.clone().cycle().skip(first % count.max(1)).take(count) {
+            match Listener::tcp((ip, port).into()) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+                result => return result.map_err(failed),
+            }
+        }
+        let (first, last) = (ports.start(), ports.end());
+        Err(Error::InvalidSetting {
+            setting: "DRUMLINE_PORT_RANGE".to_owned(),
+            problem: format!(
+                "all ports from {first} to {last} of {ip} are in use; allow some more"
+            ),
+        })
     }
 
     fn on_tcp(listener: Unforked<TcpListener>) -> io::Result<Listener> {

@@ -351,20 +351,44 @@ impl TcpStore {
     ///
     /// [`Error::Store`] on the host if fewer processes have joined after `timeout`.
     pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
+        self.join_workers()?;
+        match self.await_workers(world_size, timeout)? {
+            None => Ok(()),
+            Some(joined) => Err(self.too_few(joined, world_size, timeout)),
+        }
+    }
+
+    /// The first step of [`TcpStore::wait_for_workers`]: counts this process as joined.
+    pub fn join_workers(&self) -> Result<()> {
+        self.add_raw(WORKERS, 1).map(drop)
+    }
+
+    /// The second step of [`TcpStore::wait_for_workers`]. Returns how many have joined if these are too few.
+    pub fn await_workers(&self, world_size: usize, timeout: Duration) -> Result<Option<i64>> {
         let deadline = deadline_after(timeout);
         let all = i64::try_from(world_size).unwrap_or(i64::MAX);
-        let mut joined = self.add_raw(WORKERS, 1)?;
-        while self.hosted.is_some() && joined < all {
+        if self.hosted.is_none() {
+            return Ok(None);
+        }
+        let mut joined = self.add_raw(WORKERS, 0)?;
+        while joined < all {
             if Instant::now() >= deadline {
-                return Err(self.failed("wait for workers".into(), format!(
-                    "{joined} of {world_size} have joined in {}; start the missing ones with the same \
-                     MASTER_ADDR, MASTER_PORT and WORLD_SIZE", spent(timeout)
-                )));
+                return Ok(Some(joined));
             }
             thread::sleep(WORKERS_POLL);
             joined = self.add_raw(WORKERS, 0)?;
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// The error of a host for which only so many have joined.
+    pub fn too_few(&self, joined: i64, world_size: usize, timeout: Duration) -> Error {
+        let problem = format!(
+            "{joined} of {world_size} have joined in {}; start the missing ones with the same \
+             MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
+            spent(timeout)
+        );
+        self.failed("wait for workers".into(), problem)
     }
 
     /// Undoes [`TcpStore::wait_for_workers`]: this process has joined and cannot go on.

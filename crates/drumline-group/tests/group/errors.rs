@@ -1,0 +1,35 @@
+//! The texts of errors.
+
+use std::time::Duration;
+
+use drumline_group::Error;
+
+/// Text and number of sections.
+fn told(error: Error) -> (String, usize) {
+    let text = error.to_string();
+    let sections = text.matches("[errors.md#").count();
+    (text, sections)
+}
+
+#[test]
+fn an_error_that_quotes_another_ends_with_the_section_of_that_one() {
+    let setting =
+        |name: &str| Error::InvalidSetting { setting: name.into(), problem: "is 0".into() };
+    let quoted = setting("DRUMLINE_STREAMS").to_string();
+    let problem = format!("rank 1 reports ({quoted}), and ends");
+    let (text, sections) =
+        told(Error::Connect { group: "world".into(), rank: 0, problem, culprit: None });
+    assert!(text.ends_with("is 0), and ends [errors.md#settings]"), "{text}");
+    assert_eq!(sections, 1, "{text}");
+    let (text, _) = told(setting("DRUMLINE_SECRET_FILE"));
+    assert!(text.ends_with(" [errors.md#secrets]"), "{text}");
+}
+
+#[test]
+fn no_time_is_not_told_in_nanoseconds() {
+    let keys = vec!["never".to_owned()];
+    let (text, sections) =
+        told(Error::StoreTimeout { store: "hash".into(), keys, waited: Duration::ZERO });
+    assert!(text.starts_with("store hash: waited no time for never; "), "{text}");
+    assert_eq!(sections, 1, "{text}");
+}

@@ -1,0 +1,204 @@
+//! Ranks that are killed while the others start up, or make groups, as under torchrun: the store is somebody else's and
+//! outlives the ranks.
+//!
+//! The ranks are this test program again, with `STARTS` in the environment.
+
+use std::{
+    env,
+    io::{BufRead as _, BufReader},
+    process::{Child, ChildStdout, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use drumline_group::{
+    Config, Error, GroupOptions, ProcessGroup, ReduceOp, init_process_group,
+    store::{
+        Store as _,
+        tcp::{TcpStore, TcpStoreServer},
+    },
+};
+use rustix::{
+    process::{Pid, Signal, kill_process},
+    time::{ClockId, clock_gettime},
+};
+
+const WORLD: usize = 4;
+
+/// To tell a hang from a busy machine. The time limit of start-up is longer.
+const NAMED_WITHIN: Duration = Duration::from_secs(30);
+
+/// What ranks do over and over.
+const WHATS: [&str; 4] = ["first", "again", "groups", "subgroups"];
+
+/// What a rank does: starts up, again and again, until something fails, and says what.
+#[test]
+fn starting_rank() {
+    let Ok(what) = env::var("STARTS") else { return };
+    let over = env::var("STARTS_OVER").unwrap();
+    let config = Config::from_env()
+        .unwrap()
+        .timeout(Duration::from_secs(120))
+        .shared_memory(over == "shared")
+        .unix_sockets(over != "tcp");
+    let late: u64 = env::var("STARTS_LATE_MS").unwrap().parse().unwrap();
+    thread::sleep(Duration::from_millis(late));
+    println!("begins {}", now_us());
+    let Err(error) = start_over(&what, &config) else { return };
+    let culprit = error.culprit().map_or(-1, |rank| rank as i64);
+    println!("failed {} {culprit} {error}", now_us());
+    // Its process outlives its failure.
+    thread::sleep(NAMED_WITHIN);
+}
+
+fn start_over(what: &str, config: &Config) -> Result<(), Error> {
+    let join = || init_process_group("env://", config);
+    let mut world = join()?;
+    loop {
+        match what {
+            "first" => thread::sleep(Duration::from_millis(1)),
+            "again" => {
+                world.destroy()?;
+                world = join()?;
+            }
+            "groups" => group_of(&world, &[0, 1, 2, 3])?,
+            _ => {
+                let half = if world.rank() < 2 { [0, 1] } else { [2, 3] };
+                group_of(&world, &half)?;
+                world.barrier()?;
+            }
+        }
+        if what == "first" {
+            world.barrier()?;
+        }
+    }
+}
+
+fn group_of(world: &ProcessGroup, ranks: &[usize]) -> Result<(), Error> {
+    let group = world.new_group(ranks, &GroupOptions::default())?;
+    group.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)?;
+    group.destroy()
+}
+
+struct Job(Vec<(Child, BufReader<ChildStdout>)>);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn start(port: u16, attempt: usize, what: &str, over: &str, late: usize) -> Job {
+    let start = |rank: usize| {
+        let late_ms = if rank == late { 400 } else { 0 };
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "start_deaths::starting_rank", "--nocapture", "--test-threads=1"])
+            .env("STARTS", what)
+            .env("STARTS_OVER", over)
+            .env("STARTS_LATE_MS", late_ms.to_string())
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", WORLD.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+            .env("TORCHELASTIC_RESTART_COUNT", attempt.to_string())
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        (child, output)
+    };
+    Job((0..WORLD).map(start).collect())
+}
+
+/// Microseconds on a clock that all processes of the host share.
+fn now_us() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
+}
+
+fn random(seed: usize) -> usize {
+    let mut x = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= x >> 29;
+    (x.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as usize
+}
+
+/// Kills a rank at a random moment once it has written to the store that it is there, so many times. All others must name
+/// it, also one that comes late.
+fn kill_and_listen(times: usize) {
+    let server = TcpStoreServer::bind("127.0.0.1", 0).unwrap();
+    let port = server.address().unwrap().port();
+    let store = TcpStore::connect("127.0.0.1", port, NAMED_WITHIN).unwrap();
+    let mut delays = Vec::new();
+    for number in 0..times {
+        let what = WHATS[number % WHATS.len()];
+        let over = ["shared", "unix", "tcp"][number / WHATS.len() % 3];
+        let victim = random(number) % WORLD;
+        // Every other time one of the survivors, or nobody, comes late.
+        let late = (victim + random(number + 31) % 8) % 8;
+        let late = if late == victim { WORLD } else { late };
+        let mut job = start(port, number, what, over, late);
+        let key = format!("drumline/world/{number}/process/{victim}");
+        store.wait(&[&key], NAMED_WITHIN).unwrap();
+        let most = if what == "first" { 60_000 } else { 400_000 };
+        thread::sleep(Duration::from_micros((random(number + 7919) % most) as u64));
+        let killed = now_us();
+        kill_process(Pid::from_child(&job.0[victim].0), Signal::KILL).unwrap();
+        for survivor in (0..WORLD).filter(|rank| *rank != victim) {
+            let (began, failed, culprit, told) = failure(&mut job.0[survivor].1);
+            // In a group of two, the ranks of the other half learn it in the barrier of all.
+            let place =
+                if what == "subgroups" && told.contains("world[") { victim % 2 } else { victim };
+            assert_eq!(
+                culprit, place as i64,
+                "{what} over {over}, {number}: rank {survivor} says: {told}"
+            );
+            delays.push(Duration::from_micros((failed - killed.max(began)).max(0) as u64));
+        }
+    }
+    delays.sort_unstable();
+    let slow = delays.iter().filter(|delay| **delay > Duration::from_secs(1)).count();
+    println!(
+        "{times} kills, {} survivors named the right rank; median {:?}, worst {:?}, {slow} later than 1 s",
+        delays.len(),
+        delays[delays.len() / 2],
+        delays[delays.len() - 1]
+    );
+    assert!(delays[delays.len() - 1] < NAMED_WITHIN);
+}
+
+/// When a rank began and when it failed, whom it blames, and what it says.
+fn failure(output: &mut BufReader<ChildStdout>) -> (i64, i64, i64, String) {
+    let mut seen = String::new();
+    let mut began = 0;
+    loop {
+        let mut line = String::new();
+        let bytes = output.read_line(&mut line).unwrap();
+        assert!(bytes > 0, "a rank ended without a failure; it said:\n{seen}");
+        let number = |word: Option<&str>| word.unwrap().trim().parse::<i64>().unwrap();
+        if let Some((_, at)) = line.split_once("begins ") {
+            began = number(Some(at));
+        } else if let Some((_, told)) = line.split_once("failed ") {
+            let mut words = told.splitn(3, ' ');
+            let (at, culprit) = (number(words.next()), number(words.next()));
+            return (began, at, culprit, words.next().unwrap().to_owned());
+        }
+        seen.push_str(&line);
+    }
+}
+
+#[test]
+#[cfg_attr(feature = "soak", ignore = "the soak kills more often")]
+fn a_rank_that_is_killed_amid_start_up_is_named_by_all() {
+    kill_and_listen(WHATS.len() * 3);
+}
+
+#[test]
+#[cfg(feature = "soak")]
+fn a_rank_that_is_killed_amid_start_up_is_named_by_all_300_times() {
+    kill_and_listen(300);
+}
