@@ -6,7 +6,6 @@
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and schemes that a program registers |
 //! | [`backend`] | what carries a group's calls, and how to add a backend of your own |
 //! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
-//! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`Config`] | every setting |
 
 #![forbid(unsafe_code)]
@@ -28,8 +27,6 @@ pub mod rendezvous;
 mod start_up;
 pub mod trace;
 mod transport;
-#[cfg(feature = "ndarray")]
-pub mod views;
 mod work;
 
 pub use addresses::{describe_addresses, own_addresses};

@@ -131,11 +131,11 @@ impl ProgressThread {
     fn answer_callers(&self) -> Vec<(Instant, Option<Arc<OwnedFd>>)> {
         let (mut lingering, now) = (lock(&self.lingering), Instant::now());
         lingering.retain_mut(|group| group.progress(now));
-        let news = |group: &Box<dyn Linger>| {
-            let (until, bell) = group.news();
-            (until, Some(bell))
-        };
-        lingering.iter().map(news).collect()
+        lingering
+            .iter()
+            .map(|group| group.news())
+            .map(|(until, bell)| (until, Some(bell)))
+            .collect()
     }
 
     fn run(&self) -> ! {

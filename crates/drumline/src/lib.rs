@@ -69,9 +69,9 @@
 #![forbid(unsafe_code)]
 
 pub mod device;
-
 #[cfg(feature = "ndarray")]
-pub use drumline_group::views;
+pub mod views;
+
 pub use drumline_group::{
     Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
     Element, Endpoint, Error, ErrorOrigin, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator,

@@ -27,5 +27,3 @@ mod points;
 mod prices;
 mod same_bits;
 mod slices;
-#[cfg(feature = "ndarray")]
-mod views;

@@ -45,7 +45,9 @@ pub(super) enum Taken {
 }
 
 /// The locks of this process, by directory: all of its objects are of one job.
-static OURS: PerProcess<Mutex<HashMap<(u64, u64), Weak<Lock>>>> = PerProcess::new();
+static OURS: PerProcess<Mutex<Held>> = PerProcess::new();
+
+type Held = HashMap<(u64, u64), Weak<Lock>>;
 
 impl Lock {
     /// Locks a directory that is there. Does not wait.
@@ -56,7 +58,7 @@ impl Lock {
         if let Some(lock) = ours.get(&place).and_then(Weak::upgrade).filter(|it| it.holds()) {
             return Ok(Taken::Ours(lock));
         }
-        let taken = Lock::new(directory.join(NAME))?;
+        let taken = Lock::lock_file(directory.join(NAME))?;
         if let Taken::Ours(lock) = &taken {
             ours.retain(|_, lock| lock.strong_count() > 0);
             ours.insert(place, Arc::downgrade(lock));
@@ -64,7 +66,7 @@ impl Lock {
         Ok(taken)
     }
 
-    fn new(path: PathBuf) -> io::Result<Taken> {
+    fn lock_file(path: PathBuf) -> io::Result<Taken> {
         for _ in 0..TRIES_MAX {
             let file = Unforked::open(|| open(&path))?;
             match file.try_lock() {

@@ -1,6 +1,8 @@
 //! Collectives on views whose elements do not lie side by side.
+#![cfg(feature = "ndarray")]
+#![allow(clippy::unwrap_used)]
 
-use drumline_group::{
+use drumline::{
     ProcessGroup, ReduceOp,
     views::{as_slice_mut, on_slice},
 };

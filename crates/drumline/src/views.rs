@@ -5,7 +5,6 @@
 //! arrays may have different memory layouts on different ranks: elements with the same index are combined.
 //!
 //! ```
-//! # use drumline_group as drumline;
 //! use drumline::{ProcessGroup, ReduceOp, views};
 //! use ndarray::{Array2, array};
 //!
@@ -30,7 +29,6 @@ use crate::{Element, Error, Result};
 /// copied back, even if the call fails.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// use drumline::{ProcessGroup, ReduceOp, views};
 /// use ndarray::array;
 ///
@@ -64,7 +62,6 @@ pub fn on_slice<T: Element, D: Dimension, R>(
 /// The elements of `view` in the order of its indices: borrowed if they are contiguous, otherwise copied.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// use std::borrow::Cow;
 ///
 /// use drumline::views::as_slice;
@@ -84,7 +81,6 @@ pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> 
 /// The elements of `view`, if they are contiguous in the order of its indices.
 ///
 /// ```
-/// # use drumline_group as drumline;
 /// use drumline::views::as_slice_mut;
 /// use ndarray::array;
 ///
