@@ -36,6 +36,7 @@ OTHERS = {
     "MASTER_PORT": ("`env://`", "The port of the store, where `DRUMLINE_STORE` is not set."),
     "TORCHELASTIC_USE_AGENT_STORE": ("`env://`", "`True`: the launcher hosts the store. `drumline run` and torchrun set it."),
     "TORCHELASTIC_RUN_ID": ("`is_torchelastic_launched`", "Says that torchrun, or `drumline run`, started the process."),
+    "TORCHELASTIC_RESTART_COUNT": ("start-up", "Which start of the job this is. `drumline run` and torchrun set it."),
     "LOCAL_RANK": ("binding to memory nodes, HaiScale", "The number of this rank on its host."),
     "LOCAL_WORLD_SIZE": ("binding to memory nodes", "How many ranks there are on this host."),
     "GROUP_RANK": ("`drumline bench`", "The number of the host, for plain streams between hosts."),
