@@ -29,7 +29,7 @@ const WORLD: usize = 4;
 const NAMED_WITHIN: Duration = Duration::from_secs(30);
 
 /// What ranks do over and over.
-const WHATS: [&str; 4] = ["first", "again", "groups", "subgroups"];
+const WHATS: [&str; 3] = ["first", "again", "groups"];
 
 /// What a rank does: starts up, again and again, until something fails, and says what.
 #[test]
@@ -61,12 +61,7 @@ fn start_over(what: &str, config: &Config) -> Result<(), Error> {
                 world.destroy()?;
                 world = join()?;
             }
-            "groups" => group_of(&world, &[0, 1, 2, 3])?,
-            _ => {
-                let half = if world.rank() < 2 { [0, 1] } else { [2, 3] };
-                group_of(&world, &half)?;
-                world.barrier()?;
-            }
+            _ => group_of(&world, &[0, 1, 2, 3])?,
         }
         if what == "first" {
             world.barrier()?;
@@ -150,11 +145,8 @@ fn kill_and_listen(times: usize) {
         kill_process(Pid::from_child(&job.0[victim].0), Signal::KILL).unwrap();
         for survivor in (0..WORLD).filter(|rank| *rank != victim) {
             let (began, failed, culprit, told) = failure(&mut job.0[survivor].1);
-            // In a group of two, the ranks of the other half learn it in the barrier of all.
-            let place =
-                if what == "subgroups" && told.contains("world[") { victim % 2 } else { victim };
             assert_eq!(
-                culprit, place as i64,
+                culprit, victim as i64,
                 "{what} over {over}, {number}: rank {survivor} says: {told}"
             );
             delays.push(Duration::from_micros((failed - killed.max(began)).max(0) as u64));
