@@ -136,6 +136,7 @@ test-gpu:
 
 soak:
 	cargo build --locked -p drumline-cli
+	cargo test --locked -p drumline-cli --test cli guards -- --ignored --nocapture
 	cargo test --locked -p drumline-group --features soak --test processes deaths -- --nocapture
 	cargo test --locked -p drumline-store --features soak --test attack -- --nocapture
 	cargo test --locked -p drumline-engine -p drumline-store -p drumline-group -p drumline-train --lib -- --ignored

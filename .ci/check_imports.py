@@ -52,10 +52,10 @@ OPEN_OTHERS = {("drumline-train", "checkpoint/disk"), ("drumline-cli", "secret")
 LINES_MAX = 15_750
 
 # In these crates threads serve. They write by way of an `Outlet`, which keeps nobody waiting, but for these files: the
-# outlet, and what subcommands print.
+# outlet, what subcommands print, and a keeper, whose stdout is a timer.
 SERVING = ["cli", "engine", "group", "launch", "python", "shm", "store", "trace", "train"]
 WRITES = re.compile(r"\b(?:e?print(?:ln)?!|dbg!|(?:io|stdio)::(?:stdout|stderr)\b|use std::io::\{[^}]*\bstd(?:out|err))")
-MAY_WRITE = {"drumline-cli/src/output.rs", "drumline-trace/src/outlet.rs", "drumline-train/src/spawn/child.rs"}
+MAY_WRITE = {"drumline-cli/src/output.rs", "drumline-launch/src/keep.rs", "drumline-trace/src/outlet.rs", "drumline-train/src/spawn/child.rs"}
 # Their threads are theirs alone: they measure, simulate, or test.
 OWN_THREADS = ["bench", "conformance", "faults", "fuzz", "inspect", "loom", "sim", "standin"]
 STARTS = re.compile(r"\bthread::(?:spawn|Builder)\b")

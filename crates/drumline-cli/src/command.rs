@@ -120,7 +120,7 @@ fn carry_out(
     arguments: impl Iterator<Item = OsString>,
     itself: Vec<OsString>,
 ) -> Result<u8> {
-    if !matches!(command, Command::Trace(_) | Command::Man { .. } | Command::KeepRanks) {
+    if !matches!(command, Command::Trace(_) | Command::Man { .. } | Command::KeepRanks { .. }) {
         log_to_stderr();
     }
     match command {
@@ -159,7 +159,7 @@ fn carry_out(
             Some(page) => print(&page).map(|()| 0),
             None => Ok(refuse(&cli::refusal("man", "there is no such command"))),
         },
-        Command::KeepRanks => {
+        Command::KeepRanks { .. } => {
             keep()?;
             Ok(0)
         }

@@ -2,13 +2,14 @@
 //! [`supervisor`](crate::supervisor).
 
 use std::{
+    collections::VecDeque,
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
-use drumline::error_file::ErrorFile;
+use drumline::{error_file::ErrorFile, steps::LAUNCHER_VARIABLE};
 use rustix::process::{Pid, Signal};
 
 use crate::{
@@ -16,12 +17,12 @@ use crate::{
     environment::{self, ERROR_FILE, TERMINAL_COLUMNS},
     events::{Events, Source},
     files::WorldFiles,
-    keeper::Keeper,
+    keeper::{Keeper, News, refused},
     last_words::LastWords,
     launch::Launch,
     lease::BootTime,
     monitor::workers::WorkerNews,
-    output::Console,
+    output::{Console, say},
     prefix::host_name,
     processes::Process,
     recipients::Table,
@@ -30,18 +31,24 @@ use crate::{
     supervisor::{Event, Exit, Order, Supervisor, Verdict, Words},
     sweep, waits,
     watch::{Watch, finding::Finding},
-    worker::Worker,
+    worker::{Streams, Worker},
     world::World,
 };
 
-/// Workers that run, or that are being ended.
+/// Workers that are being started, that run, or that are being ended.
 #[derive(Debug)]
 pub(crate) struct Attempt {
     started: Instant,
     started_at: SystemTime,
-    first_rank: usize,
+    world: World,
     supervisor: Supervisor,
     workers: Vec<Worker>,
+    /// What those write to that the keeper was asked for and that do not run yet.
+    asked_for: VecDeque<Streams>,
+    /// When all workers had ended.
+    ended: Option<Duration>,
+    /// The processes that they left behind, once none is left.
+    left: Option<Vec<String>>,
     /// Where each killed rank waited, as lines.
     waits: Vec<Vec<String>>,
     watch: Watch,
@@ -77,71 +84,144 @@ pub(crate) struct Ended {
 }
 
 impl Attempt {
-    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit. With a lease, the
-    /// workers are killed when it has run out.
+    /// Begins to start the workers of `world`; [`go_on`](Self::go_on) does the rest. `events` tells when the
+    /// [channel](Source::Channel) has news. With a lease, the workers are killed when it has run out.
     pub(crate) fn start(
         launch: &Launch<'_>,
-        world: &World,
+        world: World,
         stores: Stores,
         lease: Option<BootTime>,
         events: &Events,
     ) -> Result<Attempt> {
         let job = launch.job;
-        let mut keeper = Keeper::start(job)?;
-        if let Some(lease) = lease {
-            keeper.lease_until(lease);
-        }
-        let files = launch.files.of_world(world.attempt, world.local_size);
-        if let Some(private) = files.private() {
-            keeper.remove_at_the_end(private)?;
-        }
+        let files = launch.files.of_world(world.attempt);
+        let keeper = Keeper::start(job, files.private(), lease)?;
         let watch = Watch::prepare(&job.hangs, world.local_size, &stores.own, &launch.monitor)?;
         events.add(&keeper, Source::Channel)?;
         events.add(&watch, Source::Watch)?;
         let mut attempt = Attempt {
             started: Instant::now(),
             started_at: SystemTime::now(),
-            first_rank: world.first_rank,
             supervisor: Supervisor::new(world.local_size, job.policy),
             workers: Vec::with_capacity(world.local_size),
+            asked_for: VecDeque::new(),
+            ended: None,
+            left: None,
             waits: vec![Vec::new(); world.local_size],
             watch,
             hung: None,
-            news: WorkerNews::of(world, &launch.monitor),
+            news: WorkerNews::of(&world, &launch.monitor),
             keeper,
-            console: Console::open(job, world, &files)?,
+            console: Console::open(job, &world, &files)?,
             files,
             stores,
+            world,
         };
-        attempt.start_workers(launch, world).inspect_err(|_| attempt.abandon())?;
+        attempt.go_on(launch)?;
         Ok(attempt)
     }
 
-    fn start_workers(&mut self, launch: &Launch<'_>, world: &World) -> Result<()> {
+    /// Does what is due: asks for further workers, if all are to run, and for the end, if all have ended. Call it after
+    /// each wait, once all [news](Self::hear) are heard.
+    ///
+    /// # Errors
+    ///
+    /// The keeper does not answer.
+    pub(crate) fn go_on(&mut self, launch: &Launch<'_>) -> Result<()> {
+        if self.left.is_some() {
+            return Ok(());
+        }
+        if self.is_ending() {
+            // Those that were not asked for never start.
+            self.supervisor.limit(self.workers.len() + self.asked_for.len());
+        }
+        while self.is_starting() && self.keeper.is_free() {
+            self.ask_for_next(launch)?;
+        }
+        let is_over = self.supervisor.verdict().is_some() && self.asked_for.is_empty();
+        if is_over && self.ended.is_none() {
+            self.ended = Some(self.started.elapsed());
+            self.keeper.finish()?;
+        }
+        match self.keeper.look() {
+            // How the workers ended is known.
+            Err(error) if self.ended.is_some() => {
+                say(&error.to_string());
+                self.left = Some(Vec::new());
+                Ok(())
+            }
+            looked => looked,
+        }
+    }
+
+    /// Whether some workers do not run yet.
+    fn is_starting(&self) -> bool {
+        self.workers.len() + self.asked_for.len() < self.supervisor.exits().len()
+    }
+
+    /// Whether all workers run, or ran.
+    pub(crate) fn has_started(&self) -> bool {
+        self.workers.len() == self.world.local_size
+    }
+
+    fn ask_for_next(&mut self, launch: &Launch<'_>) -> Result<()> {
         let Launch { job, program, inherited, .. } = launch;
         let rendezvous = &self.stores.rendezvous;
         let columns = self.console.columns().map(|n| (TERMINAL_COLUMNS, n.to_string()));
-        for local_rank in 0..world.local_size {
-            let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
-            let variables =
-                variables.into_iter().chain(columns.clone()).chain(self.watch.variables());
-            let variables = variables.map(|(name, value)| (name, OsString::from(value)));
-            let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
-            let variables = variables.chain(error_file);
-            let (worker, streams) = self.keeper.spawn(job, local_rank, program, variables)?;
-            self.news.started(worker.pid());
-            self.console.attach(streams, &self.files, worker.is_at_terminal())?;
-            self.workers.push(worker);
-        }
-        self.watch.begin(&self.workers, world.first_rank)?;
-        let early = self.keeper.early_exits();
-        self.handle(Event::Exited(&early));
+        let local_rank = self.workers.len() + self.asked_for.len();
+        self.files.prepare(local_rank);
+        let variables = environment::worker(job, &self.world, rendezvous, local_rank, inherited);
+        let variables = variables.into_iter().chain(columns).chain(self.watch.variables());
+        let variables = variables.map(|(name, value)| (name, OsString::from(value)));
+        let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
+        let variables = variables.chain(error_file);
+        let streams = self.keeper.ask_for(job, local_rank, program, variables)?;
+        self.asked_for.push_back(streams);
         Ok(())
     }
 
-    /// How the world ended, once all workers have.
+    /// Handles the next message of the keeper. Call it when the channel is readable, after the signals that came before:
+    /// they tell why a worker has ended.
+    ///
+    /// # Errors
+    ///
+    /// A worker cannot be started, or the keeper has ended.
+    pub(crate) fn hear(&mut self, launch: &Launch<'_>) -> Result<()> {
+        match self.keeper.news(launch.job, self.workers.len())? {
+            None => {}
+            Some(News::Started(worker)) => self.has_come(worker)?,
+            Some(News::Exited(rank, ending)) => self.handle(Event::Exited(&[(rank, ending)])),
+            Some(News::Left(left)) => self.left = Some(left),
+            Some(News::Refused(error)) => {
+                self.asked_for.clear();
+                self.supervisor.limit(self.workers.len());
+                if !self.is_ending() {
+                    return Err(refused(&launch.program, error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next worker runs.
+    fn has_come(&mut self, worker: Worker) -> Result<()> {
+        let Some(streams) = self.asked_for.pop_front() else { return Ok(()) };
+        self.news.started(worker.pid());
+        self.console.attach(streams, &self.files, worker.is_at_terminal())?;
+        if self.supervisor.is_told() {
+            // It comes too late to hear the signal that the others got.
+            worker.kill();
+        }
+        self.workers.push(worker);
+        if self.has_started() {
+            self.watch.begin(&self.workers, self.world.first_rank)?;
+        }
+        Ok(())
+    }
+
+    /// How the world ended, once all workers have, and no process that they have started is left.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
-        self.supervisor.verdict()
+        self.left.as_ref().and(self.supervisor.verdict())
     }
 
     /// Whether workers are being ended.
@@ -149,9 +229,11 @@ impl Attempt {
         self.supervisor.deadline().is_some()
     }
 
-    /// The time until [`Event::Tick`] is due, if it ever is.
-    pub(crate) fn timeout(&self) -> Option<Duration> {
-        self.supervisor.deadline().map(|at| at.saturating_sub(self.started.elapsed()))
+    /// The time until [`Event::Tick`] is due, or [`go_on`](Self::go_on).
+    pub(crate) fn timeout(&self) -> Duration {
+        let tick = self.supervisor.deadline().filter(|_| self.ended.is_none());
+        let tick = tick.map(|at| at.saturating_sub(self.started.elapsed()));
+        tick.into_iter().chain([self.keeper.timeout()]).min().unwrap_or_default()
     }
 
     /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
@@ -197,20 +279,13 @@ impl Attempt {
         }
     }
 
-    /// Handles one exit. Call it when the channel is readable.
-    pub(crate) fn hear_exit(&mut self) -> Result<()> {
-        let exit: (usize, Ending) = self.keeper.next_exit()?;
-        self.handle(Event::Exited(&[exit]));
-        Ok(())
-    }
-
     /// Hears what the workers have told of their failures.
     pub(crate) fn hear_words(&mut self) {
         let words = Telling {
             console: &self.console,
             files: &self.files,
             started_at: self.started_at,
-            first_rank: self.first_rank,
+            first_rank: self.world.first_rank,
             now: self.started.elapsed(),
         };
         let words = words.of(&self.supervisor);
@@ -233,8 +308,8 @@ impl Attempt {
     }
 
     /// From now on the workers are killed at this time, and no longer at the one before.
-    pub(crate) fn extend_lease(&mut self, until: BootTime) {
-        self.keeper.lease_until(until);
+    pub(crate) fn extend_lease(&mut self, until: BootTime) -> Result<()> {
+        self.keeper.lease_until(until)
     }
 
     /// The worker that has failed first, once no likelier origin can come up.
@@ -266,7 +341,7 @@ impl Attempt {
             verdict: Verdict::Failed { worker },
             started_at: self.started_at,
             host: &host_name(),
-            first_rank: self.first_rank + worker,
+            first_rank: self.world.first_rank + worker,
             ranks: &[fate],
             words: &words,
             is_victim: false,
@@ -302,12 +377,15 @@ impl Attempt {
     /// Kills all workers: the launcher cannot go on.
     pub(crate) fn abandon(&self) {
         sweep::end_trees(&self.workers);
+        // No keeper may be left. No other world of any host has a store of this name.
+        let store = &self.stores.rendezvous.launcher;
+        sweep::end_started_with(&format!("{LAUNCHER_VARIABLE}={store}"));
     }
 
-    /// Ends what the workers have left behind. Call it once there is a verdict. `events` no longer tells of the keeper.
-    pub(crate) fn end(mut self, events: &Events) -> Result<Ended> {
-        let lived = self.started.elapsed();
-        let left = self.keeper.finish()?;
+    /// What is to be told of this world. Call it once there is a verdict. `events` no longer tells of the keeper.
+    pub(crate) fn end(self, events: &Events) -> Result<Ended> {
+        let lived = self.ended.unwrap_or_else(|| self.started.elapsed());
+        let left = self.left.unwrap_or_default();
         events.remove(&self.keeper)?;
         let stepped = self.stores.has_stepped(self.workers.len());
         let exits = self.workers.iter().zip(self.supervisor.exits()).zip(self.waits);
@@ -323,7 +401,7 @@ impl Attempt {
             supervisor: self.supervisor,
             news: self.news,
             started_at: self.started_at,
-            first_rank: self.first_rank,
+            first_rank: self.world.first_rank,
             lived,
             stepped,
             fates,

@@ -9,6 +9,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+    time::Duration,
 };
 
 use drumline::named;
@@ -106,6 +107,12 @@ impl Channel {
         let mut fields: Vec<_> = bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect();
         fields.pop(); // nothing follows the last zero byte
         Ok(Some((fields, descriptors)))
+    }
+
+    /// A message that the other end takes or sends no part of for so long is an error.
+    pub(crate) fn limit(&self, patience: Duration) -> io::Result<()> {
+        self.0.set_write_timeout(Some(patience))?;
+        self.0.set_read_timeout(Some(patience))
     }
 
     /// Tells the other end that nothing more will come.

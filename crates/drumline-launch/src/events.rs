@@ -23,13 +23,15 @@ pub(crate) enum Source {
     Output,
     /// The other end of the channel between launcher and keeper has sent something, or is gone.
     Channel,
-    /// The launcher has ended.
-    Launcher,
+    /// The parent of a keeper has ended: the launcher, or another keeper.
+    Parent,
+    /// The workers may live no longer.
+    Lease,
     /// The thread that speaks with the other hosts has told something.
     Hosts,
     /// A worker hangs.
     Watch,
-    /// The worker with this rank has exited.
+    /// The worker with this rank has exited; of a guard: the next keeper.
     Worker(usize),
 }
 
@@ -47,9 +49,10 @@ pub(crate) struct Events {
 const SIGNALS: u64 = u64::MAX;
 const OUTPUT: u64 = u64::MAX - 1;
 const CHANNEL: u64 = u64::MAX - 2;
-const LAUNCHER: u64 = u64::MAX - 3;
+const PARENT: u64 = u64::MAX - 3;
 const HOSTS: u64 = u64::MAX - 4;
 const WATCH: u64 = u64::MAX - 5;
+const LEASE: u64 = u64::MAX - 6;
 
 impl Events {
     pub(crate) fn new() -> Result<Events> {
@@ -67,16 +70,31 @@ impl Events {
 
     /// From now on, [`Events::wait`] reports `source` when `descriptor` is readable.
     pub(crate) fn add(&self, descriptor: impl AsFd, source: Source) -> Result<()> {
+        self.add_for(descriptor, source, epoll::EventFlags::IN)
+    }
+
+    /// The same, when the other end of `descriptor` is closed. What comes before is for another process.
+    pub(crate) fn add_end(&self, descriptor: impl AsFd, source: Source) -> Result<()> {
+        self.add_for(descriptor, source, epoll::EventFlags::HUP)
+    }
+
+    fn add_for(
+        &self,
+        descriptor: impl AsFd,
+        source: Source,
+        flags: epoll::EventFlags,
+    ) -> Result<()> {
         let data = epoll::EventData::new_u64(match source {
             Source::Signals => SIGNALS,
             Source::Output => OUTPUT,
             Source::Channel => CHANNEL,
-            Source::Launcher => LAUNCHER,
+            Source::Parent => PARENT,
+            Source::Lease => LEASE,
             Source::Hosts => HOSTS,
             Source::Watch => WATCH,
             Source::Worker(rank) => rank as u64,
         });
-        epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
+        epoll::add(&self.epoll, descriptor, data, flags)
             .map_err(named("epoll_ctl"))
             .map_err(Error::system("add to an epoll set"))
     }
@@ -108,7 +126,8 @@ impl Source {
             SIGNALS => Source::Signals,
             OUTPUT => Source::Output,
             CHANNEL => Source::Channel,
-            LAUNCHER => Source::Launcher,
+            PARENT => Source::Parent,
+            LEASE => Source::Lease,
             HOSTS => Source::Hosts,
             WATCH => Source::Watch,
             rank => Source::Worker(rank as usize),

@@ -13,6 +13,8 @@ use std::{
     io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, JoinHandle},
 };
 
 use tempfile::TempDir;
@@ -28,13 +30,20 @@ pub(crate) struct JobFiles {
     is_chosen: bool,
     /// Whether output goes there.
     has_logs: bool,
+    removals: Removals,
 }
+
+/// Threads that remove directories of worlds that are over. With a thousand ranks that takes longer than other hosts wait
+/// for a word of this one.
+type Removals = Arc<Mutex<Vec<JoinHandle<()>>>>;
 
 /// The files of one world.
 #[derive(Debug)]
 pub(crate) struct WorldFiles {
     place: Place,
-    local_size: usize,
+    /// How many ranks have their directories.
+    ready: usize,
+    removals: Removals,
 }
 
 #[derive(Debug)]
@@ -49,7 +58,12 @@ impl JobFiles {
     pub(crate) fn of(job: &Job, run_id: &str) -> Result<JobFiles> {
         let given = job.logs.dir.as_deref();
         if given.is_none() && !job.logs.has_files() {
-            return Ok(JobFiles { kept: None, is_chosen: false, has_logs: false });
+            return Ok(JobFiles {
+                kept: None,
+                is_chosen: false,
+                has_logs: false,
+                removals: Removals::default(),
+            });
         }
         let base = given.map_or_else(std::env::temp_dir, Path::to_owned);
         let prefix =
@@ -66,12 +80,13 @@ impl JobFiles {
             kept: Some(kept),
             is_chosen: given.is_none(),
             has_logs: job.logs.has_files(),
+            removals: Removals::default(),
         })
     }
 
-    /// Directories for the workers of the next world. Where the disk does not take them, the world goes on
-    /// without, and a warning says so.
-    pub(crate) fn of_world(&self, restart: u32, local_size: usize) -> WorldFiles {
+    /// Files of the next world. Where the disk does not take their directory, the world goes on without, and a warning
+    /// says so.
+    pub(crate) fn of_world(&self, restart: u32) -> WorldFiles {
         let place = match &self.kept {
             Some(root) => {
                 let path = root.join(format!("attempt_{restart}"));
@@ -79,19 +94,12 @@ impl JobFiles {
             }
             None => new_directory("drumline_", &std::env::temp_dir()).map(Place::Private),
         };
-        let files = place.and_then(|place| {
-            let files = WorldFiles { place, local_size };
-            files.make_directories()?;
-            Ok(files)
-        });
-        files.unwrap_or_else(|error| {
+        let place = place.unwrap_or_else(|error| {
             let root = self.kept.clone().unwrap_or_else(std::env::temp_dir);
-            tracing::warn!(
-                "cannot make the directories of the ranks in {}: {error}; they write no logs and no error files",
-                root.display()
-            );
-            WorldFiles { place: Place::Nowhere, local_size }
-        })
+            without_directories(&root, &error);
+            Place::Nowhere
+        });
+        WorldFiles { place, ready: 0, removals: Arc::clone(&self.removals) }
     }
 
     /// The directory of the logs, if the user wants to know it: because nobody has said where, or because something
@@ -99,6 +107,13 @@ impl JobFiles {
     pub(crate) fn news(&self, is_failed: bool) -> Option<&Path> {
         self.kept.as_deref().filter(|_| self.has_logs && (is_failed || self.is_chosen))
     }
+}
+
+fn without_directories(root: &Path, error: &io::Error) {
+    tracing::warn!(
+        "cannot make the directories of the ranks in {}: {error}; they write no logs and no error files",
+        root.display()
+    );
 }
 
 /// A directory for this user alone, with a name that no other one has.
@@ -110,6 +125,9 @@ fn new_directory(prefix: &str, base: &Path) -> io::Result<TempDir> {
 /// Nothing is left of a job that wrote nothing.
 impl Drop for JobFiles {
     fn drop(&mut self) {
+        for removal in self.removals.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = removal.join();
+        }
         if let Some(path) = &self.kept {
             let _ = fs::remove_dir(path);
         }
@@ -117,8 +135,13 @@ impl Drop for JobFiles {
 }
 
 impl WorldFiles {
-    fn make_directories(&self) -> io::Result<()> {
-        (0..self.local_size).filter_map(|rank| self.of_rank(rank)).try_for_each(fs::create_dir)
+    /// Makes the directory of the next rank. If that fails, this rank and those after it go on without.
+    pub(crate) fn prepare(&mut self, local_rank: usize) {
+        let Some(root) = self.root().filter(|_| self.ready == local_rank) else { return };
+        match fs::create_dir(root.join(local_rank.to_string())) {
+            Ok(()) => self.ready += 1,
+            Err(error) => without_directories(root, &error),
+        }
     }
 
     /// The directory of all ranks.
@@ -131,7 +154,8 @@ impl WorldFiles {
     }
 
     fn of_rank(&self, local_rank: usize) -> Option<PathBuf> {
-        Some(self.root()?.join(local_rank.to_string()))
+        let root = self.root().filter(|_| local_rank < self.ready)?;
+        Some(root.join(local_rank.to_string()))
     }
 
     /// Where a worker writes why it fails.
@@ -141,8 +165,8 @@ impl WorldFiles {
 
     /// A file for the output of one rank, in a directory that stays.
     pub(crate) fn log(&self, local_rank: usize, name: &str) -> Option<PathBuf> {
-        let Place::Kept(root) = &self.place else { return None };
-        Some(root.join(local_rank.to_string()).join(name))
+        let Place::Kept(_) = &self.place else { return None };
+        Some(self.of_rank(local_rank)?.join(name))
     }
 
     /// A file for lines of all ranks, in a directory that stays.
@@ -162,11 +186,20 @@ impl WorldFiles {
 
 impl Drop for WorldFiles {
     fn drop(&mut self) {
-        if let Place::Kept(root) = &self.place {
-            for rank in 0..self.local_size {
-                let _ = fs::remove_dir(root.join(rank.to_string()));
+        let (place, ready) = (std::mem::replace(&mut self.place, Place::Nowhere), self.ready);
+        let remove = move || match place {
+            Place::Kept(root) => {
+                for rank in 0..ready {
+                    let _ = fs::remove_dir(root.join(rank.to_string()));
+                }
+                let _ = fs::remove_dir(root);
             }
-            let _ = fs::remove_dir(root);
+            Place::Private(directory) => drop(directory),
+            Place::Nowhere => {}
+        };
+        // If there is no thread, what it would have removed is removed here: it is dropped.
+        if let Ok(removal) = thread::Builder::new().name("files".into()).spawn(remove) {
+            self.removals.lock().unwrap_or_else(PoisonError::into_inner).push(removal);
         }
     }
 }
@@ -183,16 +216,21 @@ mod tests {
         Job { logs, ..Job::new("train", NonZeroUsize::MIN) }
     }
 
+    fn prepared(mut files: WorldFiles) -> WorldFiles {
+        (0..3).for_each(|rank| files.prepare(rank));
+        files
+    }
+
     #[test]
     fn directories_stay_if_something_is_in_them() {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join("a/b");
         let files = JobFiles::of(&job(&dir), "id").unwrap();
         assert_eq!(files.news(true), None);
-        let first = files.of_world(0, 3);
+        let first = prepared(files.of_world(0));
         let error_file = first.error_file(1).unwrap();
         fs::write(&error_file, "{}").unwrap();
-        let second = files.of_world(1, 3);
+        let second = prepared(files.of_world(1));
         assert_eq!(
             second.log(2, "stdout.log").unwrap().parent().unwrap().file_name().unwrap(),
             "2"
@@ -209,17 +247,17 @@ mod tests {
     fn without_files_nothing_stays() {
         let base = tempfile::tempdir().unwrap();
         let files = JobFiles::of(&job(base.path()), "id").unwrap();
-        drop((files.of_world(0, 2), files));
+        drop((prepared(files.of_world(0)), files));
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
 
         let files = JobFiles::of(&Job::new("train", NonZeroUsize::MIN), "id").unwrap();
-        let world = files.of_world(0, 2);
+        let world = prepared(files.of_world(0));
         let (private, error_file) = (world.private().unwrap(), world.error_file(1).unwrap());
         assert_eq!(error_file, private.join("1/error.json"));
         assert_eq!((world.log(0, "stdout.log"), world.log_of_all("x")), (None, None));
         fs::write(&error_file, "{}").unwrap();
         let private = private.to_owned();
-        drop(world);
+        drop((world, files));
         assert!(!private.exists());
     }
 
@@ -234,7 +272,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let files = JobFiles::of(&job(base.path()), "id").unwrap();
         fs::remove_dir(files.kept.as_ref().unwrap()).unwrap();
-        let world = files.of_world(0, 2);
+        let world = prepared(files.of_world(0));
         assert_eq!((world.error_file(0), world.log(0, "stdout.log")), (None, None));
     }
 }

@@ -1,41 +1,55 @@
-//! The keeper: a process between the launcher and the ranks. It starts the ranks, reports how they ended, and
-//! ends all processes that they have started when the job is over or the launcher is gone.
+//! The keepers: processes between the launcher and the ranks. The innermost starts the ranks, reports how they ended, and
+//! ends all processes that they have started when the job is over or the launcher is gone. The others are its guards.
 //!
 //! ```text
-//!  drumline run ── keeper ──┬── rank 0 ── wrapper ── program
-//!                           ├── rank 1
-//!                           └── what a rank has started and left
+//!  drumline run ── guard ── guard ── keeper ──┬── rank 0 ── wrapper ── program
+//!                                             ├── rank 1
+//!                                             └── what a rank has started and left
 //! ```
 //!
 //! When the parent of a process ends, the kernel makes the nearest subreaper above it the new parent. That is
 //! the keeper. So all processes that a rank has started, even by wrappers, double forks or `setsid`, stay
 //! below the keeper, and no other processes do. A launcher that is killed by SIGKILL cannot end any process.
-//! The keeper notices that by the launcher's pidfd and by the channel to it.
 //!
-//! The launcher executes its own binary to start the keeper, because only unsafe code may run between fork
+//! No keeper relies on another, because each may be killed or stopped at any time, together with the launcher:
+//!
+//! | what happens | who acts |
+//! |---|---|
+//! | the launcher ends | each keeper hears it by the channel, or by the end of its own parent, and ends all below it |
+//! | a guard ends | the keeper below it does the same. The launcher hears the end of the channel, which all keepers hold |
+//! | the innermost ends | its orphans come to the guard above, which ends them and tells the launcher |
+//! | all keepers end at once | the kernel kills the ranks: each asked for that between fork and exec |
+//! | the [lease](crate::lease) runs out | each keeper that is not stopped kills all ranks below it |
+//! | the innermost is stopped | it does not answer the launcher, which [ends all](crate::keeper) |
+//!
+//! The launcher executes its own binary to start a keeper, because only unsafe code may run between fork
 //! and exec.
 
 use std::{
+    collections::BTreeMap,
+    env,
     ffi::{OsStr, OsString},
     fs, io,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
             ffi::{OsStrExt, OsStringExt},
             net::UnixStream,
-            process::CommandExt,
+            process::{CommandExt, ExitStatusExt},
         },
     },
-    path::PathBuf,
-    process::{Command, Stdio},
-    thread,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
-use drumline::{NumaBinding, bind_to_cores, named};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
-    set_child_subreaper, waitid,
+use drumline::{NumaBinding, bind_to_cores, kill_with_parent, named};
+use rustix::{
+    process::{
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
+        set_child_subreaper, waitid,
+    },
+    thread::{sched_getaffinity, sched_setaffinity},
 };
 
 use crate::{
@@ -44,26 +58,28 @@ use crate::{
     environment::{LOCAL_PLACE, NOT_INHERITED, NUMA_BINDING},
     events::{Events, Source},
     job::OnSignal,
-    lease::BootTime,
+    lease::Lease,
     signals::Signals,
     sweep::{self, Swept},
 };
 
 /// The argument with which [`run`](crate::run()) executes its own binary as the keeper of a job's ranks. With
-/// this argument the binary must call [`keep`].
+/// this argument the binary must call [`keep`], whatever arguments follow.
 pub const KEEP_SUBCOMMAND: &str = "keep-ranks";
 
 /// The first fields of messages from the launcher.
 pub(crate) const START: &str = "start";
-pub(crate) const REMOVE: &str = "remove";
+pub(crate) const ASK: &str = "ask";
 pub(crate) const FINISH: &str = "finish";
-pub(crate) const LEASE: &str = "lease";
 
-/// The first fields of messages from the keeper.
+/// The first fields of messages from the keeper. The first of them is `HERE`, with the number of its process.
+pub(crate) const HERE: &str = "here";
 pub(crate) const STARTED: &str = "started";
 pub(crate) const REFUSED: &str = "refused";
 pub(crate) const EXITED: &str = "exited";
 pub(crate) const LEFT: &str = "left";
+/// The first field of a guard's message: the keeper below it has ended too early.
+pub(crate) const LOST: &str = "lost";
 
 /// How long processes that ranks have left behind get to end by themselves. Some helpers wait for the end of
 /// their parent.
@@ -71,6 +87,10 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// How often the keeper collects processes that have ended without a parent.
 const REAP_EVERY: Duration = Duration::from_millis(100);
+
+/// How often ranks are killed once their lease has run out. One look at all processes may miss some that are just being
+/// started.
+const KILL_EVERY: Duration = Duration::from_millis(100);
 
 /// Keeps the ranks of the launcher at the other end of stdin. Returns when no rank is left, and no process
 /// that a rank has started.
@@ -83,115 +103,174 @@ const REAP_EVERY: Duration = Duration::from_millis(100);
 /// left in this case, either.
 pub fn keep() -> Result<()> {
     let stdin = rustix::stdio::stdin().try_clone_to_owned().map_err(Error::system("open stdin"))?;
-    if rustix::net::sockopt::socket_domain(&stdin) != Ok(rustix::net::AddressFamily::UNIX) {
+    let told = Told::of(env::args_os().collect());
+    let is_channel =
+        rustix::net::sockopt::socket_domain(&stdin) == Ok(rustix::net::AddressFamily::UNIX);
+    let Some(told) = told.filter(|_| is_channel) else {
         let error = io::Error::other("only `drumline run` starts the keeper of its ranks");
         return Err(Error::system("keep ranks")(error));
-    }
-    let channel = Channel::over(UnixStream::from(stdin));
-    // If there is no parent, the launcher is in another namespace or gone. The channel tells which.
-    let launcher = getppid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    };
     set_child_subreaper(Some(getpid()))
         .map_err(named("prctl"))
         .map_err(Error::system("become a subreaper"))?;
-    let kept = Keeper::new(channel, launcher).and_then(|mut keeper| {
-        let lives = keeper.watch();
-        match lives {
-            Ok(true) => keeper.finish(),
-            Ok(false) | Err(_) => keeper.clean_up(),
-        }
-        keeper.remove_private();
-        lives
-    });
-    kept.map(|_| ())
+    let lease =
+        rustix::stdio::stdout().try_clone_to_owned().map_err(Error::system("open stdout"))?;
+    let channel = Channel::over(UnixStream::from(stdin));
+    let mut keeper = Keeper::new(told, channel, Lease::over(lease))?;
+    let lives = keeper.watch();
+    match &lives {
+        Ok(Over::Asked) => keeper.finish(),
+        Ok(Over::Guarded(status)) => keeper.stand_in(*status),
+        Ok(Over::Gone) | Err(_) => keeper.clean_up(),
+    }
+    keeper.remove_private();
+    lives.map(|_| ())
+}
+
+/// What a keeper is told by its arguments.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The command that started it, up to [`KEEP_SUBCOMMAND`].
+    itself: Vec<OsString>,
+    /// How many keepers are to be below it.
+    below: usize,
+    /// The directory that nobody else removes if the launcher is killed.
+    private: Option<PathBuf>,
+}
+
+impl Told {
+    fn of(arguments: Vec<OsString>) -> Option<Told> {
+        let at = arguments.iter().position(|it| it == KEEP_SUBCOMMAND)?;
+        let below = arguments.get(at + 1)?.to_str()?.parse().ok()?;
+        let private = arguments.get(at + 2).map(PathBuf::from);
+        Some(Told { itself: arguments[..=at].to_vec(), below, private })
+    }
+
+    /// The arguments that say this, behind [`KEEP_SUBCOMMAND`].
+    pub(crate) fn arguments(
+        below: usize,
+        private: Option<&Path>,
+    ) -> impl Iterator<Item = OsString> + use<> {
+        let private = private.map(|it| it.as_os_str().to_owned());
+        [below.to_string().into()].into_iter().chain(private)
+    }
+}
+
+/// Why a keeper has nothing to watch any more.
+enum Over {
+    /// The launcher asks which processes are left.
+    Asked,
+    /// The launcher is gone, or the keeper above.
+    Gone,
+    /// The keeper below has ended.
+    Guarded(ExitStatus),
 }
 
 struct Keeper {
     channel: Channel,
-    /// Readable once the launcher has ended. The channel may still be open then, in a process that the
+    lease: Lease,
+    /// Readable once the parent has ended. The channel may still be open then, in a process that the
     /// launcher has forked.
-    _launcher: Option<OwnedFd>,
+    _parent: Option<OwnedFd>,
     events: Events,
     signals: Signals,
-    /// The workers, in the order of their ranks. The kernel keeps their exit statuses until this process
+    /// The next keeper, if this one is a guard. Then it has no workers.
+    guarded: Option<(Child, OwnedFd)>,
+    /// The workers, by their ranks. The kernel keeps their exit statuses until this process
     /// ends. So no other process gets their numbers, and the launcher's signals never hit a stranger.
-    workers: Vec<(Pid, OwnedFd)>,
-    /// When all workers are killed unless the launcher gives them more time.
-    lease: Option<BootTime>,
-    /// Whether that time has come and no worker has started since.
-    has_run_out: bool,
-    /// The directory that nobody removes if the launcher is killed.
+    workers: BTreeMap<usize, (Pid, OwnedFd)>,
+    /// When ranks are killed again, once their lease has run out.
+    kill_at: Option<Instant>,
+    /// A worker could not start, and so none starts after it.
+    has_refused: bool,
     private: Option<PathBuf>,
 }
 
 impl Keeper {
-    fn new(channel: Channel, launcher: Option<OwnedFd>) -> Result<Keeper> {
+    fn new(told: Told, channel: Channel, lease: Lease) -> Result<Keeper> {
         // The launcher decides what a signal to all its processes means. Signals are handled and not ignored,
         // because the ranks would inherit ignored signals.
         let meant = OnSignal::UNLESS_TOLD.map(|(signal, _)| signal);
         let signals = Signals::listen_to(meant)?;
         let events = Events::new()?;
-        events.add(&channel, Source::Channel)?;
         events.add(signals.ready(), Source::Signals)?;
-        if let Some(launcher) = &launcher {
-            events.add(launcher, Source::Launcher)?;
+        events.add(&lease, Source::Lease)?;
+        // If there is no parent, the launcher is in another namespace or gone. The channel tells which.
+        let parent = getppid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if let Some(parent) = &parent {
+            events.add(parent, Source::Parent)?;
         }
-        Ok(Keeper {
+        let guarded = match told.below.checked_sub(1) {
+            Some(below) => Some(start_keeper(&told, below)?),
+            None => None,
+        };
+        match &guarded {
+            Some((_, pidfd)) => {
+                events.add(pidfd, Source::Worker(0))?;
+                events.add_end(&channel, Source::Channel)?;
+            }
+            None => events.add(&channel, Source::Channel)?,
+        }
+        let keeper = Keeper {
             channel,
-            _launcher: launcher,
+            lease,
+            _parent: parent,
             events,
             signals,
-            workers: Vec::new(),
-            lease: None,
-            has_run_out: false,
-            private: None,
-        })
+            guarded,
+            workers: BTreeMap::new(),
+            kill_at: None,
+            has_refused: false,
+            private: told.private,
+        };
+        if keeper.guarded.is_none() {
+            keeper.tell(&[HERE.to_owned(), getpid().to_string()]);
+        }
+        Ok(keeper)
     }
 
-    /// Carries out the launcher's requests. Returns `true` when the launcher asks which processes are left,
-    /// `false` when the launcher is gone.
-    fn watch(&mut self) -> Result<bool> {
+    /// Carries out the launcher's requests, until there is nothing to watch.
+    fn watch(&mut self) -> Result<Over> {
         let mut reap_at: Option<Instant> = None;
         loop {
-            let reap_in = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
-            let kill_in = self.lease.filter(|_| !self.has_run_out).map(BootTime::left);
-            let timeout = reap_in.into_iter().chain(kill_in).min();
+            let next = reap_at.into_iter().chain(self.kill_at).min();
+            let timeout = next.map(|at| at.saturating_duration_since(Instant::now()));
             for source in self.events.wait(timeout)? {
-                let is_heard = match source {
-                    Source::Worker(rank) => self.tell_exit(rank)?,
+                match source {
+                    Source::Worker(rank) => match &mut self.guarded {
+                        None => self.tell_exit(rank)?,
+                        Some((keeper, _)) => {
+                            let status = keeper.wait().map_err(named("waitid"));
+                            return status
+                                .map(Over::Guarded)
+                                .map_err(Error::system("wait for a keeper"));
+                        }
+                    },
                     Source::Signals => {
-                        if self.signals.arrived().any(|it| it.signal == Signal::CHILD) {
+                        let mut arrived = self.signals.arrived();
+                        if arrived.any(|it| it.signal == Signal::CHILD) && self.guarded.is_none() {
                             reap_at.get_or_insert_with(|| Instant::now() + REAP_EVERY);
                         }
-                        true
                     }
-                    Source::Channel => match self.channel.receive() {
-                        Ok(Some((fields, _))) if fields[..] == [FINISH.as_bytes()] => {
-                            return Ok(true);
+                    Source::Channel => {
+                        if let Some(over) = self.hear()? {
+                            return Ok(over);
                         }
-                        Ok(Some((fields, _))) if fields[0] == LEASE.as_bytes() => {
-                            self.lease =
-                                fields.get(1).and_then(|it| BootTime::from_nanoseconds(it));
-                            self.has_run_out = false;
-                            true
-                        }
-                        Ok(Some((fields, _))) if fields[0] == REMOVE.as_bytes() => {
-                            self.private =
-                                fields.into_iter().nth(1).map(OsString::from_vec).map(Into::into);
-                            true
-                        }
-                        Ok(Some((fields, streams))) => self.start(fields, streams)?,
-                        Ok(None) | Err(_) => false,
-                    },
-                    Source::Launcher => false,
-                    Source::Output | Source::Hosts | Source::Watch => true,
-                };
-                if !is_heard {
-                    return Ok(false);
+                    }
+                    Source::Parent => return Ok(Over::Gone),
+                    Source::Lease => {
+                        self.events.remove(&self.lease)?;
+                        self.kill_at = Some(Instant::now());
+                    }
+                    Source::Output | Source::Hosts | Source::Watch => {}
                 }
             }
-            if !self.has_run_out && self.lease.is_some_and(|until| until.left().is_zero()) {
-                self.has_run_out = true;
-                sweep::kill_all_below(|pid| self.is_worker(pid));
+            if self.kill_at.is_some_and(|at| at <= Instant::now()) {
+                match self.guarded {
+                    Some(_) => sweep::kill_ranks_below(),
+                    None => sweep::kill_all_below(|pid| self.is_worker(pid)),
+                }
+                self.kill_at = Some(Instant::now() + KILL_EVERY);
             }
             if reap_at.is_some_and(|at| at <= Instant::now()) {
                 reap_at = None;
@@ -200,33 +279,58 @@ impl Keeper {
         }
     }
 
-    fn start(&mut self, fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> Result<bool> {
-        let answer = match spawn(fields, streams) {
-            Ok(pid) => {
+    /// Carries out a request of the launcher. A guard has none, and hears only that the launcher is gone.
+    fn hear(&mut self) -> Result<Option<Over>> {
+        if self.guarded.is_some() {
+            return Ok(Some(Over::Gone));
+        }
+        let Ok(Some((fields, streams))) = self.channel.receive() else {
+            return Ok(Some(Over::Gone));
+        };
+        match fields.first().map(Vec::as_slice) {
+            Some(first) if first == FINISH.as_bytes() => return Ok(Some(Over::Asked)),
+            Some(first) if first == ASK.as_bytes() => {
+                self.tell(&[HERE.to_owned(), getpid().to_string()]);
+            }
+            _ => self.start(fields, streams)?,
+        }
+        Ok(None)
+    }
+
+    fn start(&mut self, fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> Result<()> {
+        let rank = fields.get(1).and_then(|it| str::from_utf8(it).ok()?.parse().ok());
+        let pid = match rank {
+            _ if self.has_refused => Err(rustix::io::Errno::CANCELED.into()),
+            _ if self.lease.has_run_out() => Err(rustix::io::Errno::TIME.into()),
+            None => Err(io::Error::from(rustix::io::Errno::INVAL)),
+            Some(rank) => spawn(fields, streams).map(|pid| (rank, pid)),
+        };
+        match pid {
+            Ok((rank, pid)) => {
                 let pidfd = pidfd_open(pid, PidfdFlags::empty())
                     .map_err(named("pidfd_open"))
                     .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
-                self.events.add(&pidfd, Source::Worker(self.workers.len()))?;
-                self.workers.push((pid, pidfd));
-                self.has_run_out = false;
-                [STARTED.to_owned(), pid.to_string()]
+                self.events.add(&pidfd, Source::Worker(rank))?;
+                self.send(&[STARTED.to_owned(), pid.to_string()], &[pidfd.as_fd()]);
+                self.workers.insert(rank, (pid, pidfd));
             }
             Err(error) => {
+                self.has_refused = true;
                 let number =
                     error.raw_os_error().unwrap_or(rustix::io::Errno::INVAL.raw_os_error());
-                [REFUSED.to_owned(), number.to_string()]
+                self.tell(&[REFUSED.to_owned(), number.to_string()]);
             }
-        };
-        Ok(self.tell(&answer))
+        }
+        Ok(())
     }
 
-    fn tell_exit(&self, rank: usize) -> Result<bool> {
-        let Some((_, pidfd)) = self.workers.get(rank) else { return Ok(true) };
+    fn tell_exit(&self, rank: usize) -> Result<()> {
+        let Some((_, pidfd)) = self.workers.get(&rank) else { return Ok(()) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::PidFd(pidfd.as_fd()), options)
             .map_err(named("waitid"))
             .map_err(Error::system("wait for a worker"))?;
-        let Some(status) = status else { return Ok(true) };
+        let Some(status) = status else { return Ok(()) };
         self.events.remove(pidfd)?;
         let mut told = vec![EXITED.to_owned(), rank.to_string()];
         match status.exit_status() {
@@ -236,7 +340,8 @@ impl Keeper {
                 told.push(u8::from(status.dumped()).to_string());
             }
         }
-        Ok(self.tell(&told))
+        self.tell(&told);
+        Ok(())
     }
 
     /// Collects processes that have ended after their parents.
@@ -245,13 +350,13 @@ impl Keeper {
     }
 
     fn is_worker(&self, pid: Pid) -> bool {
-        self.workers.iter().any(|(worker, _)| *worker == pid)
+        self.workers.values().any(|(worker, _)| *worker == pid)
     }
 
     /// Ends the processes that workers have left behind, and tells the launcher which ones. Then waits until the launcher
     /// needs nothing more, or is gone.
     fn finish(&mut self) {
-        for (_, pidfd) in &self.workers {
+        for (_, pidfd) in self.workers.values() {
             // Most have been removed at their exit.
             let _ = self.events.remove(pidfd);
         }
@@ -259,12 +364,12 @@ impl Keeper {
             let still = if is_gone { "" } else { ", which does not end" };
             format!("{} (pid {}{still})", process.name, process.pid)
         });
-        let mut is_needed =
-            self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
+        self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
+        let mut is_needed = true;
         while is_needed && let Ok(sources) = self.events.wait(None) {
             for source in sources {
                 match source {
-                    Source::Launcher => is_needed = false,
+                    Source::Parent => is_needed = false,
                     Source::Channel => is_needed = matches!(self.channel.receive(), Ok(Some(_))),
                     Source::Signals => self.signals.arrived().for_each(drop),
                     _ => {}
@@ -285,16 +390,51 @@ impl Keeper {
         }
     }
 
-    /// Sends a message to the launcher. Returns whether the launcher is there.
-    fn tell(&self, fields: &[String]) -> bool {
-        self.channel.send(fields, &[]).is_ok()
+    /// The keeper below has ended. If that was too early, its orphans are below this one now.
+    fn stand_in(&self, status: ExitStatus) {
+        sweep::end_all_below(Duration::ZERO);
+        if let Some((keeper, _)) = self.guarded.as_ref().filter(|_| !status.success()) {
+            let mut told = vec![LOST.to_owned(), keeper.id().to_string()];
+            match status.signal() {
+                None => told.push(status.code().unwrap_or(1).to_string()),
+                Some(signal) => {
+                    told.push(signal.to_string());
+                    told.push(u8::from(status.core_dumped()).to_string());
+                }
+            }
+            self.tell(&told);
+        }
     }
+
+    fn tell(&self, fields: &[String]) {
+        self.send(fields, &[]);
+    }
+
+    /// Sends a message to the launcher. If that is gone, the channel says so.
+    fn send(&self, fields: &[String], descriptors: &[BorrowedFd<'_>]) {
+        let _ = self.channel.send(fields, descriptors);
+    }
+}
+
+/// Starts the next keeper, with so many below that. It is in the process group of this one, and no rank is.
+fn start_keeper(told: &Told, below: usize) -> Result<(Child, OwnedFd)> {
+    let start = || {
+        let (name, arguments) = told.itself.split_first().ok_or(rustix::io::Errno::INVAL)?;
+        let keeper = Command::new("/proc/self/exe")
+            .arg0(name)
+            .args(arguments)
+            .args(Told::arguments(below, told.private.as_deref()))
+            .spawn()?;
+        let pidfd = pidfd_open(Pid::from_child(&keeper), PidfdFlags::empty())?;
+        Ok((keeper, pidfd))
+    };
+    start().map_err(Error::system::<io::Error>("start a keeper (from /proc/self/exe)"))
 }
 
 /// Starts a worker, in the process group that is told (0: its own), and with an empty stdin if none comes.
 fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
     let invalid = || io::Error::from(rustix::io::Errno::INVAL);
-    let mut fields = fields.into_iter().skip(1).map(OsString::from_vec);
+    let mut fields = fields.into_iter().skip(2).map(OsString::from_vec);
     let (program, name) = fields.next().zip(fields.next()).ok_or_else(invalid)?;
     let group = fields.next().and_then(|group| group.to_str()?.parse().ok()).ok_or_else(invalid)?;
     let count = fields.next().and_then(|count| count.to_str()?.parse().ok()).ok_or_else(invalid)?;
@@ -314,7 +454,7 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
         for name in NOT_INHERITED {
             command.env_remove(name);
         }
-        let child = command
+        let child = kill_with_parent(command)
             .args(&arguments)
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(match &stdin {
@@ -336,15 +476,31 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
     let value = |name: &str| variables.iter().find(|(known, _)| known == name)?.1.to_str();
     let number = |name: &str| value(name)?.parse::<usize>().ok();
     let binding = value(NUMA_BINDING).and_then(|binding| binding.parse::<NumaBinding>().ok());
-    match number(LOCAL_PLACE).zip(number("LOCAL_WORLD_SIZE")).zip(binding) {
-        None => start_as_a_shell_would(),
-        // A worker starts on the cores of the thread that starts it.
-        Some(((rank, ranks), binding)) => thread::scope(|scope| {
-            let bound = scope.spawn(|| {
-                bind_to_cores(binding, rank, ranks)?;
-                start_as_a_shell_would()
-            });
-            bound.join().unwrap_or_else(|_| Err(invalid()))
-        }),
+    let Some(((rank, ranks), binding)) =
+        number(LOCAL_PLACE).zip(number("LOCAL_WORLD_SIZE")).zip(binding)
+    else {
+        return start_as_a_shell_would();
+    };
+    // A worker starts on the cores of the thread that starts it. It ends with that thread, too: so this is always the
+    // first one.
+    let all = sched_getaffinity(None)?;
+    let started = bind_to_cores(binding, rank, ranks).and_then(|_| start_as_a_shell_would());
+    sched_setaffinity(None, &all)?;
+    started
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_keeper_understands_what_the_one_above_tells() {
+        let itself: Vec<OsString> = ["python3", "-m", "x", KEEP_SUBCOMMAND].map(Into::into).into();
+        for private in [None, Some(PathBuf::from("/tmp/keep-ranks"))] {
+            let arguments = itself.iter().cloned().chain(Told::arguments(2, private.as_deref()));
+            let told = Told { itself: itself.clone(), below: 2, private: private.clone() };
+            assert_eq!(Told::of(arguments.collect()), Some(told));
+        }
+        assert_eq!(Told::of(itself), None);
     }
 }

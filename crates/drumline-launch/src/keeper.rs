@@ -1,16 +1,16 @@
-//! The launcher's end of the [keeper](mod@crate::keep): the process that starts the ranks, reports how they
-//! ended, and ends the processes that they leave behind.
+//! The launcher's end of the [keepers](mod@crate::keep): the processes that start the ranks, report how they
+//! ended, and end the processes that they leave behind.
+//!
+//! No call here waits for a keeper, which may be stopped. The launcher's loop hears what it [tells](News), and
+//! [looks](Keeper::look) whether it answers.
 
 use std::{
+    collections::VecDeque,
     ffi::{OsStr, OsString},
     io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{
-            ffi::{OsStrExt, OsStringExt},
-            net::UnixStream,
-            process::CommandExt,
-        },
+        unix::{ffi::OsStringExt, net::UnixStream, process::CommandExt},
     },
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
@@ -28,32 +28,94 @@ use crate::{
     Ending, Error, Result,
     channel::Channel,
     job::Job,
-    keep::{EXITED, FINISH, KEEP_SUBCOMMAND, LEASE, LEFT, REFUSED, REMOVE, START, STARTED},
-    lease::BootTime,
+    keep::{ASK, EXITED, FINISH, HERE, KEEP_SUBCOMMAND, LEFT, LOST, REFUSED, START, STARTED, Told},
+    lease::{BootTime, Lease},
+    processes::Process,
     program::arguments_of,
     stdin::Input,
     sweep,
     worker::{Streams, Worker},
 };
 
-/// How long the keeper may take to end those processes, before the launcher ends without it.
-const PATIENCE: Duration = sweep::PATIENCE_MAX.saturating_add(Duration::from_secs(10));
+/// How many keepers stand above the one that starts the ranks. With two of them, any three of launcher and keepers may be
+/// killed or stopped at once, and one is left that ends the ranks.
+const GUARDS: usize = 2;
 
-/// The keeper of a job. When it is dropped, no process of the job is left.
+/// How often the keeper is asked whether it is there, if there is nothing else to ask.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+
+/// How often the time is taken while an answer is due.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How long the keeper may take to answer while it ends processes, ...
+const ANSWER_MAX: Duration = sweep::PATIENCE_MAX.saturating_add(Duration::from_secs(10));
+
+/// ... while it starts a worker, because programs are read from slow disks, ...
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// ... and if it is stopped.
+const STOPPED_MAX: Duration = Duration::from_secs(2);
+
+/// How many workers, and how many bytes, are asked for before the keeper has started the first of them.
+const STARTS_MAX: usize = 8;
+const START_BYTES_MAX: usize = 64 * 1024;
+
+/// The keepers of a world. When this is dropped, no process of the world is left.
 #[derive(Debug)]
 pub(crate) struct Keeper {
+    /// The outermost.
     child: Child,
     channel: Channel,
-    /// Workers that ended while others were being started.
-    early: Vec<(usize, Ending)>,
+    lease: Lease,
+    /// The innermost, once it has said so.
+    innermost: Option<Pid>,
+    owed: Owed,
+    /// It does not answer any more.
+    is_lost: bool,
+    /// Nothing is below it any more.
+    has_finished: bool,
+}
+
+/// What the keeper has been asked for and has not answered.
+#[derive(Debug)]
+struct Owed {
+    /// The sizes of the requests for workers.
+    starts: VecDeque<usize>,
+    /// Whether it was asked if it is there, or for the end.
+    has_asked: bool,
+    /// How long it has said nothing. The time in which this process was stopped does not count: the keeper may have been
+    /// stopped with it.
+    waited: Duration,
+    looked_at: Instant,
+}
+
+/// What the keeper tells.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// The next worker that was asked for runs.
+    Started(Worker),
+    /// It cannot be started, and none of those that were asked for after it is.
+    Refused(io::Error),
+    /// A worker has ended.
+    Exited(usize, Ending),
+    /// All are gone. These processes were left behind and had to be ended: `name (pid N)`.
+    Left(Vec<String>),
 }
 
 impl Keeper {
-    /// Starts the keeper.
-    pub(crate) fn start(job: &Job) -> Result<Keeper> {
+    /// Starts the keepers. If this process is killed, they remove the directory `private`. With a lease, they kill all
+    /// workers when it has run out.
+    pub(crate) fn start(
+        job: &Job,
+        private: Option<&Path>,
+        lease: Option<BootTime>,
+    ) -> Result<Keeper> {
         let (near, far) = UnixStream::pair()
             .map_err(named("socketpair"))
             .map_err(Error::system("make a socket pair"))?;
+        let channel = Channel::over(near);
+        channel.limit(ANSWER_MAX).map_err(Error::system("set up a socket pair"))?;
+        let lease = Lease::new(lease)?;
         let mut command = match job.relaunch.split_first() {
             Some((first, others)) => {
                 let mut command = Command::new(first);
@@ -70,51 +132,65 @@ impl Keeper {
         };
         let child = command
             .arg(KEEP_SUBCOMMAND)
+            .args(Told::arguments(GUARDS, private))
             .stdin(Stdio::from(OwnedFd::from(far)))
-            .stdout(Stdio::null())
+            .stdout(lease.share().map_err(Error::system("share a timer"))?)
             .process_group(0)
             .spawn()
             .map_err(named("clone3"))
-            .map_err(Error::system(
-                "start the keeper of the ranks (from /proc/self/exe, with /dev/null)",
-            ))?;
-        Ok(Keeper { child, channel: Channel::over(near), early: Vec::new() })
+            .map_err(Error::system("start the keeper of the ranks (from /proc/self/exe)"))?;
+        // It says that it is there as soon as it is.
+        let owed = Owed {
+            starts: VecDeque::new(),
+            has_asked: true,
+            waited: Duration::ZERO,
+            looked_at: Instant::now(),
+        };
+        Ok(Keeper {
+            child,
+            channel,
+            lease,
+            innermost: None,
+            owed,
+            is_lost: false,
+            has_finished: false,
+        })
     }
 
-    /// Has the keeper remove this directory if the launcher is killed.
-    pub(crate) fn remove_at_the_end(&self, directory: &Path) -> Result<()> {
-        let told = self.channel.send(&[REMOVE.as_bytes(), directory.as_os_str().as_bytes()], &[]);
-        told.map_err(Error::system("hear the keeper of the ranks"))
-    }
-
-    /// Its process.
+    /// Its process, which is a child of this one.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Starts the worker with this local rank: the program of `job`, found at `program`.
-    pub(crate) fn spawn(
+    /// Whether another worker may be asked for now.
+    pub(crate) fn is_free(&self) -> bool {
+        let starts = &self.owed.starts;
+        starts.len() < STARTS_MAX && starts.iter().sum::<usize>() < START_BYTES_MAX
+    }
+
+    /// Asks for the worker with this local rank: the program of `job`, found at `program`.
+    /// [`News::Started`] or [`News::Refused`] follows.
+    pub(crate) fn ask_for(
         &mut self,
         job: &Job,
         local_rank: usize,
         program: &Path,
         variables: impl IntoIterator<Item = (&'static str, OsString)>,
-    ) -> Result<(Worker, Streams)> {
+    ) -> Result<Streams> {
         let pipe = || {
             io::pipe()
                 .map_err(named("pipe2"))
                 .map_err(Error::system("make a pipe for a worker's output"))
         };
         let ((stdout, worker_stdout), (stderr, worker_stderr)) = (pipe()?, pipe()?);
-        let is_alone = job.nproc_per_node.get() == 1 && job.hosts.max.get() == 1;
-        let input = job.stdin.for_worker(local_rank, is_alone);
+        let input = input(job, local_rank);
         // 0 is a group of its own.
         let group = match input {
             Input::Terminal => getpgrp().to_string(),
             Input::Empty | Input::Launchers => "0".to_owned(),
         };
-        let mut fields = vec![START.into(), program.as_os_str().to_owned(), job.program.clone()];
-        fields.push(group.into());
+        let mut fields = vec![START.into(), local_rank.to_string().into()];
+        fields.extend([program.as_os_str().to_owned(), job.program.clone(), group.into()]);
         fields.push(job.arguments.len().to_string().into());
         fields.extend(arguments_of(job, local_rank));
         fields.extend(variables.into_iter().map(|(name, value)| {
@@ -125,79 +201,141 @@ impl Keeper {
         let mut streams = vec![worker_stdout.as_fd(), worker_stderr.as_fd()];
         streams.extend((input != Input::Empty).then_some(rustix::stdio::stdin()));
         let sent = self.channel.send(&fields, &streams);
-        if let Err(error) = sent {
-            return Err(match error.kind() {
-                io::ErrorKind::BrokenPipe => self.gone(),
-                _ => Error::system("start a worker")(error),
-            });
+        sent.map_err(|error| self.failed("start a worker", error))?;
+        self.owed.starts.push_back(fields.iter().map(Vec::len).sum());
+        Ok(Streams { stdout: stdout.into(), stderr: stderr.into() })
+    }
+
+    /// All workers are killed at this time unless this is called again before.
+    pub(crate) fn lease_until(&mut self, time: BootTime) -> Result<()> {
+        self.lease.run_out_at(time)
+    }
+
+    /// Gives the processes that workers have left behind a moment to end, and ends the others. [`News::Left`] follows. Call
+    /// it when no worker is alive.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.owed.has_asked = true;
+        self.channel.send(&[FINISH], &[]).map_err(|error| self.failed("end what ranks left", error))
+    }
+
+    /// Reads at most one message: the next thing that the keeper has told, if it has told any. The worker that starts next
+    /// has the local rank `next_rank`.
+    pub(crate) fn news(&mut self, job: &Job, next_rank: usize) -> Result<Option<News>> {
+        if !self.is_readable_within(Duration::ZERO) {
+            return Ok(None);
         }
-        let answer = loop {
-            let answer = self.hear()?;
-            match exit(&answer) {
-                Some(exit) => self.early.push(exit),
-                None => break answer,
+        let received = self.channel.receive();
+        let received = received.map_err(|error| self.failed("hear the keeper", error))?;
+        let Some((fields, descriptors)) = received else { return Err(self.gone()) };
+        self.owed.waited = Duration::ZERO;
+        let text = |field: Vec<u8>| String::from_utf8_lossy(&field).into_owned();
+        let told: Vec<String> = fields.into_iter().map(text).collect();
+        let number = |n: usize| told.get(n)?.parse::<i32>().ok();
+        let rest = told.get(2..).unwrap_or_default();
+        let news = match told.first().map(String::as_str) {
+            Some(HERE) => {
+                self.owed.has_asked = false;
+                self.innermost = number(1).and_then(Pid::from_raw);
+                return Ok(None);
             }
-        };
-        let number = answer.get(1).and_then(|field| field.parse::<i32>().ok());
-        match answer.first().map(String::as_str) {
             Some(STARTED) => {
-                let pid = number.and_then(Pid::from_raw);
-                let pid = pid.ok_or_else(|| Error::system("start a worker")(not_understood()))?;
-                let streams = Streams { stdout: stdout.into(), stderr: stderr.into() };
-                Ok((Worker::of(pid, input == Input::Terminal)?, streams))
+                self.owed.starts.pop_front();
+                let pid = number(1).and_then(Pid::from_raw).zip(descriptors.into_iter().next());
+                let is_at_terminal = input(job, next_rank) == Input::Terminal;
+                pid.map(|(pid, pidfd)| News::Started(Worker::of(pid, pidfd, is_at_terminal)))
             }
             Some(REFUSED) => {
-                let error = number.map_or_else(not_understood, io::Error::from_raw_os_error);
-                Err(refused(program, error))
+                self.owed.starts.clear();
+                number(1).map(|number| News::Refused(io::Error::from_raw_os_error(number)))
             }
-            _ => Err(Error::system("start a worker")(not_understood())),
+            Some(EXITED) => number(1).zip(ended(rest)).map(|(rank, ending)| {
+                News::Exited(usize::try_from(rank).unwrap_or(usize::MAX), ending)
+            }),
+            Some(LEFT) => {
+                self.owed.has_asked = false;
+                self.has_finished = true;
+                Some(News::Left(told.into_iter().skip(1).collect()))
+            }
+            Some(LOST) => {
+                let pid = number(1).unwrap_or(0);
+                let how = ended(rest).map_or("unknown".into(), |it| it.to_string());
+                return Err(ended_too_early(pid, &how));
+            }
+            _ => None,
+        };
+        match news {
+            Some(news) => Ok(Some(news)),
+            None => Err(Error::system("hear the keeper of the ranks")(not_understood())),
         }
     }
 
-    /// All workers are killed at this time unless this is called again before, and those that start later, too.
-    pub(crate) fn lease_until(&mut self, time: BootTime) {
-        // If the keeper is gone, the next message to it says so.
-        let _ = self.channel.send(&[LEASE.to_owned(), time.to_nanoseconds()], &[]);
-    }
-
-    /// The workers that ended before all were started.
-    pub(crate) fn early_exits(&mut self) -> Vec<(usize, Ending)> {
-        std::mem::take(&mut self.early)
-    }
-
-    /// The next worker that has ended: its rank, and how it ended. Call this when the keeper is readable.
-    pub(crate) fn next_exit(&mut self) -> Result<(usize, Ending)> {
-        let told = self.hear()?;
-        exit(&told).ok_or_else(|| Error::system("wait for the ranks")(not_understood()))
-    }
-
-    /// Gives the processes that workers have left behind a moment to end, ends the others, and returns these:
-    /// `name (pid N)`. Call it when no worker is alive. Until this is dropped, the keeper removes the directory if the
-    /// launcher is killed.
-    pub(crate) fn finish(&mut self) -> Result<Vec<String>> {
-        if self.channel.send(&[FINISH], &[]).is_err() {
-            return Err(self.gone());
+    /// The time until [`look`](Self::look) is due.
+    pub(crate) fn timeout(&self) -> Duration {
+        if self.owed.has_asked || !self.owed.starts.is_empty() {
+            return LOOK_EVERY;
         }
-        loop {
-            if !self.is_readable_within(PATIENCE) {
-                return Ok(Vec::new());
+        ASK_EVERY.saturating_sub(self.owed.looked_at.elapsed())
+    }
+
+    /// Looks whether the keeper answers. Call it after each wait, once all [news](Self::news) are heard.
+    ///
+    /// # Errors
+    ///
+    /// The keeper does not answer. When this is dropped, it and all below it are killed.
+    pub(crate) fn look(&mut self) -> Result<()> {
+        let passed = self.owed.looked_at.elapsed();
+        if !self.owed.has_asked && self.owed.starts.is_empty() {
+            if passed >= ASK_EVERY {
+                self.owed.looked_at = Instant::now();
+                self.owed.waited = Duration::ZERO;
+                self.owed.has_asked = true;
+                let asked = self.channel.send(&[ASK], &[]);
+                asked.map_err(|error| self.failed("ask the keeper of the ranks", error))?;
             }
-            let answer = self.hear()?;
-            if answer.first().is_some_and(|first| first == LEFT) {
-                return Ok(answer.into_iter().skip(1).collect());
-            }
+            return Ok(());
+        }
+        if passed < LOOK_EVERY || self.is_readable_within(Duration::ZERO) {
+            return Ok(());
+        }
+        self.owed.looked_at = Instant::now();
+        self.owed.waited += passed.min(LOOK_EVERY * 2);
+        let waited = self.owed.waited;
+        let is_stopped = || {
+            let process = self.innermost.and_then(Process::read);
+            waited >= STOPPED_MAX && process.is_some_and(|it| matches!(it.state, 'T' | 't'))
+        };
+        let limit = if self.owed.starts.is_empty() { ANSWER_MAX } else { START_MAX };
+        if is_stopped() {
+            return Err(self.silent("is stopped"));
+        }
+        if waited < limit { Ok(()) } else { Err(self.silent("does not answer")) }
+    }
+
+    /// The error if the keeper does not take or send a message.
+    fn failed(&mut self, what: &str, error: io::Error) -> Error {
+        use io::ErrorKind::{BrokenPipe, TimedOut, WouldBlock};
+        match error.kind() {
+            BrokenPipe => self.gone(),
+            WouldBlock | TimedOut => self.silent("does not answer"),
+            _ => Error::system(what)(error),
         }
     }
 
-    /// Waits for the next message of the keeper.
-    fn hear(&mut self) -> Result<Vec<String>> {
-        match self.channel.receive().map_err(Error::system("hear the keeper of the ranks"))? {
-            Some((fields, _)) => {
-                let text = |field: Vec<u8>| String::from_utf8_lossy(&field).into_owned();
-                Ok(fields.into_iter().map(text).collect())
-            }
-            None => Err(self.gone()),
-        }
+    /// The error if the keeper does not answer.
+    fn silent(&mut self, what: &str) -> Error {
+        self.is_lost = true;
+        let pid = self.innermost.unwrap_or_else(|| self.pid());
+        Error::system("keep the ranks")(io::Error::other(format!(
+            "their keeper (pid {pid}) {what}, so they are killed: nobody would notice how they end"
+        )))
+    }
+
+    /// The error if the keepers have ended too early.
+    fn gone(&mut self) -> Error {
+        // All of them have closed the channel. That happens in their last moment.
+        let how =
+            self.child.wait().map_or_else(|error| error.to_string(), |it| ending(it).to_string());
+        ended_too_early(self.pid().as_raw_pid(), &how)
     }
 
     /// Signals do not end the wait.
@@ -211,14 +349,16 @@ impl Keeper {
         ready.is_ok_and(|ready| ready > 0)
     }
 
-    /// The error if the keeper has ended too early.
-    fn gone(&mut self) -> Error {
-        let how =
-            self.child.wait().map_or_else(|error| error.to_string(), |it| ending(it).to_string());
-        let pid = self.child.id();
-        Error::system("keep the ranks")(io::Error::other(format!(
-            "their keeper (pid {pid}) has ended before them ({how}), so they were ended as well"
-        )))
+    /// Waits until all keepers have ended, at most so long. Returns whether they have.
+    fn has_ended_within(&mut self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        while self.is_readable_within(until.saturating_duration_since(Instant::now())) {
+            if !matches!(self.channel.receive(), Ok(Some(_))) {
+                let _ = self.child.wait();
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -228,29 +368,38 @@ impl AsFd for Keeper {
     }
 }
 
-/// The keeper ends all processes that are left when no launcher is at the other end.
+/// The keepers end all processes that are left when no launcher is at the other end. If one is stopped, the kernel ends it,
+/// and with that all below it. A process that hangs in the kernel must not hold up the launcher for ever.
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.channel.hang_up();
-        // A process that hangs in the kernel must not hold up the launcher for ever.
-        while self.is_readable_within(PATIENCE) {
-            if !matches!(self.channel.receive(), Ok(Some(_))) {
-                let _ = self.child.wait();
-                break;
-            }
+        let patience = if self.has_finished { STOPPED_MAX } else { ANSWER_MAX };
+        if self.is_lost || !self.has_ended_within(patience) {
+            let _ = self.child.kill();
+            self.has_ended_within(ANSWER_MAX);
         }
     }
 }
 
-/// The worker that has ended and how, if that is what the keeper has told.
-fn exit(told: &[String]) -> Option<(usize, Ending)> {
+/// Where this worker reads from.
+fn input(job: &Job, local_rank: usize) -> Input {
+    let is_alone = job.nproc_per_node.get() == 1 && job.hosts.max.get() == 1;
+    job.stdin.for_worker(local_rank, is_alone)
+}
+
+fn ended_too_early(pid: i32, how: &str) -> Error {
+    Error::system("keep the ranks")(io::Error::other(format!(
+        "their keeper (pid {pid}) has ended before them ({how}), so they were ended as well"
+    )))
+}
+
+/// How a process has ended, as the keeper tells it: a code, or a signal and whether there is a core.
+fn ended(told: &[String]) -> Option<Ending> {
     let number = |n: usize| told.get(n)?.parse::<i32>().ok();
-    let rank = told.get(1)?.parse().ok().filter(|_| told[0] == EXITED)?;
-    let ending = match number(3) {
-        None => Ending::Code(number(2)?),
-        Some(dumped) => Ending::Signal { number: number(2)?, core_dumped: dumped != 0 },
-    };
-    Some((rank, ending))
+    Some(match number(1) {
+        None => Ending::Code(number(0)?),
+        Some(dumped) => Ending::Signal { number: number(0)?, core_dumped: dumped != 0 },
+    })
 }
 
 fn not_understood() -> io::Error {
@@ -258,7 +407,7 @@ fn not_understood() -> io::Error {
 }
 
 /// The error of a program that cannot be started.
-fn refused(program: &Path, error: io::Error) -> Error {
+pub(crate) fn refused(program: &Path, error: io::Error) -> Error {
     use io::ErrorKind::{OutOfMemory, WouldBlock};
     let hint = match error.kind() {
         WouldBlock | OutOfMemory => return Error::system("start a worker")(error),

@@ -1,11 +1,23 @@
 //! How long workers may run without a word from the store in which the hosts of a job meet.
 //!
-//! A host that the others do not hear must have ended its workers before the others start new ones. So its keeper
-//! kills them when the lease has run out, even if the launcher itself is stopped.
+//! A host that the others do not hear must have ended its workers before the others start new ones. So its keepers
+//! kill them when the lease has run out, even if the launcher itself is stopped.
 
-use std::time::Duration;
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
 
-use rustix::time::{ClockId, clock_gettime};
+use drumline::named;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    time::{
+        ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, clock_gettime,
+        timerfd_create, timerfd_settime,
+    },
+};
+
+use crate::{Error, Result};
 
 /// A time of the clock that goes on while the machine is suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,15 +43,57 @@ impl BootTime {
     pub(crate) fn left(self) -> Duration {
         self.0.saturating_sub(BootTime::now().0)
     }
+}
 
-    /// For a message between two processes of this machine.
-    pub(crate) fn to_nanoseconds(self) -> String {
-        self.0.as_nanos().to_string()
+/// Until when the workers of a host may live. It is a timer that the launcher and its keepers have in common: to set it
+/// takes no answer of anybody, and whoever waits for it needs no message.
+#[derive(Debug)]
+pub(crate) struct Lease(OwnedFd);
+
+impl Lease {
+    /// A lease that runs out then; `None`: never.
+    pub(crate) fn new(until: Option<BootTime>) -> Result<Lease> {
+        let timer = timerfd_create(
+            TimerfdClockId::Boottime,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        );
+        let timer = timer.map_err(named("timerfd_create"));
+        let lease = Lease(timer.map_err(Error::system("make a timer"))?);
+        until.map_or(Ok(()), |until| lease.run_out_at(until))?;
+        Ok(lease)
     }
 
-    pub(crate) fn from_nanoseconds(text: &[u8]) -> Option<BootTime> {
-        let nanoseconds = std::str::from_utf8(text).ok()?.parse().ok()?;
-        Some(BootTime(Duration::from_nanos(nanoseconds)))
+    /// The lease that this descriptor is.
+    pub(crate) fn over(timer: OwnedFd) -> Lease {
+        Lease(timer)
+    }
+
+    /// From now on it runs out then, and no longer at the time before.
+    pub(crate) fn run_out_at(&self, time: BootTime) -> Result<()> {
+        let set = || {
+            let it_value = Timespec::try_from(time.0).map_err(|_| rustix::io::Errno::INVAL)?;
+            let timer = Itimerspec { it_interval: Timespec::default(), it_value };
+            timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &timer)
+        };
+        set().map(|_| ()).map_err(named("timerfd_settime")).map_err(Error::system("set a timer"))
+    }
+
+    /// Whether it has run out.
+    pub(crate) fn has_run_out(&self) -> bool {
+        let mut run_out = [PollFd::new(&self.0, PollFlags::IN)];
+        poll(&mut run_out, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// The same lease, for another process.
+    pub(crate) fn share(&self) -> std::io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+}
+
+/// Readable once it has run out.
+impl AsFd for Lease {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -48,11 +102,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_survives_a_message_and_passes() {
+    fn a_lease_runs_out_for_all_who_share_it_unless_it_is_longer_now() {
         let now = BootTime::now();
         let later = now.after(Duration::from_secs(3600));
-        assert_eq!(BootTime::from_nanoseconds(later.to_nanoseconds().as_bytes()), Some(later));
         assert!(later > now && !later.left().is_zero() && now.left().is_zero());
-        assert_eq!(BootTime::from_nanoseconds(b"soon"), None);
+        let lease = Lease::new(Some(later)).unwrap();
+        let other = Lease::over(lease.share().unwrap());
+        assert!(!lease.has_run_out() && !other.has_run_out());
+        lease.run_out_at(now).unwrap();
+        assert!(lease.has_run_out() && other.has_run_out());
+        lease.run_out_at(later).unwrap();
+        assert!(!other.has_run_out());
+        assert!(!Lease::new(None).unwrap().has_run_out());
     }
 }

@@ -60,23 +60,23 @@
 //! call, the file or socket, and the function of the kernel. It adds the result to the report.
 //!
 //! No process of a job is left: no worker, and no process that a worker has started, behind a wrapper, by a
-//! double fork or in a session of its own (`setsid`). Between launcher and workers there is a *keeper*. When
-//! a process below the keeper loses its parent, the kernel makes the keeper its parent. When the job is over,
-//! the keeper gives the remaining processes 500 ms to end, then kills them, and the launcher names them. If
-//! the launcher is killed, the keeper kills all processes at once. If the keeper is killed, the launcher ends
-//! the workers and the processes below them; but a process that has already lost its parent lives on. If both
-//! are killed at once, all processes live on. Processes of other users (`sudo`) are never ended.
+//! double fork or in a session of its own (`setsid`). Between launcher and workers there are three *keepers*, one below
+//! another. When a process below the last keeper loses its parent, the kernel makes that keeper its parent. When the job is
+//! over, the keeper gives the remaining processes 500 ms to end, then kills them, and the launcher names them. If
+//! launcher or keepers are killed or stopped, each one that is left ends the workers and all that they have started. If all
+//! four are killed at once, the kernel kills the workers; what these have started lives on. If the last keeper is stopped,
+//! the launcher says so after a few seconds and ends the world. Processes of other users (`sudo`) are never ended.
 //!
 //! # Several hosts
 //!
 //! With [`Job::meeting`] this launcher is one of several, one on each host. They meet in a store, and one of them decides
 //! which hosts run a world together: [`membership`]. All ranks of a world meet in a store of the world's first host.
-//! The keeper kills the workers of a host that the others cannot hear, before the others start new ones.
+//! The keepers kill the workers of a host that the others cannot hear, before the others start new ones.
 //!
 //! # Inside
 //!
 //! ```text
-//! run ──► attempt: the workers of one world ──► keeper ──► workers
+//! run ──► attempt: the workers of one world ──► keepers ──► workers
 //!   │        │   supervisor: decides when to end which worker
 //!   │        └── output, files, report, watch
 //!   └───► agent: one of several hosts; membership: decides which hosts run which world
@@ -85,7 +85,7 @@
 //! The [`supervisor`], the [`membership`] and [`RestartBudget`] make the decisions, without processes, sockets or a
 //! clock. [`run()`] and the agent are thin shells around them: one thread waits for workers, signals and deadlines at
 //! once, two threads for each worker read its output, one writes it, and one speaks with the other hosts. [`keep()`] is the code of
-//! the keeper.
+//! the keepers.
 
 #![forbid(unsafe_code)]
 

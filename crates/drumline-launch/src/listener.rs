@@ -10,6 +10,7 @@ use crate::{
     ending::signal_name,
     events::{Events, Source},
     job::{Job, OnSignal},
+    launch::Launch,
     output::{Patience, say, see_out},
     signals::{Arrived, LastResort, Signals},
     supervisor::Event,
@@ -43,21 +44,22 @@ impl Listener<'_> {
         Ok(Listener { job, events, signals, is_told: false, last_resort: None, adopts })
     }
 
-    /// Waits until all workers have ended.
-    pub(crate) fn supervise(&mut self, attempt: &mut Attempt) -> Result<()> {
+    /// Starts the workers, and waits until all have ended.
+    pub(crate) fn supervise(&mut self, launch: &Launch<'_>, attempt: &mut Attempt) -> Result<()> {
         while attempt.verdict().is_none() {
-            let ready = self.events.wait(attempt.timeout())?;
+            let ready = self.events.wait(Some(attempt.timeout()))?;
 
             // Signals come first: if a worker ended because all processes got a signal, the worker has not
             // failed.
             self.pass_on(attempt);
             if ready.contains(&Source::Channel) {
-                attempt.hear_exit()?;
+                attempt.hear(launch)?;
             }
             if ready.contains(&Source::Watch) {
                 attempt.hear_watch();
             }
             attempt.handle(Event::Tick);
+            attempt.go_on(launch)?;
         }
         Ok(())
     }

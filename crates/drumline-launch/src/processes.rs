@@ -66,6 +66,12 @@ impl Process {
         self.group == self.pid.as_raw_pid()
     }
 
+    /// Whether it was started with this variable, `NAME=value`, if this user may know.
+    pub(crate) fn was_started_with(&self, variable: &str) -> bool {
+        let list = fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
+        list.split(|&byte| byte == 0).any(|it| it == variable.as_bytes())
+    }
+
     pub(crate) fn is_child_of(&self, parent: Pid) -> bool {
         self.parent == parent.as_raw_pid()
     }

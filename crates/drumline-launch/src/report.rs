@@ -160,7 +160,9 @@ pub(crate) fn restart(used: u32, max: u32, pause: Duration) -> String {
 /// The line that says why a job with restarts does not start again.
 pub(crate) fn no_restart(next: Next) -> Option<String> {
     let why = match next {
-        Next::Restart(_) | Next::End(NoRestart::UsedUp(0)) => return None,
+        Next::Restart(_) | Next::End(NoRestart::UsedUp(0) | NoRestart::HostsLost(_)) => {
+            return None;
+        }
         Next::End(NoRestart::UsedUp(1)) => "its restart is used up".into(),
         Next::End(NoRestart::UsedUp(max)) => format!("its {max} restarts are used up"),
         Next::End(NoRestart::Code(code)) => {

@@ -5,6 +5,7 @@
 //! | a worker failed, and restarts are left | a pause, then all workers start again |
 //! | exit code 2, 126 or 127 | no restart: the command line or the program is wrong, and stays so |
 //! | three worlds in a row ended before their first step | no restart: the next one would end there, too. A world whose ranks could not be started does not count: what it lacked may be there again |
+//! | ten worlds in a row lost a host within 30 s, and before their first step | the job ends: its hosts do not stay together |
 //! | a worker hung in the kernel | no restart: what it waits for is as broken then |
 //! | a world ran for [`Restarts::reset_after`], if that is set | all restarts are there again, and the pause is the shortest |
 //!
@@ -90,6 +91,8 @@ pub enum NoRestart {
     NoStep(u32),
     /// A worker hung in the kernel, and would again.
     HungInKernel,
+    /// This many worlds in a row lost a host before their first step.
+    HostsLost(u32),
 }
 
 /// The restarts that are left.
@@ -110,7 +113,16 @@ pub struct RestartBudget {
     used: u32,
     /// Worlds in a row that ended before their first step.
     stillborn: u32,
+    /// Worlds in a row that lost a host before their first step.
+    lost: u32,
 }
+
+/// So many worlds in a row may lose a host before their first step. Hosts that come and go may well do that a few times
+/// while a program starts.
+const LOST_MAX: u32 = 10;
+
+/// A world that ran so long has not lost its host because its hosts do not reach each other.
+const TOGETHER_AFTER: Duration = Duration::from_secs(30);
 
 /// So many worlds in a row may end before their first step.
 const STILLBORN_MAX: u32 = 3;
@@ -124,7 +136,7 @@ const FUTILE: [i32; 3] = [2, 126, 127];
 impl RestartBudget {
     /// All restarts are left.
     pub fn new(restarts: Restarts) -> RestartBudget {
-        RestartBudget { restarts, used: 0, stillborn: 0 }
+        RestartBudget { restarts, used: 0, stillborn: 0, lost: 0 }
     }
 
     /// How many restarts are used, since [`Restarts::reset_after`] has given them back.
@@ -140,10 +152,36 @@ impl RestartBudget {
         })
     }
 
+    /// Whether another world may follow one that has lost a host, which costs no restart. Of that world it takes how long
+    /// it ran, and whether it made a step.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline_launch::{NoRestart, RestartBudget, Restarts};
+    ///
+    /// let mut budget = RestartBudget::new(Restarts::default());
+    /// for _ in 1..10 {
+    ///     assert_eq!(budget.after_loss(Duration::from_secs(3), false), Ok(()));
+    /// }
+    /// assert_eq!(budget.after_loss(Duration::from_secs(3), false), Err(NoRestart::HostsLost(10)));
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Why none may follow.
+    pub fn after_loss(&mut self, lived: Duration, stepped: bool) -> Result<(), NoRestart> {
+        self.lost = if stepped || lived >= TOGETHER_AFTER { 0 } else { self.lost + 1 };
+        if self.lost < LOST_MAX { Ok(()) } else { Err(NoRestart::HostsLost(self.lost)) }
+    }
+
     /// Decides what follows this failure.
     pub fn after(&mut self, world: EndedWorld) -> Next {
         if self.restarts.reset_after.is_some_and(|calm| world.lived >= calm) {
             self.used = 0;
+        }
+        if world.stepped || world.lived >= TOGETHER_AFTER {
+            self.lost = 0;
         }
         let has_stepped = world.stepped || world.lived >= STEPPED_AFTER;
         self.stillborn = match has_stepped {
@@ -231,6 +269,22 @@ mod tests {
         let killed = Ending::Signal { number: 9, core_dumped: false };
         let killed = EndedWorld { ending: killed, ..LATE };
         assert_eq!(budget(5).after(killed), Next::Restart(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_world_that_makes_a_step_or_runs_for_long_forgives_all_that_lost_a_host_before() {
+        let short = Duration::from_secs(29);
+        for (lived, stepped) in [(short, true), (Duration::from_secs(30), false)] {
+            let mut budget = budget(0);
+            for _ in 0..5 {
+                assert!((0..9).all(|_| budget.after_loss(short, false).is_ok()));
+                assert_eq!(budget.after_loss(lived, stepped), Ok(()));
+            }
+        }
+        let mut budget = budget(3);
+        assert!((0..9).all(|_| budget.after_loss(short, false).is_ok()));
+        assert!(matches!(budget.after(LATE), Next::Restart(_)));
+        assert_eq!(budget.after_loss(short, false), Ok(()), "a world that ran for long failed");
     }
 
     #[test]

@@ -68,8 +68,15 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
         listener.ranks_run();
         let started = launch
             .stores_alone()
-            .and_then(|stores| Attempt::start(launch, &world, stores, None, &listener.events));
-        let mut attempt = match started {
+            .and_then(|stores| Attempt::start(launch, world, stores, None, &listener.events));
+        let ran = started.and_then(|mut attempt| match listener.supervise(launch, &mut attempt) {
+            Ok(()) => Ok(attempt),
+            Err(error) => {
+                attempt.abandon();
+                Err(error)
+            }
+        });
+        let attempt = match ran {
             Ok(attempt) => attempt,
             Err(error) if error.origin() == ErrorOrigin::User => return Err(error),
             Err(error) => match budget.after(EndedWorld::never_ran(error.exit_code())) {
@@ -79,7 +86,7 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
                     restart += 1;
                     let line = report::restart(budget.used(), job.restarts.max, pause);
                     let line = line.trim_start_matches("drumline: ").trim_end();
-                    tracing::warn!("the ranks cannot start: {error}; {line}");
+                    tracing::warn!("the ranks cannot start or go on: {error}; {line}");
                     if let Some(signal) = listener.pause(pause)? {
                         return Ok(signal_exit_code(signal.as_raw()));
                     }
@@ -87,7 +94,6 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
                 }
             },
         };
-        listener.supervise(&mut attempt).inspect_err(|_| attempt.abandon())?;
         let mut ended = attempt.end(&listener.events)?;
         listener.no_rank_runs();
         let goes_on = listener.finish_output(&mut ended)?;

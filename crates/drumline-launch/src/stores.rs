@@ -247,7 +247,14 @@ fn address_of(endpoint: &Endpoint) -> Option<SocketAddr> {
 impl Stores {
     /// Whether one of these ranks has begun a [step](drumline::step).
     pub(crate) fn has_stepped(&self, local_ranks: usize) -> bool {
-        (0..local_ranks).any(|rank| self.has(keys::FIRST, rank))
+        self.has_any(keys::FIRST, local_ranks)
+    }
+
+    /// Whether one of these ranks has said something under this key. Of a thousand ranks that have said nothing at all, it
+    /// does not ask for each.
+    pub(crate) fn has_any(&self, key: &str, local_ranks: usize) -> bool {
+        let is_empty = self.own.num_keys().is_ok_and(|keys| keys == 0);
+        !is_empty && (0..local_ranks).any(|rank| self.has(key, rank))
     }
 
     /// Whether this rank has said something under this key.

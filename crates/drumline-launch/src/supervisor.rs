@@ -329,6 +329,27 @@ impl Supervisor {
         }
     }
 
+    /// Only the first `workers` have been started, and the others never will be.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline_launch::supervisor::{Event, Policy, Signal, Supervisor, Verdict};
+    ///
+    /// let mut supervisor = Supervisor::new(1000, Policy::default());
+    /// supervisor.handle(Duration::ZERO, Event::End(Signal::TERM));
+    /// supervisor.limit(0);
+    /// assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::TERM)));
+    /// ```
+    pub fn limit(&mut self, workers: usize) {
+        self.workers.truncate(workers);
+    }
+
+    /// Whether all workers were told to end.
+    pub fn is_told(&self) -> bool {
+        matches!(self.phase, Phase::Ending { .. } | Phase::Killed { .. } | Phase::GivenUp)
+    }
+
     /// When the next [`Event::Tick`] is due, if ever.
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {

@@ -17,7 +17,8 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     process::{
-        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, kill_process,
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpgid,
+        getpgrp, getpid, kill_process,
         kill_process_group, pidfd_open, pidfd_send_signal, waitid,
     },
 };
@@ -263,6 +264,45 @@ pub(crate) fn end_trees(workers: &[Worker]) {
     while !living.is_empty() && began.elapsed() < PATIENCE {
         wait_for_any(&[living[0].pidfd()], LOOK_EVERY);
         living.retain(|worker| !worker.has_ended());
+    }
+}
+
+/// Kills all processes below this one, and those that they start meanwhile, but for keepers, which have the process
+/// group of this one. The exit statuses of its children stay.
+pub(crate) fn kill_ranks_below() {
+    let began = Instant::now();
+    let is_keeper = |it: &Process| getpgid(Some(it.pid)).is_ok_and(|group| group == getpgrp());
+    loop {
+        let living = living_below().into_iter().filter(|it| !is_keeper(it));
+        let pidfds: Vec<OwnedFd> =
+            living.take(AT_ONCE).filter_map(|process| open(&process)).collect();
+        for pidfd in &pidfds {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        if pidfds.is_empty() || began.elapsed() >= PATIENCE {
+            return;
+        }
+        wait_for_any(&pidfds, LOOK_EVERY);
+    }
+}
+
+/// Kills all processes that were started with this variable, `NAME=value`, without a keeper: those, too, that have lost
+/// their parents. It does not find one that has replaced its variables.
+pub(crate) fn end_started_with(variable: &str) {
+    let is_started_with =
+        |it: &Process| it.pid != getpid() && !it.has_ended() && it.was_started_with(variable);
+    let began = Instant::now();
+    loop {
+        let found: Vec<Process> =
+            processes::all().into_iter().filter(is_started_with).take(AT_ONCE).collect();
+        let pidfds: Vec<OwnedFd> = found.iter().filter_map(open).collect();
+        for pidfd in &pidfds {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        if pidfds.is_empty() || began.elapsed() >= PATIENCE {
+            return;
+        }
+        wait_for_any(&pidfds, LOOK_EVERY);
     }
 }
 

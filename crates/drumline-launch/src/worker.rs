@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use drumline::named;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{
@@ -10,7 +9,7 @@ use rustix::{
     },
 };
 
-use crate::{Error, Result, processes, recipients::Table};
+use crate::{processes, recipients::Table};
 
 /// A worker in a process group of its own, unless it reads from the terminal. A Ctrl-C at the terminal therefore reaches
 /// only the launcher, which passes it on.
@@ -35,13 +34,9 @@ pub(crate) struct Streams {
 }
 
 impl Worker {
-    /// A worker that the keeper has just started. One that reads from the terminal is in the group of this process.
-    pub(crate) fn of(pid: Pid, is_at_terminal: bool) -> Result<Worker> {
-        let pidfd = pidfd_open(pid, PidfdFlags::empty());
-        let pidfd = pidfd
-            .map_err(named("pidfd_open"))
-            .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
-        Ok(Worker { pid, pidfd, rest: None, is_at_terminal })
+    /// A worker that the keeper has started. One that reads from the terminal is in the group of this process.
+    pub(crate) fn of(pid: Pid, pidfd: OwnedFd, is_at_terminal: bool) -> Worker {
+        Worker { pid, pidfd, rest: None, is_at_terminal }
     }
 
     /// Whether it reads from the terminal.

@@ -1,13 +1,17 @@
-//! The process at the other end of a Unix socket: its user, and whether it is alive.
+//! The process at the other end of a Unix socket: its user, and whether it is alive. And processes that end with this
+//! one.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::{net::UnixStream, process::CommandExt};
+use std::process::Command;
 use std::{io, mem};
 
 use bytemuck::Pod;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, set_parent_process_death_signal,
+};
 
 use crate::error::{Error, Result};
 
@@ -138,6 +142,30 @@ impl AsFd for PidFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Has the kernel kill the process that `command` starts, by SIGKILL, when the thread that starts it ends, for whatever
+/// reason. What that process starts itself is not killed. A program that gets other rights by being executed (set-user-ID)
+/// is not killed, either.
+///
+/// ```
+/// # use std::process::Command;
+/// use drumline_shm::kill_with_parent;
+///
+/// let mut command = Command::new("true");
+/// assert!(kill_with_parent(&mut command).status()?.success());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn kill_with_parent(command: &mut Command) -> &mut Command {
+    let parent = getpid();
+    let ask = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It may have ended before.
+        if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
+    };
+    // SAFETY: between fork and exec the closure makes two system calls. It takes no lock, allocates and frees nothing
+    // (both errors are plain numbers), and touches no memory but its own copy of `parent`.
+    unsafe { command.pre_exec(ask) }
 }
 
 /// Whether a descriptor has one of `events`, an error or a hang-up now.

@@ -113,7 +113,10 @@ pub(crate) enum Command {
     },
 
     #[command(name = KEEP_SUBCOMMAND, hide = true)]
-    KeepRanks,
+    KeepRanks {
+        /// What one keeper tells the next: `keep` reads it
+        _told: Vec<OsString>,
+    },
 }
 
 impl Command {

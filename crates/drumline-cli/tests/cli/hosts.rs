@@ -56,7 +56,7 @@ impl Town {
         self.meeting(nnodes, "c10d", &self.network.endpoint(0, 29400))
     }
 
-    fn meeting(&self, nnodes: &str, backend: &str, endpoint: &str) -> Meeting<'_> {
+    pub(crate) fn meeting(&self, nnodes: &str, backend: &str, endpoint: &str) -> Meeting<'_> {
         self.with_options(&[
             ["--nnodes", nnodes],
             ["--rdzv-backend", backend],
@@ -100,7 +100,7 @@ impl Town {
 
 impl Meeting<'_> {
     /// A launcher on a host, with these further options, and the program.
-    fn host(&self, host: usize, options: &[&str]) -> Launch {
+    pub(crate) fn host(&self, host: usize, options: &[&str]) -> Launch {
         let options = options.iter().map(|&option| option.to_owned());
         let directory = TempDir::new_in(self.town.shared.path()).unwrap();
         Launch::new(self.options.iter().cloned().chain(options))
@@ -676,6 +676,21 @@ fn a_launcher_that_is_stopped_loses_its_workers_before_the_others_go_on() {
     for host in [stopped, other].map(Started::end) {
         assert_eq!(host.code, 143, "{}", host.stderr);
     }
+}
+
+/// Each rank stops the process that starts the next one. All together this takes longer than a host may be silent.
+#[test]
+fn beats_go_on_while_ranks_start() {
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.at_first_host("2");
+    let slow = "kill -STOP $PPID; sleep 0.3; kill -CONT $PPID; echo size $WORLD_SIZE";
+    let hosts = [(0, "1", "true"), (1, "40", slow)].map(|(host, ranks, script)| {
+        meeting.shell(host, &["--nproc-per-node", ranks], script).start()
+    });
+    let [first, second] = hosts.map(Started::end);
+    assert_eq!((first.code, second.code), (0, 0), "{}{}", first.stderr, second.stderr);
+    assert_eq!(second.sorted_stdout().len(), 40, "another world: {}", second.stderr);
+    assert!(second.sorted_stdout().iter().all(|line| line.ends_with("size 41")));
 }
 
 /// The workers of a launcher that are alive.

@@ -169,6 +169,14 @@ impl Started {
         }
     }
 
+    /// The launcher; `None` while `nsenter` has not started it.
+    pub(crate) fn pid(&self) -> Option<Pid> {
+        match self.is_on_host {
+            true => network::children(&self.child).into_iter().next(),
+            false => Some(Pid::from_child(&self.child)),
+        }
+    }
+
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

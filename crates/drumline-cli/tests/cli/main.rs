@@ -12,6 +12,7 @@ mod error_files;
 mod etcd;
 mod first;
 mod foreign;
+mod guards;
 mod hangs;
 mod hosts;
 #[path = "../../../drumline-mpi/tests/installed/mod.rs"]

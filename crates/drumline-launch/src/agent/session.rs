@@ -118,6 +118,8 @@ struct Running {
     attempt: Attempt,
     local_ranks: usize,
     first_rank: usize,
+    /// Whether the membership knows that all workers run.
+    has_started: bool,
     /// Since when it is known that a worker has failed.
     failed: Option<Instant>,
     /// Whether the membership knows.
@@ -156,7 +158,8 @@ impl Session<'_, '_, '_> {
             if ready.contains(&Source::Channel)
                 && let Stage::Runs(running) = &mut self.stage
             {
-                running.attempt.hear_exit()?;
+                let heard = running.attempt.hear(self.launch);
+                self.go_on_after(heard);
             }
             if ready.contains(&Source::Watch)
                 && let Stage::Runs(running) = &mut self.stage
@@ -167,6 +170,10 @@ impl Session<'_, '_, '_> {
                 self.hear(message)?;
             }
             self.watch_workers()?;
+            if let Stage::Runs(running) = &mut self.stage {
+                let gone_on = running.attempt.go_on(self.launch);
+                self.go_on_after(gone_on);
+            }
             let is_tired = match &mut self.stage {
                 Stage::Prints(.., patience) => self.listener.is_told() && patience.is_over(),
                 _ => false,
@@ -194,7 +201,7 @@ impl Session<'_, '_, '_> {
         });
         let workers = match &self.stage {
             Stage::Runs(running) if running.waits() => Some(LOOK_EVERY),
-            Stage::Runs(running) => running.attempt.timeout(),
+            Stage::Runs(running) => Some(running.attempt.timeout()),
             Stage::Prints(..) => self.listener.is_told().then_some(TURN),
             Stage::Idle | Stage::Awaits(..) => None,
         };
@@ -352,7 +359,8 @@ impl Session<'_, '_, '_> {
         self.handle(Event::Polled(view));
         let lease = self.lease();
         if let (Stage::Runs(running), Some(lease)) = (&mut self.stage, lease) {
-            running.attempt.extend_lease(lease);
+            let extended = running.attempt.extend_lease(lease);
+            self.go_on_after(extended);
         }
         if let Some(text) = heard.announcement {
             self.meet_at(&text);
@@ -438,7 +446,7 @@ impl Session<'_, '_, '_> {
                 self.announcement = Some((world.world, announcement.to_text().into_bytes()));
                 self.start_workers(&world, stores);
             }
-            Err(error) => self.cannot_start(&world, &error),
+            Err(error) => self.cannot_start(world.first_rank(), &error),
         }
     }
 
@@ -449,7 +457,7 @@ impl Session<'_, '_, '_> {
         let announcement = str::from_utf8(text).ok().and_then(Announcement::from_text);
         let Some(announcement) = announcement else {
             let error = Error::meeting("the first host does not say where the ranks meet");
-            return self.cannot_start(&world, &error);
+            return self.cannot_start(world.first_rank(), &error);
         };
         let Some(arrival) = &self.arrival else { return };
         match self.launch.stores_at(&announcement, arrival.address) {
@@ -458,7 +466,7 @@ impl Session<'_, '_, '_> {
             Err(error) if since.elapsed() < MEET_MAX => {
                 tracing::info!("cannot reach the stores of the first host yet: {error}");
             }
-            Err(error) => self.cannot_start(&world, &error),
+            Err(error) => self.cannot_start(world.first_rank(), &error),
         }
     }
 
@@ -479,27 +487,40 @@ impl Session<'_, '_, '_> {
         };
         self.listener.ranks_run();
         let events = &self.listener.events;
-        match Attempt::start(self.launch, &world, stores, Some(lease), events) {
+        match Attempt::start(self.launch, world, stores, Some(lease), events) {
             Ok(attempt) => {
                 self.attempts += 1;
                 self.stage = Stage::Runs(Box::new(Running {
                     attempt,
                     local_ranks: member.ranks,
                     first_rank: member.first_rank,
+                    has_started: false,
                     failed: None,
                     has_told: false,
                     holding: None,
                 }));
-                self.handle(Event::Local(Local::Started));
             }
-            Err(error) => self.cannot_start(plan, &error),
+            Err(error) => self.cannot_start(member.first_rank, &error),
         }
     }
 
+    /// If a worker cannot be started, or the keeper is lost, all workers of this host are ended, and the world has failed.
+    fn go_on_after(&mut self, done: Result<()>) {
+        let Err(error) = done else { return };
+        let stage = std::mem::replace(&mut self.stage, Stage::Idle);
+        let Stage::Runs(running) = stage else {
+            self.stage = stage;
+            return;
+        };
+        running.attempt.abandon();
+        let first_rank = running.first_rank;
+        drop(running);
+        self.cannot_start(first_rank, &error);
+    }
+
     /// The workers of this host cannot start: for the job that is a failure of the first of them.
-    fn cannot_start(&mut self, plan: &WorldPlan, error: &Error) {
+    fn cannot_start(&mut self, first_rank: usize, error: &Error) {
         say(&error.to_string());
-        let first_rank = plan.members.get(plan.place).map_or(0, |member| member.first_rank);
         let failure = Failure {
             rank: first_rank,
             local_rank: 0,
@@ -515,6 +536,7 @@ impl Session<'_, '_, '_> {
 
     fn have_ended(&mut self, outcome: Outcome) {
         self.stage = Stage::Idle;
+        self.listener.no_rank_runs();
         self.handle(Event::Local(Local::Ended(outcome)));
     }
 
@@ -577,6 +599,10 @@ impl Session<'_, '_, '_> {
     fn watch_workers(&mut self) -> Result<()> {
         let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
         running.attempt.handle(supervisor::Event::Tick);
+        if running.attempt.has_started() && !std::mem::replace(&mut running.has_started, true) {
+            self.handle(Event::Local(Local::Started));
+        }
+        let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
         let held = running.holding.as_ref().and_then(|it| it.answer(running.attempt.stores()));
         if held.is_some() {
             running.holding = None;

@@ -49,5 +49,5 @@ pub(super) fn stop_at(stores: &Stores, step: u64) -> Result<()> {
 
 /// Whether a rank of this host has heard that it stops.
 pub(super) fn has_stopped(stores: &Stores, local_ranks: usize) -> bool {
-    (0..local_ranks).any(|rank| stores.has(keys::STOPPED, rank))
+    stores.has_any(keys::STOPPED, local_ranks)
 }

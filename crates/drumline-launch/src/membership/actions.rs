@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    Ending,
+    Ending, NoRestart,
     ending::{signal_exit_code, signal_name},
 };
 
@@ -55,6 +55,13 @@ pub struct WorldPlan {
     pub first: Host,
 }
 
+impl WorldPlan {
+    /// The rank of this host's first worker.
+    pub(crate) fn first_rank(&self) -> usize {
+        self.members.get(self.place).map_or(0, |member| member.first_rank)
+    }
+}
+
 /// Why a host's part is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -101,6 +108,12 @@ impl fmt::Display for End {
             End::Over(Verdict::Failed(_), Some(Origin { name, failure, .. })) => {
                 write!(f, "rank {} on host {name} failed: {}", failure.rank, failure.ending)
             }
+            End::Over(Verdict::Failed(NoRestart::HostsLost(worlds)), None) => write!(
+                f,
+                "{worlds} worlds in a row lost a host before their first step: the hosts hear each other, but not all that \
+                 they say; look for lost packets (ping -i 0.2) and for large ones that do not come through \
+                 (ping -s 1400 -M do)"
+            ),
             End::Over(Verdict::Failed(_), None) => f.write_str("a rank failed"),
             End::Over(Verdict::NoQuorum { came, needed }, _) => {
                 let missing = needed.saturating_sub(came.len());

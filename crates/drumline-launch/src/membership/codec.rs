@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::values::{Failure, Host, Named, Phase, Plan, Report, Verdict, Why};
 
 /// What every value begins with. A launcher that means something else by its values has another number here.
-const VERSION: &str = "1 ";
+const VERSION: &str = "2 ";
 
 /// The most bytes of any value. A plan of 4,096 hosts fits.
 const BYTES_MAX: usize = 1 << 20;
@@ -56,7 +56,7 @@ impl fmt::Debug for BadValue {
 /// };
 /// let bytes = report.encode();
 /// assert_eq!(Report::decode("report/3", &bytes), Ok(report));
-/// let error = Report::decode("report/3", b"2 {}").unwrap_err().to_string();
+/// let error = Report::decode("report/3", b"1 {}").unwrap_err().to_string();
 /// assert!(error.starts_with("the value of report/3 in the store cannot be used"));
 /// ```
 pub trait Value: Serialize + DeserializeOwned {

@@ -240,13 +240,11 @@ fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
         next.phase = Phase::Over(Verdict::Finished);
         return;
     }
+    let lived = outcomes.iter().map(|it| it.lived).max().unwrap_or_default();
+    let stepped = outcomes.iter().any(|it| it.stepped);
     next.phase = match (&next.phase, &next.failure) {
         (Phase::Ending(Why::Failed), Some(origin)) => {
-            let world = EndedWorld {
-                ending: origin.failure.ending,
-                lived: outcomes.iter().map(|it| it.lived).max().unwrap_or_default(),
-                stepped: outcomes.iter().any(|it| it.stepped),
-            };
+            let world = EndedWorld { ending: origin.failure.ending, lived, stepped };
             match next.budget.after(world) {
                 Next::End(why) => Phase::Over(Verdict::Failed(why)),
                 Next::Restart(pause) => {
@@ -255,6 +253,13 @@ fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
                 }
             }
         }
+        (Phase::Ending(Why::Lost(_)), _) => match next.budget.after_loss(lived, stepped) {
+            Ok(()) => Phase::Gathering,
+            Err(why) => {
+                next.failure = None;
+                Phase::Over(Verdict::Failed(why))
+            }
+        },
         _ => Phase::Gathering,
     };
 }

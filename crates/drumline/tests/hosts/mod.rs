@@ -156,16 +156,21 @@ fn enter(pid: &str) -> Command {
 
 /// Sends a signal to what runs on a host: the child of `nsenter`. Nothing happens if it has ended.
 pub(crate) fn signal(nsenter: &Child, signal: Signal) {
-    let pid = nsenter.id();
-    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    for child in list.split_whitespace() {
-        let child = Pid::from_raw(child.parse().unwrap()).unwrap();
+    for child in children(nsenter) {
         let _ = kill_process(child, signal);
     }
     // It stops together with its child, but does not go on with it.
     if signal == Signal::CONT {
         kill_process(Pid::from_child(nsenter), signal).unwrap();
     }
+}
+
+/// What `nsenter` has started.
+#[allow(dead_code)]
+pub(crate) fn children(nsenter: &Child) -> Vec<Pid> {
+    let pid = nsenter.id();
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().ok()?)).collect()
 }
 
 /// The rest of the test needs what this machine lacks. Where `DRUMLINE_TEST_HOSTS` is set, as in CI, that is a

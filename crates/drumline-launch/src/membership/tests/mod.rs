@@ -255,6 +255,26 @@ fn with_too_few_left_the_others_gather_again() {
 }
 
 #[test]
+fn hosts_that_lose_each_other_before_each_first_step_end_the_job_and_say_why() {
+    let mut town = running(2, 2, 2);
+    town.launchers.get_mut(&1).unwrap().steps = false;
+    let mut last = 2;
+    for _ in 1..10 {
+        town.crash(last);
+        last = town.join(host(2..=2, 2));
+        town.run_until("they run again", |town| town.running() == [1, last]);
+    }
+    assert_eq!(town.plan().unwrap().budget.used(), 0);
+    town.crash(last);
+    town.run_until("the other ends", |town| town.ends().len() == 1);
+    let ends = town.ends();
+    let (1, end @ End::Over(Verdict::Failed(NoRestart::HostsLost(10)), None)) = &ends[0] else {
+        panic!("{ends:?}");
+    };
+    assert!(end.to_string().contains("lost packets") && end.exit_code() == 1, "{end}");
+}
+
+#[test]
 fn a_host_that_was_cut_off_joins_anew_once_its_workers_are_dead() {
     let mut town = running(1, 2, 2);
     town.launchers.get_mut(&2).unwrap().is_cut = true;

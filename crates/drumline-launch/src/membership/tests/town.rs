@@ -53,6 +53,8 @@ pub(super) struct Launcher {
     pub(super) is_cut: bool,
     /// Workers end as soon as they are told to.
     pub(super) is_obedient: bool,
+    /// Workers make a step.
+    pub(super) steps: bool,
 }
 
 impl Town {
@@ -96,6 +98,7 @@ impl Town {
                 end: None,
                 is_cut: false,
                 is_obedient: true,
+                steps: true,
             },
         );
         number
@@ -283,6 +286,6 @@ impl Town {
 impl Launcher {
     fn outcome(&mut self, now: Duration, how: How) -> Outcome {
         self.world = None;
-        Outcome { how, lived: now - self.started_at, stepped: true }
+        Outcome { how, lived: now - self.started_at, stepped: self.steps }
     }
 }

@@ -73,10 +73,10 @@ fn a_value_beyond_a_limit_is_an_error_that_names_the_key() {
 fn what_nobody_has_written_is_an_error_that_names_the_key() {
     let good = plan().encode();
     let longer = [good.clone(), b" ".repeat(1 << 20)].concat();
-    let other = [b"2 ", &good[2..]].concat();
+    let other = [b"1 ", &good[2..]].concat();
     let more =
         String::from_utf8(good.clone()).unwrap().replacen("\"version\"", "\"a\":1,\"version\"", 1);
-    for bytes in [b"".as_slice(), b"1 ", b"1 {}", b"1 null", &other, &longer, more.as_bytes()] {
+    for bytes in [b"".as_slice(), b"2 ", b"2 {}", b"2 null", &other, &longer, more.as_bytes()] {
         let error = Plan::decode("plan", bytes).unwrap_err();
         assert_eq!(error.key, "plan");
     }
