@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use drumline_launch::membership::{End, Host, Phase, Plan, Verdict, Why};
+use drumline_launch::{
+    NoRestart,
+    membership::{End, Host, Phase, Plan, Verdict, Why},
+};
 
 use super::{
     draw::{Fault, Scenario},
@@ -24,7 +27,11 @@ impl Promises {
         let any = |which: fn(&Fault) -> bool| scenario.faults.iter().any(|(_, fault)| which(fault));
         let may_lose = !scenario.network.is_good()
             || any(|it| !matches!(it, Fault::Fail { .. } | Fault::Leave { .. }));
-        let may_restart = any(|it| matches!(it, Fault::Fail { .. } | Fault::Leave { .. }));
+        let may_restart = any(|it| match it {
+            Fault::Fail { .. } | Fault::Leave { .. } | Fault::Kill { .. } => true,
+            Fault::Stop { who, .. } => who.keepers.contains(&true),
+            Fault::Crash { .. } | Fault::Cut { .. } | Fault::CutAll { .. } => false,
+        });
         Promises { may_lose, may_restart }
     }
 
@@ -92,6 +99,7 @@ impl Promises {
             Phase::Over(Verdict::Finished) => world.is_some_and(|it| {
                 it.plan.members.iter().all(|member| it.succeeded.contains(&member.host))
             }),
+            Phase::Over(Verdict::Failed(NoRestart::HostsLost(_))) => self.may_lose,
             Phase::Ending(Why::Failed) | Phase::Over(Verdict::Failed(_)) => {
                 let origin = new.failure.as_ref().map(|it| it.host);
                 world.zip(origin).is_some_and(|(world, host)| world.failed.contains(&host))

@@ -24,6 +24,36 @@ pub(super) struct Scenario {
     /// By now all launchers must have ended.
     pub(super) deadline: Nanos,
     pub(super) program: Program,
+    /// How many of the keepers of each host do something. All of them, but in a test.
+    pub(super) keepers: usize,
+}
+
+/// How many keepers stand between a launcher and its ranks. The last of them is the parent of the ranks.
+pub(super) const KEEPERS: usize = 3;
+
+/// Some processes of a machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Who {
+    pub(super) launcher: bool,
+    pub(super) keepers: [bool; KEEPERS],
+    pub(super) ranks: bool,
+}
+
+impl Who {
+    const ALL: Who = Who { launcher: true, keepers: [true; KEEPERS], ranks: true };
+
+    /// One process or several, but not all that guard the ranks, or all of the machine.
+    fn draw(rng: &mut Rng) -> Who {
+        if rng.u8(0..4) == 0 {
+            return Who::ALL;
+        }
+        let spared = rng.usize(0..=KEEPERS);
+        let mut keepers = [false; KEEPERS];
+        for (at, keeper) in keepers.iter_mut().enumerate() {
+            *keeper = at != spared && rng.bool();
+        }
+        Who { launcher: spared != KEEPERS && rng.bool(), keepers, ranks: rng.u8(0..4) == 0 }
+    }
 }
 
 /// A machine, and the launcher that is started on it.
@@ -49,8 +79,10 @@ pub(super) struct Program {
 pub(super) enum Fault {
     /// The machine loses its power. A launcher starts anew after this time.
     Crash { machine: usize, again: Option<Nanos> },
-    /// The launcher, or all of the machine, stops for a while.
-    Stop { machine: usize, lasts: Nanos, whole: bool },
+    /// Some processes of the machine stop for a while.
+    Stop { machine: usize, lasts: Nanos, who: Who },
+    /// Some of its keepers are killed at once, or its launcher, or both. A launcher starts anew after this time.
+    Kill { machine: usize, who: Who, again: Option<Nanos> },
     /// The machine does not reach the store for a while.
     Cut { machine: usize, lasts: Nanos },
     /// Nobody reaches the store for a while.
@@ -104,7 +136,8 @@ pub(super) fn draw(rng: &mut Rng) -> Scenario {
     let waits = (timing.join_timeout + timing.last_call).as_nanos() as Nanos;
     let deadline = quiet_at + waits + worlds * (program.lasts + 15 * SECOND);
     let network = Network::draw(rng);
-    Scenario { terms, timing, machines, network, faults, quiet_at, deadline, program }
+    let keepers = KEEPERS;
+    Scenario { terms, timing, machines, network, faults, quiet_at, deadline, program, keepers }
 }
 
 fn at_least_one(number: usize) -> NonZeroUsize {
@@ -144,18 +177,22 @@ fn faults(rng: &mut Rng, machines: &[Machine], quiet_at: Nanos) -> Vec<(Nanos, F
         return Vec::new();
     }
     // One kind alone, or all of them.
-    let only = if rng.bool() { Some(rng.u8(0..6)) } else { None };
+    let only = if rng.bool() { Some(rng.u8(0..7)) } else { None };
     let mut fault = |_| {
         let machine = rng.usize(0..machines.len());
         // Those about as long as a lease are the most interesting.
         let longest = if rng.bool() { 6_000 } else { 3_500 };
         let lasts = rng.u64(100..longest) * MS;
-        let fault = match only.unwrap_or_else(|| rng.u8(0..6)) {
+        let fault = match only.unwrap_or_else(|| rng.u8(0..7)) {
             0 => Fault::Crash { machine, again: rng.bool().then(|| rng.u64(0..5_000) * MS) },
-            1 => Fault::Stop { machine, lasts, whole: rng.bool() },
+            1 => Fault::Stop { machine, lasts, who: Who::draw(rng) },
             2 => Fault::Cut { machine, lasts },
             3 => Fault::CutAll { lasts },
             4 => Fault::Leave { machine, signal: if rng.bool() { 2 } else { 15 } },
+            5 => {
+                let again = rng.bool().then(|| rng.u64(0..5_000) * MS);
+                Fault::Kill { machine, who: Who::draw(rng), again }
+            }
             _ => Fault::Fail { machine, ending: ending(rng) },
         };
         (rng.u64(0..quiet_at / MS) * MS, fault)

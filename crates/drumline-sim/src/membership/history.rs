@@ -16,7 +16,7 @@ use fastrand::Rng;
 
 use super::{
     checks::{self, Promises},
-    draw::{Fault, Machine, Scenario},
+    draw::{Fault, KEEPERS, Machine, Scenario, Who},
     launcher::{Launcher, LauncherEnd, Polling},
     network::Fate,
     store::{Answer, Request, Store},
@@ -29,6 +29,9 @@ const PATIENCE: Nanos = SECOND;
 
 /// No history has so many events, unless it makes some without end.
 const EVENTS_MAX: u64 = 2_000_000;
+
+/// How long the keeper of a launcher may say nothing while it is stopped.
+const KEEPER_ANSWERS: Nanos = 3 * SECOND;
 
 /// How long a launcher tries to reach a store that has ended.
 const STORE_GONE_AFTER: Nanos = 10 * SECOND;
@@ -61,8 +64,10 @@ pub(super) struct History {
 struct State {
     /// The launcher is stopped until then, ...
     stopped_until: Nanos,
-    /// ... and the workers and their keeper until then.
-    frozen_until: Nanos,
+    /// ... each keeper until then, ...
+    keepers_until: [Nanos; KEEPERS],
+    /// ... and the workers until then.
+    ranks_until: Nanos,
     cut_until: Nanos,
     launcher: Option<usize>,
 }
@@ -86,8 +91,22 @@ enum Happening {
         id: u64,
     },
     Fault(Fault),
-    /// The lease of a launcher may have run out.
-    Lease(usize),
+    /// The lease of a launcher may have run out, as one of its keepers sees it.
+    Lease {
+        launcher: usize,
+        keeper: usize,
+    },
+    /// A keeper hears that its launcher, or another keeper, is gone.
+    Orphaned {
+        launcher: usize,
+        world: u64,
+        keeper: usize,
+    },
+    /// A launcher notices that its keepers are gone, or that the one is stopped that answers.
+    Unkept {
+        launcher: usize,
+        world: u64,
+    },
     Workers {
         launcher: usize,
         world: u64,
@@ -143,12 +162,19 @@ impl History {
             }
         }
         checks::at_the_end(&self.launchers, self.store.plan.as_ref())?;
+        let is_left = |at: &usize| self.launchers[*at].end.is_some() && self.running(*at).is_some();
+        if let Some(left) = (0..self.launchers.len()).find(is_left) {
+            return Err(format!("launcher {left} has ended, and its workers run"));
+        }
         Ok(self)
     }
 
     /// Whether no launcher will come any more.
     fn is_over(&self) -> bool {
-        let comes = |it: &Happening| matches!(it, Happening::Launch(_) | Happening::Fault(_));
+        let comes = |it: &Happening| {
+            use Happening::{Fault, Launch, Orphaned};
+            matches!(it, Launch(_) | Fault(_) | Orphaned { .. })
+        };
         !self.due.values().any(comes)
     }
 
@@ -188,12 +214,15 @@ impl History {
             Happening::Wake(launcher)
             | Happening::Answered { launcher, .. }
             | Happening::Impatient { launcher, .. }
+            | Happening::Unkept { launcher, .. }
             | Happening::Workers { launcher, turn: Turn::Run, .. } => {
                 self.machines[self.launchers[*launcher].machine].stopped_until
             }
-            Happening::Lease(launcher) | Happening::Workers { launcher, .. } => {
-                self.machines[self.launchers[*launcher].machine].frozen_until
+            Happening::Lease { launcher, keeper }
+            | Happening::Orphaned { launcher, keeper, .. } => {
+                self.machines[self.launchers[*launcher].machine].keepers_until[*keeper]
             }
+            Happening::Workers { launcher, .. } => self.ranks_stand_until(*launcher),
             Happening::Arrives { .. } => self.store_waits_until(),
             Happening::Launch(_) | Happening::Fault(_) | Happening::StoreGone => 0,
         };
@@ -217,7 +246,16 @@ impl History {
             }
             Happening::Impatient { launcher, id } => self.impatient(launcher, id),
             Happening::Fault(fault) => return self.fault(fault),
-            Happening::Lease(launcher) => self.check_lease(launcher),
+            Happening::Lease { launcher, keeper } => self.check_lease(launcher, keeper),
+            Happening::Orphaned { launcher, world, keeper } => {
+                if self.guards(launcher, keeper).is_some_and(|it| it == world) {
+                    self.tell(|_| {
+                        format!("keeper {keeper} of launcher {launcher} ends its workers")
+                    });
+                    self.kill(launcher);
+                }
+            }
+            Happening::Unkept { launcher, world } => return self.unkept(launcher, world),
             Happening::Workers { launcher, world, turn } => {
                 let workers = &self.launchers[launcher].workers;
                 if workers.as_ref().is_some_and(|it| it.world == world) {
@@ -255,6 +293,7 @@ impl History {
                 if let Some(launcher) = self.machines[machine].launcher {
                     if living(self, machine).is_some() {
                         self.kill(launcher);
+                        self.launchers[launcher].workers = None;
                         self.launchers[launcher].end = Some(LauncherEnd::Crashed);
                     }
                     self.machines[machine] = State::default();
@@ -263,11 +302,14 @@ impl History {
                     }
                 }
             }
-            Fault::Stop { machine, lasts, whole } => {
-                let state = &mut self.machines[machine];
-                state.stopped_until = state.stopped_until.max(now + lasts);
-                if whole {
-                    state.frozen_until = state.frozen_until.max(now + lasts);
+            Fault::Stop { machine, lasts, who } => self.stop(machine, now + lasts, who),
+            Fault::Kill { machine, who, again } => {
+                if let Some(launcher) = living(self, machine) {
+                    let ends = who.launcher && !keeps_store(self, machine);
+                    self.kill_some(launcher, Who { launcher: ends, ..who });
+                    if let Some(again) = again.filter(|_| ends) {
+                        self.at(now + again, Happening::Launch(machine));
+                    }
                 }
             }
             Fault::Cut { machine, lasts } if !keeps_store(self, machine) => {
@@ -298,6 +340,76 @@ impl History {
             Fault::Crash { .. } | Fault::Cut { .. } => {}
         }
         Ok(())
+    }
+
+    fn stop(&mut self, machine: usize, until: Nanos, who: Who) {
+        let state = &mut self.machines[machine];
+        let stop = |stopped: &mut Nanos, is_hit: bool| {
+            *stopped = if is_hit { (*stopped).max(until) } else { *stopped };
+        };
+        stop(&mut state.stopped_until, who.launcher);
+        stop(&mut state.ranks_until, who.ranks);
+        for (keeper, is_hit) in state.keepers_until.iter_mut().zip(who.keepers) {
+            stop(keeper, is_hit);
+        }
+        if let Some(launcher) = state.launcher
+            && let Some(workers) = &self.launchers[launcher].workers
+            && who.keepers[KEEPERS - 1]
+            && until > self.now + KEEPER_ANSWERS
+        {
+            let world = workers.world;
+            self.at(self.now + KEEPER_ANSWERS, Happening::Unkept { launcher, world });
+        }
+    }
+
+    /// Kills a launcher, keepers of its workers, or both at once.
+    fn kill_some(&mut self, launcher: usize, who: Who) {
+        if who.launcher {
+            self.launchers[launcher].end = Some(LauncherEnd::Crashed);
+        }
+        let Some(workers) = &mut self.launchers[launcher].workers else { return };
+        let world = workers.world;
+        for (dead, is_hit) in workers.dead_keepers.iter_mut().zip(who.keepers) {
+            *dead |= is_hit;
+        }
+        if !who.launcher && !who.keepers.contains(&true) {
+            return;
+        }
+        for keeper in 0..KEEPERS {
+            let at = self.soon(50 * MS);
+            self.at(at, Happening::Orphaned { launcher, world, keeper });
+        }
+        // The kernel kills the workers with their parent.
+        if who.keepers[KEEPERS - 1] && self.scenario.keepers == KEEPERS {
+            self.kill(launcher);
+        }
+        let at = self.soon(300 * MS);
+        self.at(at, Happening::Unkept { launcher, world });
+    }
+
+    /// The world whose workers this keeper guards.
+    fn guards(&self, launcher: usize, keeper: usize) -> Option<u64> {
+        let workers = self.launchers[launcher].workers.as_ref()?;
+        let lives = !workers.dead_keepers[keeper] && keeper < self.scenario.keepers;
+        lives.then_some(workers.world)
+    }
+
+    /// A launcher without keepers, or without answers of them, ends its workers: they have failed.
+    fn unkept(&mut self, launcher: usize, world: u64) -> Result<(), String> {
+        let is_stopped = {
+            let state = &self.machines[self.launchers[launcher].machine];
+            state.keepers_until[KEEPERS - 1] > self.now
+        };
+        let it = &self.launchers[launcher];
+        let Some(workers) = it.workers.clone().filter(|it| it.world == world) else {
+            return Ok(());
+        };
+        if it.end.is_some() || !(is_stopped || workers.dead_keepers.contains(&true)) {
+            return Ok(());
+        }
+        self.kill(launcher);
+        self.fails(launcher, &workers, Ending::Code(1))?;
+        self.gone(launcher, How::Failed)
     }
 
     fn told_to_end(&mut self, launcher: usize, signal: i32) -> Result<(), String> {
@@ -514,7 +626,10 @@ impl History {
             Action::Start(world) => return self.start(launcher, world),
             Action::Hold => self.plan_turn(launcher, 100 * MS, Turn::Hold),
             Action::StopAt(step) => return self.stop_at(launcher, step),
-            Action::Abandon(Why::CutOff) => self.kill(launcher),
+            Action::Abandon(Why::CutOff) => {
+                self.kill(launcher);
+                self.launchers[launcher].workers = None;
+            }
             Action::Abandon(_) => return self.abandon(launcher, 600 * MS),
             Action::Note(_) => {}
             Action::Rejoin => {
@@ -578,6 +693,8 @@ impl History {
             since: None,
             is_ending: false,
             held: None,
+            are_dead: false,
+            dead_keepers: [false; KEEPERS],
         });
         self.plan_turn(launcher, 300 * MS, Turn::Run);
         Ok(())
@@ -606,11 +723,15 @@ impl History {
         Ok(())
     }
 
-    /// All workers of a host die at once.
+    /// All workers of a host die at once. Its launcher may hear of it later.
     fn kill(&mut self, launcher: usize) {
-        let Some(workers) = self.launchers[launcher].workers.take() else { return };
+        let Some(workers) = &mut self.launchers[launcher].workers else { return };
+        if std::mem::replace(&mut workers.are_dead, true) {
+            return;
+        }
+        let world = workers.world;
         if workers.since.is_some() {
-            self.peers_notice(launcher, workers.world);
+            self.peers_notice(launcher, world);
         }
     }
 
@@ -633,13 +754,15 @@ impl History {
         }
     }
 
-    fn check_lease(&mut self, launcher: usize) {
-        self.launchers[launcher].lease_is_watched = false;
-        if self.launchers[launcher].workers.is_none() {
+    fn check_lease(&mut self, launcher: usize, keeper: usize) {
+        self.launchers[launcher].lease_is_watched[keeper] = false;
+        if self.guards(launcher, keeper).is_none() {
             return;
         }
         if self.lease_is_over(launcher) {
-            self.tell(|_| format!("the workers of launcher {launcher} die with its lease"));
+            self.tell(|_| {
+                format!("keeper {keeper} kills the workers of launcher {launcher}: no lease")
+            });
             self.kill(launcher);
         } else {
             self.watch_lease(launcher);
@@ -652,11 +775,12 @@ impl History {
     }
 
     fn watch_lease(&mut self, launcher: usize) {
-        if let Some(lease) = self.launchers[launcher].lease
-            && !std::mem::replace(&mut self.launchers[launcher].lease_is_watched, true)
-        {
-            let at = self.machine(launcher).clock.moment(lease);
-            self.at(at.max(self.now), Happening::Lease(launcher));
+        let Some(lease) = self.launchers[launcher].lease else { return };
+        for keeper in 0..KEEPERS {
+            if !std::mem::replace(&mut self.launchers[launcher].lease_is_watched[keeper], true) {
+                let at = self.machine(launcher).clock.moment(lease);
+                self.at(at.max(self.now), Happening::Lease { launcher, keeper });
+            }
         }
     }
 
@@ -666,16 +790,32 @@ impl History {
             .any(|at| self.launchers[at].number == Some(number) && self.running(at).is_some())
     }
 
-    /// The world whose workers run on a host.
+    /// The world whose workers run on a host. Those that are stopped do not.
     fn running(&self, launcher: usize) -> Option<u64> {
+        self.living(launcher).filter(|_| self.ranks_stand_until(launcher) <= self.now)
+    }
+
+    /// The world whose workers are alive on a host.
+    fn living(&self, launcher: usize) -> Option<u64> {
         let workers = self.launchers[launcher].workers.as_ref()?;
-        (workers.since.is_some() && !self.lease_is_over(launcher)).then_some(workers.world)
+        (workers.since.is_some() && !workers.are_dead).then_some(workers.world)
+    }
+
+    /// Until when the workers of a launcher are stopped. If all that guard them are stopped, so are they: that is the
+    /// whole machine.
+    fn ranks_stand_until(&self, launcher: usize) -> Nanos {
+        let it = &self.launchers[launcher];
+        let state = &self.machines[it.machine];
+        let dead = it.workers.as_ref().map_or([false; KEEPERS], |it| it.dead_keepers);
+        let keepers = state.keepers_until.into_iter().zip(dead).filter(|(_, is_dead)| !is_dead);
+        let launcher = it.end.is_none().then_some(state.stopped_until);
+        let guards = keepers.map(|(until, _)| until).chain(launcher);
+        state.ranks_until.max(guards.min().unwrap_or(0))
     }
 
     fn turn(&mut self, launcher: usize, turn: Turn) -> Result<(), String> {
         let Some(workers) = self.launchers[launcher].workers.clone() else { return Ok(()) };
-        if workers.since.is_some() && self.lease_is_over(launcher) {
-            self.kill(launcher);
+        if workers.are_dead {
             return Ok(());
         }
         let is_calm = workers.since.is_some() && !workers.is_ending;
@@ -724,7 +864,7 @@ impl History {
                 run.complete_at = Some(now);
                 for other in 0..self.launchers.len() {
                     let ends = self.scenario.program.lasts + self.rng.u64(0..50 * MS);
-                    if self.running(other) == Some(world) {
+                    if self.living(other) == Some(world) {
                         let turn = Turn::Succeed;
                         let launcher = other;
                         self.at(now + ends, Happening::Workers { launcher, world, turn });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drumline_launch::membership::{End, Membership, Poll, View};
 
-use super::{store::Request, workers::Workers};
+use super::{draw::KEEPERS, store::Request, workers::Workers};
 use crate::time::Nanos;
 
 /// A launcher.
@@ -20,9 +20,9 @@ pub(super) struct Launcher {
     /// When its next wake-up is due.
     pub(super) wakes_at: Option<Nanos>,
     pub(super) workers: Option<Workers>,
-    /// Until when the workers may live, and whether a look at that is due.
+    /// Until when the workers may live, and which keepers are about to look at that.
     pub(super) lease: Option<Duration>,
-    pub(super) lease_is_watched: bool,
+    pub(super) lease_is_watched: [bool; KEEPERS],
     pub(super) leaves: Option<i32>,
     pub(super) end: Option<LauncherEnd>,
 }
@@ -66,7 +66,7 @@ impl Launcher {
             wakes_at: None,
             workers: None,
             lease: None,
-            lease_is_watched: false,
+            lease_is_watched: [false; KEEPERS],
             leaves: None,
             end: None,
         }

@@ -1,19 +1,20 @@
 //! Whole histories of the hosts of a job: launchers that meet in a store, on the real state machines.
 //!
-//! Launchers come, leave, crash, stop for a while and are cut off from the store. Requests are late or lost, or their
+//! Launchers come, leave, crash and are cut off from the store. The launcher of a machine, each keeper and the workers stop
+//! for a while, and are killed, apart from each other. Requests are late or lost, or their
 //! answers are. Workers fail, by themselves or because of a peer. After a while the faults stop. One number, the seed,
 //! decides everything.
 //!
 //! After every event these facts are checked:
 //!
-//! - Two worlds never run at once. Workers run from their start to their end, or until the lease of their host.
+//! - Two worlds never run at once. Workers run from their start until they end, or until somebody kills them.
 //! - A plan follows from the one before: ranks are 0 to size - 1 without a gap, hosts that stay keep their order,
 //!   and nothing follows the end.
 //! - A host that is taken out has no workers. Losses, joins and leaves cost no restart, and no job has more restarts
 //!   than it may.
 //! - A job that is finished has workers that all succeeded, and one that failed has a worker that did.
 //!
-//! At the end of every history all launchers must have ended, and those that heard the end of the job with one code.
+//! At the end of every history all launchers must have ended, no workers may run, and those that heard the end of the job with one code.
 
 mod checks;
 mod clock;
@@ -34,11 +35,32 @@ use crate::summary::{RunSummary, caught};
 ///
 /// The first check that fails.
 pub fn run(seed: u64, trace: bool) -> Result<RunSummary, String> {
+    run_with(draw::KEEPERS, seed, trace)
+}
+
+/// The same, if only the first of the keepers act.
+fn run_with(keepers: usize, seed: u64, trace: bool) -> Result<RunSummary, String> {
     caught(|| {
         let mut rng = Rng::with_seed(seed ^ 0x6d65_6d62_6572);
-        let scenario = draw::draw(&mut rng);
+        let scenario = draw::Scenario { keepers, ..draw::draw(&mut rng) };
         let fault = !scenario.faults.is_empty();
         let ended = history::History::new(rng, scenario, trace).run()?;
         Ok(RunSummary { fault, events: ended.events, virtual_ns: ended.now })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_fewer_keepers_two_worlds_run_at_once_sooner_or_later() {
+        for keepers in 0..draw::KEEPERS {
+            let problem = |seed| run_with(keepers, seed, false).err();
+            let is_caught = |problem: String| {
+                problem.contains("run at once") || problem.contains("while its workers run")
+            };
+            assert!((0..4_000).filter_map(problem).any(is_caught), "{keepers} keepers suffice");
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use drumline_launch::{Ending, membership::WorldPlan};
 
+use super::draw::KEEPERS;
 use crate::time::Nanos;
 
 /// The workers of a host in one world.
@@ -17,6 +18,10 @@ pub(super) struct Workers {
     pub(super) is_ending: bool,
     /// They wait at their next step, which is behind this one.
     pub(super) held: Option<Option<u64>>,
+    /// They were killed, and the launcher has not heard of it.
+    pub(super) are_dead: bool,
+    /// Their keepers that were killed.
+    pub(super) dead_keepers: [bool; KEEPERS],
 }
 
 /// What happens to workers.
