@@ -47,8 +47,11 @@ const ASK_EVERY: Duration = Duration::from_secs(2);
 /// How often the time is taken while an answer is due.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How long the keeper may take to answer while it ends processes, ...
-const ANSWER_MAX: Duration = sweep::PATIENCE_MAX.saturating_add(Duration::from_secs(10));
+/// How long the keeper may take to answer, ...
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// ... while it ends what ranks have left, ...
+const FINISH_MAX: Duration = sweep::PATIENCE_MAX.saturating_add(ANSWER_MAX);
 
 /// ... while it starts a worker, because programs are read from slow disks, ...
 const START_MAX: Duration = Duration::from_secs(60);
@@ -72,6 +75,8 @@ pub(crate) struct Keeper {
     owed: Owed,
     /// It does not answer any more.
     is_lost: bool,
+    /// It was asked for the end.
+    is_finishing: bool,
     /// Nothing is below it any more.
     has_finished: bool,
 }
@@ -153,6 +158,7 @@ impl Keeper {
             innermost: None,
             owed,
             is_lost: false,
+            is_finishing: false,
             has_finished: false,
         })
     }
@@ -215,6 +221,7 @@ impl Keeper {
     /// it when no worker is alive.
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.owed.has_asked = true;
+        self.is_finishing = true;
         self.channel.send(&[FINISH], &[]).map_err(|error| self.failed("end what ranks left", error))
     }
 
@@ -304,7 +311,11 @@ impl Keeper {
             let process = self.innermost.and_then(Process::read);
             waited >= STOPPED_MAX && process.is_some_and(|it| matches!(it.state, 'T' | 't'))
         };
-        let limit = if self.owed.starts.is_empty() { ANSWER_MAX } else { START_MAX };
+        let limit = match (self.owed.starts.is_empty(), self.is_finishing) {
+            (true, true) => FINISH_MAX,
+            (true, false) => ANSWER_MAX,
+            (false, _) => START_MAX,
+        };
         if is_stopped() {
             return Err(self.silent("is stopped"));
         }
@@ -373,7 +384,7 @@ impl AsFd for Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.channel.hang_up();
-        let patience = if self.has_finished { STOPPED_MAX } else { ANSWER_MAX };
+        let patience = if self.has_finished { STOPPED_MAX } else { FINISH_MAX };
         if self.is_lost || !self.has_ended_within(patience) {
             let _ = self.child.kill();
             self.has_ended_within(ANSWER_MAX);
