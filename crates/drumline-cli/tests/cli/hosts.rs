@@ -219,18 +219,18 @@ fn wall_up(town: &Town, ports: &str) -> Result<(), String> {
 #[test]
 fn a_job_behind_a_firewall_takes_the_ports_that_the_guide_names() {
     let Some(town) = Town::of(2) else { return };
-    if let Err(reason) = wall_up(&town, "{ 29400, 40000-40005 }") {
+    if let Err(reason) = wall_up(&town, "{ 29400, 40000-40007 }") {
         return skip(&format!("no firewall here: {reason}"));
     }
     let meeting = town.at_first_host("2");
     let within =
         |launch: Launch, ports: &str| launch.variable("DRUMLINE_PORT_RANGE", ports).start();
-    // Two stores of the first host, and for each of two ranks two groups.
-    end_sum([0, 1].map(|host| within(summing(&meeting, host, &[]), "40000-40005")));
+    // Two stores of the first host, and for each of two ranks its sign and two groups.
+    end_sum([0, 1].map(|host| within(summing(&meeting, host, &[]), "40000-40007")));
 
     // A stream of bench between hosts, as it is without drumline.
     let bench = ["--", env!("CARGO_BIN_EXE_drumline"), "bench", "--sizes", "8", "--rounds", "1"];
-    let hosts = [0, 1].map(|host| within(meeting.host(host, &bench), "40000-40005"));
+    let hosts = [0, 1].map(|host| within(meeting.host(host, &bench), "40000-40007"));
     for host in hosts.map(Started::end) {
         assert_eq!(host.code, 0, "{}", host.stderr);
     }

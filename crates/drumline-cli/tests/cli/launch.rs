@@ -250,3 +250,6 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// For scripts of ranks: sets `launcher` to its process, which is above the keepers.
+pub(crate) const FIND_LAUNCHER: &str = r"launcher=$PPID; while grep -qa keep-ranks /proc/$launcher/cmdline; do launcher=$(sed -n 's/^PPid:\t//p' /proc/$launcher/status); done;";

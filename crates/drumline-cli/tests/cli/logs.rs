@@ -8,7 +8,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::launch::{Ended, Launch};
+use crate::launch::{Ended, FIND_LAUNCHER, Launch};
 
 /// A job of so many shells that run `script`.
 fn job(options: &[&str], ranks: usize, script: &str) -> Launch {
@@ -187,7 +187,6 @@ fn a_rank_that_fills_its_stderr_takes_no_memory_of_the_launcher() {
     let shared = TempDir::new().unwrap();
     let done = shared.path().join("done");
     assert!(Command::new("mkfifo").arg(&done).status().unwrap().success());
-    // The parent of a rank is the keeper, and that of the keeper is the launcher.
     let script = format!(
         r#"if [ $RANK = 1 ]; then
             head -c {half} /dev/zero | tr '\0' x >&2
@@ -197,7 +196,7 @@ fn a_rank_that_fills_its_stderr_takes_no_memory_of_the_launcher() {
         else
             yes 'another line' | head -c 8388608 >&2
             cat {0}
-            launcher=$(sed -n 's/^PPid:\t//p' /proc/$PPID/status)
+            {FIND_LAUNCHER}
             sed -n 's/^VmHWM:[\t ]*\(.*\) kB/peak \1/p' /proc/$launcher/status
         fi"#,
         done.display()

@@ -10,7 +10,7 @@ use std::{
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 
-use crate::launch::{Ended, Launch};
+use crate::launch::{Ended, FIND_LAUNCHER, Launch};
 
 /// How a job of two ranks ended that runs this script, and what its report says.
 fn run(options: &[&str], script: &str) -> (Ended, Value) {
@@ -53,9 +53,8 @@ fn after_a_restart_the_report_is_about_the_last_world() {
 
 #[test]
 fn the_report_has_the_launchers_own_error_and_the_signal_that_stopped_it() {
-    // Above rank 0 is the keeper, and above that the launcher.
-    let script = "[ $RANK = 0 ] && kill -TERM $(awk '{print $4}' /proc/$PPID/stat); exec sleep 100";
-    let (ended, report) = run(&["--max-restarts", "1"], script);
+    let script = format!("{FIND_LAUNCHER} [ $RANK = 0 ] && kill -TERM $launcher; exec sleep 100");
+    let (ended, report) = run(&["--max-restarts", "1"], &script);
     assert_eq!((ended.code, &report["stopped_by"]), (143, &"SIGTERM".into()), "{}", ended.stderr);
 
     let root = tempfile::tempdir().unwrap();

@@ -332,7 +332,7 @@ fn a_job_whose_ranks_cannot_start_for_a_while_uses_its_restarts() {
     job.args(["run", "--max-restarts", "100000", "--restart-delay", "10ms..10ms"]);
     job.args(["--master-port", &port, "--", "true"]).stderr(fs::File::create(&told).unwrap());
     let mut job = job.spawn().unwrap();
-    let why = format!("the ranks cannot start: store tcp://127.0.0.1:{port}: listen");
+    let why = format!("the ranks cannot start or go on: store tcp://127.0.0.1:{port}: listen");
     eventually("the job tries to start its ranks", || {
         fs::read_to_string(&told).unwrap().contains(&why)
     });

@@ -79,8 +79,8 @@ struct Other {
     note: Note,
     /// Whether it was alive at an earlier look.
     lived: bool,
-    /// Since when its sign is not reached.
-    silent_since: Option<Instant>,
+    /// How long its sign has not been reached, while it could have said that it lives.
+    silent: Option<Duration>,
     /// It lives although its sign is not reached.
     is_elsewhere: bool,
 }
@@ -142,8 +142,10 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(150);
 /// A watcher that writes no new number for so long is busy or stopped, and another rank takes its place.
 const BEATS_WITHIN: Duration = Duration::from_millis(800);
 
-/// How long a rank may take to object to a suspicion.
-const OBJECTS_WITHIN: Duration = Duration::from_millis(300);
+/// How long a rank may take to object to a suspicion: three looks. On the same network the kernel has refused its sign, which
+/// is nearly proof. Elsewhere a firewall may have, and the rank may be stopped or busy for a while.
+const OBJECTS_WITHIN: Duration = Duration::from_millis(450);
+const OBJECTS_FROM_FAR_WITHIN: Duration = Duration::from_secs(3);
 
 /// What stands for a key without a value.
 const ABSENT: &[u8] = b"-";
@@ -290,7 +292,7 @@ impl Watch {
         }
         seen.is_watcher = false;
         // Whom this rank suspected may not have read it.
-        seen.others.values_mut().for_each(|other| other.silent_since = None);
+        seen.others.values_mut().for_each(|other| other.silent = None);
         let Some(Entry { rank, suspects, sign }) = Entry::parse(found) else { return Ok(true) };
         if suspects.contains(&own) {
             seen.own.objections += 1;
@@ -337,7 +339,7 @@ impl Watch {
                 *other = Other::new(note);
                 continue;
             }
-            let objects = other.silent_since.is_some() && note.objections > other.note.objections;
+            let objects = other.silent.is_some() && note.objections > other.note.objections;
             other.is_elsewhere |= objects;
             other.note = note;
             // Who has left a group in which this rank was not need not come again, and who has given up has said why.
@@ -349,8 +351,13 @@ impl Watch {
             if other.is_elsewhere || !is_awaited {
                 continue;
             }
-            let since = *other.silent_since.get_or_insert(desk.now());
-            if other.lived || desk.now().saturating_duration_since(since) >= OBJECTS_WITHIN {
+            // However long a look takes, it counts as one: if the store is slow, the suspect hears of it late.
+            let looked = (desk.now() + LOOK_EVERY).saturating_duration_since(seen.next_look);
+            let silent = other.silent.map_or(Duration::ZERO, |it| it + looked.min(LOOK_EVERY));
+            other.silent = Some(silent);
+            let is_near = network_of(&other.note.sign) == network_of(&seen.own.sign);
+            let patience = if is_near { OBJECTS_WITHIN } else { OBJECTS_FROM_FAR_WITHIN };
+            if other.lived || silent >= patience {
                 return self.blame(desk, seen, rank).await;
             }
         }
@@ -456,7 +463,7 @@ impl Watch {
             unreachable!("a look at signs ends with those that are seen")
         };
         for other in seen.others.values_mut().filter(|it| reached.contains(&it.note.sign)) {
-            (other.silent_since, other.lived) = (None, true);
+            (other.silent, other.lived) = (None, true);
         }
         let closed = seen.others.iter().filter(|(_, it)| closed.contains(&it.note.sign));
         Ok(closed.map(|(rank, _)| *rank).collect())
@@ -583,14 +590,14 @@ const SETTLES: u32 = 5;
 
 impl Other {
     fn new(note: Note) -> Other {
-        Other { note, lived: false, silent_since: None, is_elsewhere: false }
+        Other { note, lived: false, silent: None, is_elsewhere: false }
     }
 }
 
 impl Seen {
     /// The ranks that this rank suspects.
     fn suspects(&self) -> BTreeSet<Rank> {
-        let others = self.others.iter().filter(|(_, other)| other.silent_since.is_some());
+        let others = self.others.iter().filter(|(_, other)| other.silent.is_some());
         others.map(|(rank, _)| *rank).collect()
     }
 }

@@ -71,6 +71,11 @@ impl RankPlan {
         }
     }
 
+    /// Whether all ranks are on one host.
+    pub(super) fn is_alone(&self) -> bool {
+        (0..self.host_of.len()).all(|other| self.sees(other) == Sees::Near)
+    }
+
     /// Whether all ranks see when the process of one ends.
     pub(super) fn sees_all(&self) -> bool {
         (0..self.host_of.len()).all(|other| self.sees(other) != Sees::Copy)

@@ -311,7 +311,8 @@ impl<'p> StartUpSimulation<'p> {
             && self.clients[victim].has_shown_itself();
         let stopped = self.scenario.store_stops.map_or(0, |(_, time)| time);
         let took = client.ended_at.saturating_sub(self.struck_at.max(client.script.starts_at));
-        match is_told && took > TOLD_WITHIN + stopped {
+        let within = if plan.is_alone() { TOLD_WITHIN } else { TOLD_FAR_WITHIN };
+        match is_told && took > within + stopped {
             true => Err(format!("is told of the end of rank {victim} after {} ms", took / MS)),
             false => Ok(()),
         }
@@ -371,8 +372,10 @@ fn check_ended(
     }
 }
 
-/// How long it may take until all know that the process of a rank has ended.
+/// How long it may take until all know that the process of a rank has ended, on one host and on several: there a rank whose
+/// sign was never reached has time to object.
 const TOLD_WITHIN: Nanos = SECOND;
+const TOLD_FAR_WITHIN: Nanos = 4 * SECOND;
 
 /// Checks that an error blames the rank that a fault has struck, and no other. It may also blame rank 0, if
 /// rank 0 still waits for the struck rank to join the job and therefore has not come to the group.
