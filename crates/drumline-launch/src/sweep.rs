@@ -17,9 +17,8 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     process::{
-        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpgid,
-        getpgrp, getpid, kill_process,
-        kill_process_group, pidfd_open, pidfd_send_signal, waitid,
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpgid, getpgrp, getpid,
+        kill_process, kill_process_group, pidfd_open, pidfd_send_signal, waitid,
     },
 };
 

@@ -62,15 +62,8 @@ fn the_variables_are_those_of_torchrun_on_one_node_and_our_own() {
 #[test]
 fn ranks_count_over_all_hosts_and_a_virtual_local_rank_is_zero() {
     let job = Job { virtual_local_rank: true, role: "trainer".into(), ..job(2) };
-    let world = World {
-        attempt: 4,
-        restart: 4,
-        first_rank: 3,
-        local_size: 2,
-        size: 5,
-        host: 1,
-        hosts: 2,
-    };
+    let world =
+        World { attempt: 4, restart: 4, first_rank: 3, local_size: 2, size: 5, host: 1, hosts: 2 };
     let rendezvous = Rendezvous {
         launcher: Endpoint::Unix("x".into()),
         store: Endpoint::Unix("x".into()),
@@ -81,8 +74,7 @@ fn ranks_count_over_all_hosts_and_a_virtual_local_rank_is_zero() {
     };
     let list = worker(&job, &world, &rendezvous, 1, &Inherited::default());
     let devices = |visible: &[(&'static str, &str)]| {
-        let visible_devices =
-            visible.iter().map(|(name, it)| (*name, (*it).to_owned())).collect();
+        let visible_devices = visible.iter().map(|(name, it)| (*name, (*it).to_owned())).collect();
         let inherited = Inherited { visible_devices, ..Inherited::default() };
         let list = worker(&job, &world, &rendezvous, 1, &inherited);
         let is_device = |(name, _): &(&str, String)| VISIBLE_DEVICES.contains(name);
@@ -91,10 +83,7 @@ fn ranks_count_over_all_hosts_and_a_virtual_local_rank_is_zero() {
     };
     assert_eq!(devices(&[]), ["CUDA_VISIBLE_DEVICES=1"]);
     assert_eq!(devices(&[("CUDA_VISIBLE_DEVICES", "4,7")]), ["CUDA_VISIBLE_DEVICES=7"]);
-    assert_eq!(
-        devices(&[("HIP_VISIBLE_DEVICES", "GPU-a,GPU-b")]),
-        ["HIP_VISIBLE_DEVICES=GPU-b"]
-    );
+    assert_eq!(devices(&[("HIP_VISIBLE_DEVICES", "GPU-a,GPU-b")]), ["HIP_VISIBLE_DEVICES=GPU-b"]);
     let of = |name| list.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
     let named = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"].map(of);
     assert_eq!(named, ["4", "0", "5", "2", "1"]);
@@ -105,8 +94,7 @@ fn ranks_count_over_all_hosts_and_a_virtual_local_rank_is_zero() {
     for (has_interface, has_interface_of_gloo, set) in
         [(true, false, &[INTERFACE_OF_GLOO][..]), (false, true, &[]), (true, true, &[])]
     {
-        let inherited =
-            Inherited { has_interface, has_interface_of_gloo, ..Inherited::default() };
+        let inherited = Inherited { has_interface, has_interface_of_gloo, ..Inherited::default() };
         let list = worker(&job, &world, &rendezvous, 1, &inherited);
         let mut names = list.iter().map(|(name, _)| *name).filter(|it| it.ends_with("IFNAME"));
         assert!(names.by_ref().eq(set.iter().copied()), "what the user says stays");
@@ -135,8 +123,7 @@ fn omp_threads_are_the_users_choice_and_a_lone_worker_may_use_all_cores() {
 #[test]
 fn restartable_sequences_stay_unless_the_job_disables_them_and_the_user_has_not_named_them() {
     let of = |disables_rseq, tunables: &str| {
-        let inherited =
-            Inherited { glibc_tunables: tunables.to_owned(), ..Inherited::default() };
+        let inherited = Inherited { glibc_tunables: tunables.to_owned(), ..Inherited::default() };
         let job = Job { disables_rseq, ..job(3) };
         variables(&job, 0, &inherited).remove("GLIBC_TUNABLES")
     };

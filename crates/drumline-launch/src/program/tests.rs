@@ -82,8 +82,7 @@ fn the_interpreter_is_the_chosen_one_or_a_neighbour_or_that_of_the_path() {
 #[test]
 fn the_local_rank_is_put_into_arguments_as_often_as_it_is_named() {
     let not_utf8 = OsString::from_vec([b"\xff", LOCAL_RANK].concat());
-    let arguments =
-        ["${local_rank}${local_rank}x", "$$ ${rank} ${local_rank", ""].map(Into::into);
+    let arguments = ["${local_rank}${local_rank}x", "$$ ${rank} ${local_rank", ""].map(Into::into);
     let arguments = arguments.into_iter().chain([not_utf8]).collect();
     let job = Job { arguments, ..Job::new("train", std::num::NonZeroUsize::MIN) };
     let last = OsString::from_vec(b"\xff12".to_vec());

@@ -19,11 +19,8 @@ fn pauses(budget: &mut RestartBudget, world: EndedWorld) -> Vec<u64> {
 fn pauses_grow_until_the_budget_is_used_up() {
     assert!(pauses(&mut budget(0), LATE).is_empty());
     assert_eq!(pauses(&mut budget(9), LATE), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-    let mut without = RestartBudget::new(Restarts {
-        max: 2,
-        delay_min: Duration::ZERO,
-        ..Restarts::default()
-    });
+    let mut without =
+        RestartBudget::new(Restarts { max: 2, delay_min: Duration::ZERO, ..Restarts::default() });
     assert_eq!(pauses(&mut without, LATE), [0, 0]);
     assert_eq!(budget(0).after(LATE), Next::End(NoRestart::UsedUp(0)));
 }

@@ -73,10 +73,7 @@ fn of_nested_launchers_the_innermost_counts() {
 #[test]
 fn bad_variables_are_named() {
     for (own, parts) in [
-        (
-            "PATH=/bin",
-            &["PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "drumline run"][..],
-        ),
+        ("PATH=/bin", &["PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "drumline run"][..]),
         ("SLURM_JOB_ID=1 SLURM_PROCID=0", &["no launcher", "srun"]),
         ("PMI_RANK=0", &["PMI_RANK is set", "PMI_SIZE is not"]),
         ("PMI_RANK=4 PMI_SIZE=4", &["PMI_RANK=4", "PMI_SIZE=4"]),
@@ -96,8 +93,7 @@ fn bad_variables_are_named() {
 
 #[test]
 fn slurm_lists_the_ranks_of_all_hosts() {
-    let of =
-        |list, hosts: usize| (0..hosts).map(|host| per_host(list, host)).collect::<Vec<_>>();
+    let of = |list, hosts: usize| (0..hosts).map(|host| per_host(list, host)).collect::<Vec<_>>();
     assert_eq!(of("2(x2),3", 4), [Some(2), Some(2), Some(3), None]);
     assert_eq!(of("4", 2), [Some(4), None]);
     for bad in ["", "x", "2(x", "2(xy)", "-1"] {
