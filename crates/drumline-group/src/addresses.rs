@@ -24,8 +24,8 @@ use crate::{Config, Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name in the settings, or none is
-/// named and several come into question; [`Error::Io`](crate::Error::Io) when there is no route to the master.
+/// [`Error::InvalidSetting`] when no interface has the name in the settings, or none is
+/// named and several come into question; [`Error::Io`] when there is no route to the master.
 pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result<String> {
     let (addresses, why) = addresses(config, master)?;
     Ok(format!("{}: {why}", describe(&addresses)))

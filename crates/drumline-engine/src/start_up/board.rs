@@ -18,7 +18,7 @@ use super::{
     failure::Failure,
     steps::{Ask, Desk, Outside},
     store::record,
-    watch::{LOOK_EVERY, Watch},
+    watch::{Watch, look_every},
 };
 use crate::{membership::Membership, recorder::Recorder};
 
@@ -176,12 +176,13 @@ impl Board {
         let open = record(&self.recorder, &[self.roll_key(subject)]);
         loop {
             let left = desk.left_until(self.deadline);
-            let missing = desk.wait(keys.clone(), left.min(LOOK_EVERY)).await?;
+            let every = look_every(self.member.world_size);
+            let missing = desk.wait(keys.clone(), left.min(every)).await?;
             if missing.is_empty() {
                 break;
             }
             // A rank that has failed writes no more words.
-            match left > LOOK_EVERY {
+            match left > every {
                 true => self.check(desk).await?,
                 false => return Err(self.name_the_silent(desk, subject).await),
             }

@@ -7,7 +7,7 @@ use drumline_schedule::step::Rank;
 use super::{
     failure::Failure,
     steps::{Answer, Ask, Desk, Outside},
-    watch::{LOOK_EVERY, Processes, Watch},
+    watch::{Processes, Watch},
 };
 use crate::{
     deadline,
@@ -95,7 +95,7 @@ impl Joining {
         let mut first = true;
         loop {
             let left = desk.left_until(deadline);
-            let (limit, last) = (left.min(LOOK_EVERY), left <= LOOK_EVERY);
+            let (limit, last) = (left.min(watch.every()), left <= watch.every());
             let Answer::Missing(_) = desk.ask(Ask::Assemble { limit, first, last }).await? else {
                 return Ok(());
             };

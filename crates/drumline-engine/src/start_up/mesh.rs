@@ -20,7 +20,7 @@ use super::{
     failure::Failure,
     steps::{Answer, Ask, Desk, Dialled, Outside},
     store::word,
-    watch::LOOK_EVERY,
+    watch::look_every,
 };
 use crate::{
     membership::Membership,
@@ -240,7 +240,8 @@ async fn accept<W: Outside>(
     peers: &mut Openings<W::Stream>,
 ) -> Result<(), Failure<W::Error>> {
     let deadline = board.deadline();
-    let mut next_look = desk.now() + LOOK_EVERY;
+    let every = look_every(board.member().world_size);
+    let mut next_look = desk.now() + every;
     loop {
         let incomplete = peers.iter().filter(|(_, opening)| !opening.is_complete());
         let missing: Vec<Rank> = incomplete.map(|(rank, _)| *rank).collect();
@@ -255,7 +256,7 @@ async fn accept<W: Outside>(
         }
         if desk.now() >= next_look {
             board.check(desk).await?;
-            next_look = desk.now() + LOOK_EVERY;
+            next_look = desk.now() + every;
         }
         let Answer::Came(arrivals) = desk.ask(Ask::Accept(deadline.min(next_look))).await? else {
             unreachable!("a wait for peers ends with those that have come")

@@ -136,16 +136,16 @@ impl State {
     }
 }
 
-/// How often a rank looks.
-pub const LOOK_EVERY: Duration = Duration::from_millis(150);
+/// How often a rank of a world of this size looks. All of them together ask the store a bounded number of times a second.
+pub(super) fn look_every(world_size: usize) -> Duration {
+    Duration::from_millis(10 * world_size as u64).max(Duration::from_millis(150))
+}
 
-/// A watcher that writes no new number for so long is busy or stopped, and another rank takes its place.
-const BEATS_WITHIN: Duration = Duration::from_millis(800);
+/// A watcher that writes no new number in so many looks is busy or stopped, and another rank takes its place.
+const BEATS_WITHIN: u32 = 5;
 
-/// How long a rank may take to object to a suspicion: three looks. On the same network the kernel has refused its sign, which
-/// is nearly proof. Elsewhere a firewall may have, and the rank may be stopped or busy for a while.
-const OBJECTS_WITHIN: Duration = Duration::from_millis(450);
-const OBJECTS_FROM_FAR_WITHIN: Duration = Duration::from_secs(3);
+/// How many looks a rank may take to object to a suspicion.
+const OBJECTS_WITHIN: u32 = 3;
 
 /// What stands for a key without a value.
 const ABSENT: &[u8] = b"-";
@@ -155,6 +155,11 @@ impl Watch {
     pub fn new(member: &Membership, processes: Processes) -> Watch {
         let seen = Mutex::new(None);
         Watch(Arc::new(Watched { member: member.clone(), processes, seen }))
+    }
+
+    /// How often this rank looks.
+    pub(super) fn every(&self) -> Duration {
+        look_every(self.0.member.world_size)
     }
 
     /// Writes this rank's sign, for all who wait for it, and looks for the first time.
@@ -206,8 +211,8 @@ impl Watch {
         let until = deadline::after(desk.now(), limit);
         loop {
             let left = desk.left_until(until);
-            let missing = desk.wait(keys.to_vec(), left.min(LOOK_EVERY)).await?;
-            if missing.is_empty() || left <= LOOK_EVERY {
+            let missing = desk.wait(keys.to_vec(), left.min(self.every())).await?;
+            if missing.is_empty() || left <= self.every() {
                 return Ok(missing);
             }
             self.look(desk).await?;
@@ -225,7 +230,7 @@ impl Watch {
             true => Ok(()),
             false => {
                 let looked = self.look_now(desk, &mut seen).await;
-                seen.next_look = desk.now() + LOOK_EVERY;
+                seen.next_look = desk.now() + self.every();
                 looked
             }
         };
@@ -311,7 +316,8 @@ impl Watch {
         self.reach_out(desk, seen).await?;
         let is_closed = self.closed(desk, seen).await?.contains(&rank);
         let is_elsewhere = seen.others.get(&rank).is_some_and(|it| it.is_elsewhere);
-        let is_late = desk.now().saturating_duration_since(seen.entry_since) >= BEATS_WITHIN;
+        let is_late =
+            desk.now().saturating_duration_since(seen.entry_since) >= self.every() * BEATS_WITHIN;
         Ok((is_closed && !is_elsewhere) || is_late)
     }
 
@@ -321,7 +327,7 @@ impl Watch {
         desk: &Desk<W>,
         seen: &mut Seen,
     ) -> Result<(), Failure<W::Error>> {
-        let own = self.0.member.rank;
+        let (own, every) = (self.0.member.rank, self.every());
         let unknown: Vec<Rank> = (0..self.0.member.world_size)
             .filter(|rank| *rank != own && !seen.others.contains_key(rank))
             .collect();
@@ -352,12 +358,10 @@ impl Watch {
                 continue;
             }
             // However long a look takes, it counts as one: if the store is slow, the suspect hears of it late.
-            let looked = (desk.now() + LOOK_EVERY).saturating_duration_since(seen.next_look);
-            let silent = other.silent.map_or(Duration::ZERO, |it| it + looked.min(LOOK_EVERY));
+            let looked = (desk.now() + every).saturating_duration_since(seen.next_look);
+            let silent = other.silent.map_or(Duration::ZERO, |it| it + looked.min(every));
             other.silent = Some(silent);
-            let is_near = network_of(&other.note.sign) == network_of(&seen.own.sign);
-            let patience = if is_near { OBJECTS_WITHIN } else { OBJECTS_FROM_FAR_WITHIN };
-            if other.lived || silent >= patience {
+            if other.lived || silent >= every * OBJECTS_WITHIN {
                 return self.blame(desk, seen, rank).await;
             }
         }

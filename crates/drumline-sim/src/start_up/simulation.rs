@@ -375,7 +375,7 @@ fn check_ended(
 /// How long it may take until all know that the process of a rank has ended, on one host and on several: there a rank whose
 /// sign was never reached has time to object.
 const TOLD_WITHIN: Nanos = SECOND;
-const TOLD_FAR_WITHIN: Nanos = 4 * SECOND;
+const TOLD_FAR_WITHIN: Nanos = 2 * SECOND;
 
 /// Checks that an error blames the rank that a fault has struck, and no other. It may also blame rank 0, if
 /// rank 0 still waits for the struck rank to join the job and therefore has not come to the group.
