@@ -105,7 +105,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
-/// Whether [`write`] would be let write to `path`, before there is anything to write.
+/// Whether [`write()`] would be let write to `path`, before there is anything to write.
 ///
 /// # Errors
 ///
@@ -130,7 +130,7 @@ impl NewFile {
     ///
     /// # Errors
     ///
-    /// As [`write`].
+    /// As [`write()`].
     pub fn create(path: &Path) -> io::Result<NewFile> {
         replaceable(path)?;
         let (directory, name) = split(path)?;
