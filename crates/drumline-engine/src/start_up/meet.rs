@@ -134,10 +134,13 @@ impl Attempt<'_> {
                     life if desk.check(admitted).await? => life,
                     // Rank 0 has written on this rank's ticket, and stopped before it told this rank.
                     life => {
-                        let problem = self.not_let_in();
+                        let failure = match error {
+                            Failure::Connect(_) => Failure::Connect(self.not_let_in()),
+                            why => why,
+                        };
                         let board = self.board(&String::from_utf8_lossy(&life));
-                        let failure = Failure::Connect(problem.clone());
-                        board.fail(desk, &told(self.member, &problem), None).await;
+                        let text = told(self.member, &failure.text(self.member));
+                        board.fail(desk, &text, failure.culprit()).await;
                         return Err(failure);
                     }
                 }

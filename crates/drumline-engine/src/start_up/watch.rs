@@ -264,10 +264,11 @@ impl Watch {
         let own = self.0.member.rank;
         let failed = self.peek(desk, &self.failed_key()).await?;
         if failed != seen.failed_before {
-            return match self.named(&failed) {
-                Some(rank) => Err(Failure::Ended(rank)),
-                None => Ok(()),
-            };
+            if let Some(rank) = self.named(&failed) {
+                return Err(Failure::Ended(rank));
+            }
+            // The ranks that had failed before have taken it back.
+            seen.failed_before = failed;
         }
         // The watcher's entry if this rank is or becomes the watcher, else what stands there.
         let mine = entry(own, seen.beat + 1, &seen.suspects(), &seen.own.sign);
@@ -646,4 +647,79 @@ fn extends(sign: &str) -> bool {
 
 fn text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        membership::GlobalRanks,
+        start_up::{Answered, Step, Steps},
+    };
+
+    struct Nobody;
+
+    impl Outside for Nobody {
+        type Error = String;
+        type Stream = ();
+    }
+
+    type Keys = BTreeMap<String, Vec<u8>>;
+
+    /// Answers from `keys`. All other processes have ended, and each wait takes its whole time.
+    fn answer(question: Ask, keys: &mut Keys, now: &mut Instant) -> Answered<Nobody> {
+        Ok(match question {
+            Ask::Sign { .. } => Answer::Words(vec![b"host net own".to_vec()]),
+            Ask::Look(signs) => Answer::Signs { reached: BTreeSet::new(), closed: signs },
+            Ask::Set(key, value) => {
+                keys.insert(key, value);
+                Answer::Done
+            }
+            Ask::CompareSet { key, expected, desired } => {
+                if keys.get(&key).map_or(&b""[..], Vec::as_slice) == expected {
+                    keys.insert(key.clone(), desired);
+                }
+                Answer::Words(vec![keys.get(&key).cloned().unwrap_or(expected)])
+            }
+            Ask::Wait(wanted, limit) => {
+                *now += limit;
+                Answer::Missing(wanted.into_iter().filter(|key| !keys.contains_key(key)).collect())
+            }
+            other => unreachable!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_rank_looks_on_when_an_earlier_failure_is_taken_back() {
+        let member = Membership::new("world", (1, 2), GlobalRanks::default());
+        let processes = Processes {
+            keys: vec!["process/0".to_owned(), "process/1".to_owned()],
+            join: true,
+            stay: true,
+        };
+        let watch = Watch::new(&member, processes);
+        let dead = Note { sign: "host net dead".to_owned(), ..Note::default() };
+        let mut keys = Keys::from([
+            (watch.failed_key(), b"1 0".to_vec()),
+            ("process/0".to_owned(), dead.text()),
+        ]);
+        let mut now = Instant::now();
+        let mut steps = Steps::<Nobody, _>::new(now, async |desk| {
+            watch.begin(&desk).await?;
+            watch.wait(&desk, &["more".to_owned()], Duration::from_secs(60)).await
+        });
+        let mut step = steps.begin();
+        let ended = loop {
+            match step {
+                Step::Ask(question) => {
+                    if matches!(&question, Ask::Wait(awaited, _) if awaited[0] == "more") {
+                        keys.remove(&watch.failed_key());
+                    }
+                    step = steps.answer(answer(question, &mut keys, &mut now), now);
+                }
+                Step::Over(ended) => break ended,
+            }
+        };
+        assert_eq!(ended, Err(Failure::Ended(0)));
+    }
 }
