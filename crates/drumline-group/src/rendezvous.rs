@@ -19,7 +19,8 @@
 //! Otherwise rank 0 hosts the [`TcpStore`](drumline_store::store::tcp::TcpStore), on exactly the address to
 //! which the host name resolves, and the other ranks connect. Debian and others let a host's own name resolve to
 //! loopback; then rank 0 listens on all addresses of its host if there is a secret. If another launcher hosts the store
-//! (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is a client.
+//! (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is a client, and each start of the ranks has a part of the store
+//! (`start/TORCHELASTIC_RESTART_COUNT/`).
 //!
 //! With `file://` no process hosts a store. The file is a [`FileStore`](drumline_store::store::FileStore).
 //! The first rank makes it, readable for its user only, and the last rank that leaves deletes it. A job that
@@ -34,10 +35,9 @@
 //! | of another launcher | any process that reaches it | on loopback: any process on this host |
 //! | in a file | any process that can write to it | its owner, if no other user can read it |
 //!
-//! Without a secret the ranks agree on one through the store, so they are as safe as the store is. On
-//! addresses other than loopback, and in a file that other users can read, this must be allowed by
-//! [`Config::trust_store`]. With a secret, a stranger who reaches another launcher's store, or the file, can
-//! disturb the job but cannot join it.
+//! Without a secret the ranks agree on one through the store, so they are as safe as the store is. On addresses other
+//! than loopback, and in a file that other users can read, this must be allowed by [`Config::trust_store`]. With a
+//! secret, a stranger who reaches another launcher's store, or the file, can disturb the job but cannot join it.
 //!
 //! ```
 //! # use drumline_group as drumline;
@@ -58,9 +58,9 @@ mod plan;
 mod schemes;
 mod settings;
 
-use std::env;
+use std::{env, sync::Arc};
 
-use drumline_store::auth::Secret;
+use drumline_store::{auth::Secret, store::PrefixStore};
 
 use crate::{Config, Result};
 
@@ -110,7 +110,13 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
         (Some(handler), _) => handler(url, &config),
         (None, Some(plan)) => {
             plan.check_reach(&config, &variable)?;
-            plan.meet(&config)
+            let mut place = plan.meet(&config)?;
+            // The store of another launcher has what killed ranks of earlier starts have left.
+            let start = variable("TORCHELASTIC_RESTART_COUNT");
+            if let (StoreHost::Launcher, Some(start)) = (plan.host, start) {
+                place.store = Arc::new(PrefixStore::new(format!("start/{start}"), place.store));
+            }
+            Ok(place)
         }
         (None, None) => unreachable!("without a handler there is a plan"),
     }

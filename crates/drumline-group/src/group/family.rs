@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    env,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -66,10 +65,7 @@ impl Family {
             return Processes { join: false, ..family.processes(&whole) };
         }
         let stay = self.rendezvous.as_ref().is_some_and(Rendezvous::is_launchers);
-        // The store of another launcher may have seen earlier starts of the job.
-        let start = env::var("TORCHELASTIC_RESTART_COUNT").ok().filter(|_| stay);
-        let root = start.map_or(self.root.clone(), |start| format!("{}/{start}", self.root));
-        let key = |rank| process_key(&root, member.global.of(rank));
+        let key = |rank| process_key(&self.root, member.global.of(rank));
         let keys = (0..member.world_size).map(key).collect();
         Processes { keys, join: member.name == self.root, stay }
     }
