@@ -506,6 +506,19 @@ impl Lane {
         self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
     }
 
+    /// Fails if the group has failed, which this rank may only find out now: the peers hear of it then. `attempted` began
+    /// at `began` outside of the lane.
+    pub fn check(&mut self, attempted: &'static str, began: Instant, now: Instant) -> Result<()> {
+        match &self.state {
+            State::Failed(by) => return Err(Error::Poisoned { attempted, by: by.clone() }),
+            State::Left => return Ok(()),
+            State::Open => {}
+        }
+        let elapsed = now.saturating_duration_since(began);
+        self.hear(now)
+            .map_err(|cause| self.fail(attempted.to_owned(), self.sequence, elapsed, cause))
+    }
+
     /// Connects to all peers, so that [`Lane::hear`] hears each of them. Returns whether all have been met. Call
     /// it until then on all ranks.
     pub fn meet_all(&mut self, now: Instant) -> bool {

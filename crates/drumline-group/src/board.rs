@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use drumline_engine::{
+    CollectiveError,
     membership::{GlobalRanks, Membership},
     start_up::{
         Answered, Ask, Desk, Failure,
@@ -17,7 +18,7 @@ use drumline_store::{
 };
 
 use crate::{
-    Config, Error, Result,
+    Error, Result,
     start_up::{Outlook, Process, run},
     trace::{GroupTrace, Inquiry},
 };
@@ -41,13 +42,13 @@ impl Board {
         store: &Arc<dyn Store>,
         processes: Processes,
         deadline: Instant,
-        config: &Config,
+        outlook: Outlook,
         recorder: &GroupTrace,
     ) -> Result<(Board, Inquiry)> {
         let ticket = Nonce::name()?;
-        let (watch, warn_after) = (&Watch::new(member, processes), config.warn_after);
+        let (watch, warn_after) = (&Watch::new(member, processes), outlook.config.warn_after);
         let attempt = Attempt { member, ticket: &ticket, deadline, warn_after, watch, recorder };
-        let outlook = Arc::new(Outlook::new(config));
+        let outlook = Arc::new(outlook);
         let on = |rules| Board { store: store.clone(), outlook: outlook.clone(), rules };
         // Rank 0 offers its time before it lets the other ranks in. The name of the life is the name of rank
         // 0's ticket.
@@ -59,7 +60,7 @@ impl Board {
             _ => None,
         };
         let met = run(async |desk| attempt.run(&desk).await, |it| outlook.ask(&**store, it));
-        let board = on(met.map_err(|failure| failed(member, failure))?);
+        let board = on(met.map_err(|failure| outlook.explain(failed(member, failure)))?);
         let inquiry = match offer {
             Some(inquiry) => inquiry,
             None => recorder.ask_time(&board.store_of_life())?,
@@ -84,7 +85,7 @@ impl Board {
         perform: impl FnMut(Ask) -> Answered<Process>,
     ) -> Result<T> {
         let done = run(async |desk| code(&desk, &self.rules).await, perform);
-        done.map_err(|failure| failed(self.rules.member(), failure))
+        done.map_err(|failure| self.outlook.explain(failed(self.rules.member(), failure)))
     }
 
     /// Answers a question to the store.
@@ -96,15 +97,19 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when a rank has failed (with that rank's error), or when a rank writes nothing in
-    /// time.
+    /// [`Error::Connect`] when a rank has failed (with that rank's error), or when a rank writes nothing in time.
     pub(crate) fn all_gather(&self, subject: Subject, word: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.run(async |desk, rules| rules.all_gather(desk, subject, word).await, |it| self.ask(it))
     }
 
     /// This rank could not be connected. Tells all ranks, so that none waits for it.
     pub(crate) fn fail(&self, error: &Error) {
-        let culprit = error.culprit();
+        // The failure of the group from which this one is made names ranks by their numbers there.
+        let is_own = |by: &CollectiveError| by.group == self.rules.member().name;
+        let culprit = match error {
+            Error::Collective(by) | Error::Poisoned { by, .. } if !is_own(by) => None,
+            error => error.culprit(),
+        };
         let error = error.to_string();
         run(async |desk| self.rules.fail(&desk, &error, culprit).await, |it| self.ask(it));
     }

@@ -1,7 +1,8 @@
-//! Answers the questions of [`drumline_engine::start_up`], with a real store and sockets, on the caller's
-//! thread.
+//! Answers the questions of [`drumline_engine::start_up`], with a real store and sockets, on the caller's thread.
 
 use std::{
+    fmt,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -42,16 +43,40 @@ pub(crate) fn run<T, F: Future<Output = T>>(
 /// How long the host of the store waits until the other ranks have read in it why start-up fails.
 pub(crate) const WHY_COMES: Duration = Duration::from_secs(1);
 
+/// The group from which another one is made.
+pub(crate) trait Origin: fmt::Debug + Send + Sync {
+    /// Fails if the group has failed. The start-up of the other one began at `began`.
+    fn check(&self, began: Instant) -> Result<(), Error>;
+}
+
 /// How a rank that starts up sees which processes live.
 #[derive(Debug)]
 pub(crate) struct Outlook {
-    config: Config,
+    pub(crate) config: Config,
     sights: Sights,
+    /// If that group fails, members of this one may never come: they may have failed with it.
+    origin: Option<Arc<dyn Origin>>,
+    began: Instant,
 }
 
 impl Outlook {
-    pub(crate) fn new(config: &Config) -> Outlook {
-        Outlook { config: config.clone(), sights: Sights::default() }
+    pub(crate) fn new(config: &Config, origin: Option<Arc<dyn Origin>>) -> Outlook {
+        let (config, sights) = (config.clone(), Sights::default());
+        Outlook { config, sights, origin, began: Instant::now() }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.origin.as_ref().map_or(Ok(()), |origin| origin.check(self.began))
+    }
+
+    /// Why start-up has failed: that may follow from a failure of the group from which this one is made.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::Connect { culprit: None, .. }
+            | Error::Store { .. }
+            | Error::StoreTimeout { .. } => self.check().err().unwrap_or(error),
+            _ => error,
+        }
     }
 
     /// Answers a question about signs, or to the store, or pauses.
@@ -68,7 +93,13 @@ impl Outlook {
                 let [reached, closed] = self.sights.look(&signs).map_err(failed)?;
                 Ok(Answer::Signs { reached, closed })
             }
-            question => ask_store(store, question),
+            question => {
+                let answer = ask_store(store, question)?;
+                if let Answer::Missing(_) = answer {
+                    self.check()?;
+                }
+                Ok(answer)
+            }
         }
     }
 }

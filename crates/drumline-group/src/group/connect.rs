@@ -39,7 +39,7 @@ use crate::{
     Config, Error, PriceSource, Result, SumOrder, backend,
     board::Board,
     prices::probe,
-    start_up::WHY_COMES,
+    start_up::{Origin, Outlook, WHY_COMES},
     trace::{GroupTrace, Inquiry},
     transport::{
         Sockets,
@@ -48,8 +48,7 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// A group of one rank. Every collective completes at once. So the same program runs with and without a
-    /// launcher.
+    /// A group of one rank. Every collective completes at once. So the same program runs with and without a launcher.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -141,9 +140,8 @@ impl ProcessGroup {
 
     /// Connects the ranks that share `store` to a group.
     ///
-    /// Blocks until all `world_size` ranks have called it with the same `name`. All ranks may destroy the
-    /// group and connect again under the same name, also after a failure. Connections and shared memory are
-    /// new each time.
+    /// Blocks until all `world_size` ranks have called it with the same `name`. All ranks may destroy the group and
+    /// connect again under the same name, also after a failure. Connections and shared memory are new each time.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -196,17 +194,18 @@ impl ProcessGroup {
         global: GlobalRanks,
         config: &Config,
     ) -> Result<ProcessGroup> {
-        ProcessGroup::join(family.clone(), name, place, global, config)
+        ProcessGroup::join(family.clone(), name, place, global, config, None)
             .inspect_err(|_| family.leave(WHY_COMES))
     }
 
-    /// Connects the ranks of one group of a family.
+    /// Connects the ranks of one group of a family. It may be made from the group `origin`.
     pub(super) fn join(
         family: Arc<Family>,
         name: &str,
         place: (Rank, usize),
         global: GlobalRanks,
         config: &Config,
+        origin: Option<Arc<dyn Origin>>,
     ) -> Result<ProcessGroup> {
         if let Some(name) = &config.all_reduce {
             choice::find(Collective::AllReduce, name)?; // refused before anything starts
@@ -231,8 +230,9 @@ impl ProcessGroup {
         let recorder = GroupTrace::start(config.trace.as_ref(), name, member.rank)?;
         let processes = family.processes(&member);
         let phase = recorder.phase("join");
+        let outlook = Outlook::new(config, origin);
         let (board, inquiry) =
-            Board::meet(&member, &family.store, processes, deadline, config, &recorder)?;
+            Board::meet(&member, &family.store, processes, deadline, outlook, &recorder)?;
         drop(phase);
         // Ranks on a foreign backend do not compare their settings.
         let order = if foreign.is_some() { config.sum_order as u8 } else { 0 };
@@ -450,7 +450,8 @@ fn wardens(board: &Board, member: &Membership, config: &Config, deadline: Instan
         let recorder = GroupTrace::of(&format!("guard of {}", own.name), own.rank);
         let keys = (0..own.world_size).map(|rank| claim::process_key("guard", rank)).collect();
         let processes = Processes { keys, join: true, stay: false };
-        let (board, inquiry) = Board::meet(&own, &store, processes, deadline, &config, &recorder)?;
+        let outlook = Outlook::new(&config, None);
+        let (board, inquiry) = Board::meet(&own, &store, processes, deadline, outlook, &recorder)?;
         let member = Membership { digest: xxh3_64(board.token()), ..own.clone() };
         let size = SegmentSize { slot_bytes: 1, arena_bytes: 0 };
         let (word, told) = (config.prices.word(&PriceList::default()), (recorder, inquiry));
@@ -482,9 +483,8 @@ fn process_of(peer: &Near) -> Option<PidFd> {
 
 type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
 
-/// Shares memory with all ranks of this host, or with none: then they use sockets. Also returns the topology,
-/// in which a rank that shares no memory counts as a host of its own. All ranks must choose by the same
-/// `prices`.
+/// Shares memory with all ranks of this host, or with none: then they use sockets. Also returns the topology, in which
+/// a rank that shares no memory counts as a host of its own. All ranks must choose by the same `prices`.
 fn share_memory(
     board: &Board,
     near: &[Near],

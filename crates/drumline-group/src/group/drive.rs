@@ -439,6 +439,14 @@ impl Driven {
         self.break_off(operation.to_owned(), Instant::now(), cause);
     }
 
+    /// Fails if the group has failed, also if no call is under way. See [`Lane::check`].
+    pub(super) fn check(&self, attempted: &'static str, began: Instant) -> Result<()> {
+        let Some(mut lane) = self.handoff.try_drive() else { return Ok(()) };
+        let checked = lane.check(attempted, began, Instant::now());
+        self.say_why(&mut lane);
+        Ok(checked?)
+    }
+
     /// Whether all ranks have said goodbye.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)

@@ -208,6 +208,13 @@ impl Foreign {
         self.fail(operation, operation.to_owned(), sequence, Instant::now(), cause);
     }
 
+    /// Fails if the group has failed, also if no call is under way. `attempted` began at `began`.
+    pub(super) fn check(&self, attempted: &'static str, began: Instant) -> Result<()> {
+        let heard = self.guard.as_ref().map_or(Ok(()), |guard| guard.hear());
+        let sequence = self.lock().sequence;
+        heard.map_err(|cause| self.fail(attempted, attempted.to_owned(), sequence, began, cause))
+    }
+
     /// A panic drops the group: the peers will see this rank as dead.
     pub(super) fn forsake(&self) {
         if let Some(guard) = &self.guard {

@@ -1,10 +1,8 @@
-//! The guard of a foreign group: a small built-in group of the same ranks, which notices what the backend does
-//! not.
+//! The guard of a foreign group: a small built-in group of the same ranks, which notices what the backend does not.
 //!
-//! For every collective there is a *round*: an all-gather of words that say which call each rank makes. A round
-//! begins before the backend gets the call, and is over before the call returns. In between, the backend drives
-//! the lane: each look at the guard is a turn. So no other thread is woken, and the words travel beside the
-//! data.
+//! For every collective there is a *round*: an all-gather of words that say which call each rank makes. A round begins
+//! before the backend gets the call, and is over before the call returns. In between, the backend drives the lane: each
+//! look at the guard is a turn. So no other thread is woken, and the words travel beside the data.
 //!
 //! One thread at a time drives the lane. Others that look meanwhile find a cause that it has noted, or nothing.
 
@@ -155,6 +153,15 @@ impl Warden {
         match now >= since + GRACE {
             true => Err(self.note(at_first_hand(cause, lane))),
             false => Ok(()),
+        }
+    }
+
+    /// Finds out whether a peer has failed while no call is under way.
+    pub(super) fn hear(&self) -> Result<(), Cause> {
+        self.known()?;
+        match self.driven.try_lane() {
+            Some(mut lane) if !self.in_round() => self.watch(&mut lane, Instant::now()),
+            _ => Ok(()),
         }
     }
 

@@ -144,7 +144,7 @@ fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
     let (name, at, master) = ("world", (place.rank, place.world_size), place.master());
     let family = Family::of(name, place);
     let formed = choose_addresses(&mut config, master).and_then(|()| {
-        ProcessGroup::join(family.clone(), name, at, GlobalRanks::default(), &config)
+        ProcessGroup::join(family.clone(), name, at, GlobalRanks::default(), &config, None)
     });
     match formed {
         Ok(group) => {

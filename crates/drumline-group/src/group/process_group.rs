@@ -16,7 +16,7 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 use drumline_shm::Arena;
 
-use crate::{Config, Explanation, Result, trace::GroupTrace};
+use crate::{Config, Explanation, Result, start_up::Origin, trace::GroupTrace};
 
 use super::{
     drive::{Driven, Patience},
@@ -72,8 +72,7 @@ pub(crate) struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The progress thread may hold the lane a little longer, and does not panic. So the lane must be
-        // told.
+        // The progress thread may hold the lane a little longer, and does not panic. So the lane must be told.
         if std::thread::panicking() {
             match &self.carrier {
                 Carrier::Lane(lane) => lane.forsake(),
@@ -175,6 +174,12 @@ impl ProcessGroup {
             Carrier::Lane(lane) => lane.usage(),
             Carrier::Backend(backend) => backend.usage(),
         }
+    }
+
+    /// What start-up of a group asks that is made from this one. Nothing if this one has failed before: then the program
+    /// knows.
+    pub(super) fn origin(&self) -> Option<Arc<dyn Origin>> {
+        (!self.usage().has_failed()).then(|| Arc::new(self.clone()) as Arc<dyn Origin>)
     }
 
     /// Which algorithm a call would take, and why.
@@ -310,6 +315,15 @@ impl Inner {
         match &self.carrier {
             Carrier::Lane(lane) => lane.post(point),
             Carrier::Backend(backend) => backend.post(point),
+        }
+    }
+}
+
+impl Origin for ProcessGroup {
+    fn check(&self, began: Instant) -> Result<()> {
+        match &self.inner.carrier {
+            Carrier::Lane(lane) => lane.check("new_group", began),
+            Carrier::Backend(backend) => Ok(backend.check("new_group", began)?),
         }
     }
 }

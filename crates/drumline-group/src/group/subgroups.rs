@@ -22,16 +22,14 @@ use crate::{Config, Error, Result};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct GroupOptions {
-    /// Tells groups of the same ranks apart. Only needed when threads of one rank make such groups at the
-    /// same time.
+    /// Tells groups of the same ranks apart. Only needed when threads of one rank make such groups at the same time.
     pub name: Option<String>,
     /// How long start-up and every call may take. Unless set, as in the group that it is made from.
     pub timeout: Option<Duration>,
     /// Settings to use instead of those of the group that it is made from. If they have no secret, or name no
     /// addresses, that group's are used.
     pub config: Option<Config>,
-    /// Whether ranks are numbered in the order in which they are listed, instead of in ascending
-    /// order.
+    /// Whether ranks are numbered in the order in which they are listed, instead of in ascending order.
     pub keep_order: bool,
 }
 
@@ -153,6 +151,7 @@ impl ProcessGroup {
     /// [`Error::NotAMember`] on a rank that is not listed; it has not contacted any rank.
     /// [`Error::InvalidArgument`] when a rank does not exist or is listed twice. Otherwise as for
     /// [`ProcessGroup::connect`]; the error names members that do not come in time, and what they do instead.
+    /// If this group fails while the call waits for a member, the call ends with that failure, and this group is poisoned.
     /// A failed attempt leaves nothing behind and may be repeated.
     pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let mut ranks = ranks.to_vec();
@@ -186,6 +185,7 @@ impl ProcessGroup {
             (rank, size),
             GlobalRanks::new(global),
             &config,
+            self.origin(),
         );
         drop(joining);
         group
@@ -207,7 +207,7 @@ impl ProcessGroup {
         let join = |member: usize| {
             let place = (self.rank() * count + member, self.world_size() * count);
             let family = Family::of_member(&family, of_members.clone());
-            ProcessGroup::join(family, &name, place, GlobalRanks::default(), &config)
+            ProcessGroup::join(family, &name, place, GlobalRanks::default(), &config, self.origin())
         };
         // Each waits for the others.
         std::thread::scope(|threads| {

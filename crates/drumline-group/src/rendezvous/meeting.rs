@@ -62,7 +62,7 @@ impl Plan {
             ticket: Nonce::random()?.0,
         };
         let mut opened: Option<TcpStore> = None;
-        let outlook = Outlook::new(config);
+        let outlook = Outlook::new(config, None);
         let joined = run(
             async |desk| joining.run(&desk).await,
             |question| match (question, &opened) {
