@@ -54,9 +54,8 @@ pub struct Config {
     /// unless set. Any duration above zero is valid: `Duration::MAX` (`inf`) means no limit.
     pub timeout: Duration,
 
-    /// What carries operations, by name: `drumline` for the library's own transports, which is also
-    /// what `auto` means, or what was registered ([`crate::backend`]); the same on all ranks.
-    /// `DRUMLINE_BACKEND`; `drumline` unless set.
+    /// What carries operations, by name: `drumline` for the library's own transports, which is also what `auto` means,
+    /// or what was registered ([`crate::backend`]); the same on all ranks. `DRUMLINE_BACKEND`; `drumline` unless set.
     pub backend: Option<String>,
 
     /// The MPI library that the backend `mpi` and `mpi://` load: a path. `DRUMLINE_MPI_LIBRARY`; unless set,
@@ -83,11 +82,10 @@ pub struct Config {
     /// host reaches the master. Nothing listens there unless a rank is on another host.
     pub bind_addresses: Vec<IpAddr>,
 
-    /// The network interfaces to listen on for peers, instead of `bind_addresses`: `eth,ib` for
-    /// those whose names begin so, `=eth1` for exactly that one, `^docker,wlan` for the one on the
-    /// way to the master or the first that is neither of these. The connections are spread over
-    /// those that are named. `DRUMLINE_SOCKET_IFNAME`, which may be empty for none, else
-    /// `GLOO_SOCKET_IFNAME`, in which names are exact.
+    /// The network interfaces to listen on for peers, instead of `bind_addresses`: `eth,ib` for those whose names begin
+    /// so, `=eth1` for exactly that one, `^docker,wlan` for the one on the way to the master or the first that is
+    /// neither of these. The connections are spread over those that are named. `DRUMLINE_SOCKET_IFNAME`, which may be
+    /// empty for none, else `GLOO_SOCKET_IFNAME`, in which names are exact.
     pub socket_ifname: Option<String>,
 
     /// The ports to listen on, for firewalls that let only some through. `DRUMLINE_PORT_RANGE`, such as
@@ -95,10 +93,9 @@ pub struct Config {
     /// several hosts that these are in, times the interfaces; and two for stores of `drumline run`.
     pub port_range: Option<RangeInclusive<u16>>,
 
-    /// How many TCP connections carry the data between two ranks, at most 16, the same on all ranks: block
-    /// by block, each in its turn. Several get more of a network that limits each flow, or that
-    /// spreads flows over several lines. `DRUMLINE_STREAMS`; unless set, one for each address or
-    /// interface that the environment names, and else 1.
+    /// How many TCP connections carry the data between two ranks, at most 16, the same on all ranks: block by block,
+    /// each in its turn. Several get more of a network that limits each flow, or that spreads flows over several lines.
+    /// `DRUMLINE_STREAMS`; unless set, one for each address or interface that the environment names, and else 1.
     pub streams: usize,
 
     /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or
@@ -124,9 +121,8 @@ pub struct Config {
     /// It never changes a result.
     pub window_bytes: usize,
 
-    /// How many bytes of buffers a rank may register ([`alloc_registered`]). Memory is taken when
-    /// a buffer is allocated, address space at once. `DRUMLINE_REGISTERED_BYTES_MAX`; half of the
-    /// host's memory unless set.
+    /// How many bytes of buffers a rank may register ([`alloc_registered`]). Memory is taken when a buffer is
+    /// allocated, address space at once. `DRUMLINE_REGISTERED_BYTES_MAX`; half of the host's memory unless set.
     ///
     /// [`alloc_registered`]: crate::ProcessGroup::alloc_registered
     pub registered_bytes_max: Option<usize>,

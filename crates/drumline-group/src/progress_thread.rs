@@ -41,8 +41,7 @@ pub(crate) enum Advance {
 pub(crate) trait Linger: Send {
     /// Answers the peers that have called. `false`: the time is over.
     fn progress(&mut self, now: Instant) -> bool;
-    /// The latest time for the next [`Linger::progress`], and a descriptor that is readable if it is needed
-    /// earlier.
+    /// The latest time for the next [`Linger::progress`], and a descriptor that is readable if it is needed earlier.
     fn news(&self) -> (Instant, Arc<OwnedFd>);
 }
 

@@ -52,11 +52,10 @@
 //!
 //! # Clocks
 //!
-//! Times are those of `CLOCK_MONOTONIC`, in microseconds. The ranks of one host share this clock. At start-up
-//! one rank of each other host asks rank 0 for its time, several times, and keeps the fastest answer. The
-//! error of that answer is at most half of the time that it took. Both figures are in the file, and
-//! [`merge()`] applies them. Files without these figures (if rank 0 writes no trace) are aligned by the wall
-//! clocks, and the result says so.
+//! Times are those of `CLOCK_MONOTONIC`, in microseconds. The ranks of one host share this clock. At start-up one rank
+//! of each other host asks rank 0 for its time, several times, and keeps the fastest answer. The error of that answer
+//! is at most half of the time that it took. Both figures are in the file, and [`merge()`] applies them. Files without
+//! these figures (if rank 0 writes no trace) are aligned by the wall clocks, and the result says so.
 
 use std::path::Path;
 

@@ -527,10 +527,12 @@ impl Watch {
     }
 
     /// This rank no longer looks. If it has joined the job, it is in the group `world` of all ranks from now on, or, without
-    /// one, has failed.
+    /// one, has failed. Then it leaves nothing behind, unless it was in a group of all ranks before.
     pub(super) async fn end<W: Outside>(&self, desk: &Desk<W>, world: Option<&str>) {
         let Some(mut seen) = self.take() else { return };
-        if seen.own.state == State::Joins {
+        if seen.own.state == State::Joins && world.is_none() && seen.own.world.is_empty() {
+            desk.take_back([self.process(self.0.member.rank).to_owned()]).await;
+        } else if seen.own.state == State::Joins {
             seen.own.state = world.map_or(State::Failed, |_| State::In);
             seen.own.world = world.unwrap_or(&seen.own.world).to_owned();
             // If this rank has lost the store, so have the others.

@@ -64,10 +64,21 @@ impl Family {
             let whole = Membership { global: GlobalRanks::new(ranks), ..member.clone() };
             return Processes { join: false, ..family.processes(&whole) };
         }
-        let stay = self.rendezvous.as_ref().is_some_and(Rendezvous::is_launchers);
         let key = |rank| process_key(&self.root, member.global.of(rank));
         let keys = (0..member.world_size).map(key).collect();
-        Processes { keys, join: member.name == self.root, stay }
+        Processes { keys, join: member.name == self.root, stay: self.is_launchers() }
+    }
+
+    /// The last group of the family is being destroyed by all of its ranks: nobody looks for this process any more.
+    pub(super) fn forget(self: Arc<Self>, member: &Membership) {
+        let is_last = Arc::strong_count(&self) <= 2; // the group's and this one
+        if is_last && self.of_rank.is_none() && !self.is_launchers() {
+            let _ = self.store.delete_key(&process_key(&self.root, member.global.of(member.rank)));
+        }
+    }
+
+    fn is_launchers(&self) -> bool {
+        self.rendezvous.as_ref().is_some_and(Rendezvous::is_launchers)
     }
 
     /// Drops a group's hold on the family. The last group leaves the place where the ranks have met: see

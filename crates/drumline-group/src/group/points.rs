@@ -45,11 +45,10 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages
-    /// to it wait already. [`Collective`](crate::Error::Collective) names both calls when type or count
-    /// differ from the receiver's; otherwise it names the rank that died, left, or did not receive in time
-    /// ([`Config::timeout`](crate::Config::timeout)). Then the group is poisoned, as after a failed
-    /// collective.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages to it
+    /// wait already. [`Collective`](crate::Error::Collective) names both calls when type or count differ from the
+    /// receiver's; otherwise it names the rank that died, left, or did not receive in time
+    /// ([`Config::timeout`](crate::Config::timeout)). Then the group is poisoned, as after a failed collective.
     pub fn send<T: Element>(&self, data: &[T], to: Rank, tag: u64) -> Result<()> {
         self.send_async::<T, _>(data.to_vec(), to, tag)?.wait()?;
         Ok(())
@@ -57,8 +56,7 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::send`] in the background. Gives the buffer back, unchanged.
     ///
-    /// To make a batch of sends and receives, keep them in a list and wait for each of them afterwards, in
-    /// any order:
+    /// To make a batch of sends and receives, keep them in a list and wait for each of them afterwards, in any order:
     ///
     /// ```
     /// # use drumline_group as drumline;

@@ -16,7 +16,7 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 use drumline_shm::Arena;
 
-use crate::{Config, Explanation, Result, start_up::Origin, trace::GroupTrace};
+use crate::{Config, Explanation, Result, interrupt, start_up::Origin, trace::GroupTrace};
 
 use super::{
     drive::{Driven, Patience},
@@ -266,6 +266,10 @@ impl ProcessGroup {
         let inner = &self.inner;
         let started = Instant::now();
         let open = inner.recorder.phase("destroy");
+        let waits = patience == Patience::Required && !interrupt::is_handling();
+        if let Some(family) = inner.family().filter(|_| waits && !self.usage().has_failed()) {
+            family.forget(&inner.member);
+        }
         let in_good_order = match &inner.carrier {
             Carrier::Lane(lane) => lane.close(started, timeout, patience)?,
             Carrier::Backend(backend) => backend.close(started, timeout, patience)?,

@@ -43,8 +43,7 @@ pub(crate) fn parse(url: &str) -> Result<(String, usize, usize)> {
     Ok((path.text().to_owned(), rank, world_size))
 }
 
-/// Checks that no other user may read or replace the file. Without a secret in the settings, the ranks leave
-/// one in it.
+/// Checks that no other user may read or replace the file. Without a secret in the settings, the ranks leave one in it.
 fn check_private(path: &str) -> Result<()> {
     let metadata = fs::metadata(path)
         .map_err(|error| Error::io(format!("look at file store {path}"), error))?;

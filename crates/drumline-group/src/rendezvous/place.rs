@@ -34,8 +34,7 @@ pub struct Rendezvous {
     pub rank: usize,
     /// The number of processes in the job.
     pub world_size: usize,
-    /// The secret of the job. Either all processes were given it, or they have agreed on it through the
-    /// store.
+    /// The secret of the job. Either all processes were given it, or they have agreed on it through the store.
     pub secret: Secret,
     /// The store, if this library has opened it.
     tcp: Option<Arc<TcpStore>>,
@@ -120,8 +119,7 @@ impl Rendezvous {
     /// waits until all other ranks have closed their connections, by leaving or by dying, but at most for
     /// `patience`. Returns whether they have; on other ranks returns `true` at once.
     ///
-    /// Dropping a `Rendezvous` does not wait, which is right after an error that the other ranks should
-    /// notice.
+    /// Dropping a `Rendezvous` does not wait, which is right after an error that the other ranks should notice.
     ///
     /// ```
     /// # use drumline_group as drumline;

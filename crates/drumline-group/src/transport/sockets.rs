@@ -40,8 +40,7 @@ pub(crate) struct Sockets {
     poll_failed: Option<Cause>,
 }
 
-/// The number of keys in the set for one peer. They are consecutive: one for its process, and one for each
-/// stream.
+/// The number of keys in the set for one peer. They are consecutive: one for its process, and one for each stream.
 const KINDS: u64 = 32;
 const PROCESS: u64 = 0;
 const CONTROL: u64 = 1;
@@ -63,8 +62,7 @@ const DOORBELL: u64 = u64::MAX - 1;
 const FAR: u64 = u64::MAX - 2;
 
 impl Sockets {
-    /// `near` are the connections to the peers of this host, with their processes. `far` reaches the
-    /// other peers.
+    /// `near` are the connections to the peers of this host, with their processes. `far` reaches the other peers.
     ///
     /// # Errors
     ///
@@ -131,9 +129,8 @@ impl Sockets {
             .map_err(|error| Error::io("cannot wait for neighbours", error.into()))
     }
 
-    /// Sends a beat on the control connections to other hosts when it is due. A kernel that does not
-    /// acknowledge it in time ends the connection, so a silent host is noticed. Returns when the
-    /// next beat is due.
+    /// Sends a beat on the control connections to other hosts when it is due. A kernel that does not acknowledge it in
+    /// time ends the connection, so a silent host is noticed. Returns when the next beat is due.
     fn beat(&mut self, now: Instant) -> Option<Instant> {
         if self.far.is_none() || !self.streams.has_far() {
             return None;

@@ -61,9 +61,8 @@ impl ProcessGroup {
 
     /// Sends block `i` of rank `root`'s `input` to rank `i`, into `output`.
     ///
-    /// All ranks pass outputs of the same length. At the root, `input` holds `world_size` times as
-    /// many elements; on other ranks it is empty. On the root, success means that the blocks have
-    /// been sent, not that they have arrived.
+    /// All ranks pass outputs of the same length. At the root, `input` holds `world_size` times as many elements; on
+    /// other ranks it is empty. On the root, success means that the blocks have been sent, not that they have arrived.
     ///
     /// ```
     /// # use drumline_group as drumline;

@@ -78,8 +78,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As for [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) when the numbers
-    /// differ.
+    /// As for [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) when the numbers differ.
     pub fn broadcast_object_list<T>(&self, objects: &mut [T], root: Rank) -> Result<()>
     where
         T: Serialize + DeserializeOwned,
@@ -167,8 +166,7 @@ impl ProcessGroup {
         is_root.then(|| decode_all(call, &all, &lengths)).transpose()
     }
 
-    /// Gives each rank one of the objects of rank `root`: rank `r` gets object `r`. The other ranks pass
-    /// `None`.
+    /// Gives each rank one of the objects of rank `root`: rank `r` gets object `r`. The other ranks pass `None`.
     ///
     /// ```
     /// # use drumline_group as drumline;

@@ -123,8 +123,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when numbers or lengths of buffers
-    /// do not fit.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when numbers or lengths of buffers do not fit.
     pub fn all_gather_coalesced_async<T, B>(
         &self,
         inputs: &[&[T]],
@@ -194,8 +193,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when numbers or lengths of buffers
-    /// do not fit.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when numbers or lengths of buffers do not fit.
     pub fn reduce_scatter_coalesced_async<T, B>(
         &self,
         inputs: &[&[T]],

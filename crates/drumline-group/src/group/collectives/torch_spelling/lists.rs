@@ -11,9 +11,8 @@ use super::{TorchSpelling, call, call_of};
 use crate::{Element, Error, Result, Work};
 
 impl TorchSpelling<'_> {
-    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) into a buffer for every rank. The
-    /// buffers may have different lengths, which are the same on all ranks. This rank's buffer has the length
-    /// of `input`.
+    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) into a buffer for every rank. The buffers may have
+    /// different lengths, which are the same on all ranks. This rank's buffer has the length of `input`.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -222,9 +221,8 @@ impl TorchSpelling<'_> {
         Ok(self.group.submit(call, None, output, inputs.concat()))
     }
 
-    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of a buffer for every rank. The
-    /// buffers may have different lengths, which are the same on all ranks. This rank's buffer has the length
-    /// of `output`.
+    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of a buffer for every rank. The buffers
+    /// may have different lengths, which are the same on all ranks. This rank's buffer has the length of `output`.
     ///
     /// ```
     /// # use drumline_group as drumline;

@@ -11,8 +11,7 @@ mod multi;
 
 use super::{super::ProcessGroup, call, call_of};
 
-/// The collectives of a group in forms that only serve torch's spelling. Made by
-/// [`ProcessGroup::torch_spelling`].
+/// The collectives of a group in forms that only serve torch's spelling. Made by [`ProcessGroup::torch_spelling`].
 ///
 /// ```
 /// # use drumline_group as drumline;

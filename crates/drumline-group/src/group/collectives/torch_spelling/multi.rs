@@ -1,10 +1,9 @@
 //! Collectives in which every rank has several members. Members are buffers of one length. Every rank has the
 //! same number of members, and each counts as a rank does in other collectives.
 //!
-//! If ranks have `n` members each, member `j` of rank `k` has the number `k * n + j`. Sums are added as for
-//! hosts and their ranks under [`SumOrder::Placement`](crate::SumOrder::Placement): first along the tree over
-//! the members of a rank, then along the tree over ranks. Partial sums are kept in the type in which the
-//! elements accumulate.
+//! If ranks have `n` members each, member `j` of rank `k` has the number `k * n + j`. Sums are added as for hosts and
+//! their ranks under [`SumOrder::Placement`](crate::SumOrder::Placement): first along the tree over the members of a
+//! rank, then along the tree over ranks. Partial sums are kept in the type in which the elements accumulate.
 
 use bytemuck::Zeroable;
 use drumline_engine::call::Call;
@@ -324,9 +323,8 @@ impl TorchSpelling<'_> {
     /// Reduces all inputs of all ranks, and gives every member its block of the result. It undoes the
     /// distribution of [`TorchSpelling::all_gather_multi`].
     ///
-    /// There are as many inputs as outputs, `n` of them. Each input holds a block for every member of the
-    /// group, as long as an output. Output `j` of rank `k` gets the sum of the blocks `k * n + j` of all
-    /// inputs.
+    /// There are as many inputs as outputs, `n` of them. Each input holds a block for every member of the group, as
+    /// long as an output. Output `j` of rank `k` gets the sum of the blocks `k * n + j` of all inputs.
     ///
     /// ```
     /// # use drumline_group as drumline;
