@@ -12,6 +12,7 @@ mod ranks;
 
 use std::{
     io::Write,
+    ops::RangeInclusive,
     time::{Duration, Instant},
 };
 
@@ -169,6 +170,9 @@ fn communication_hides_behind_backward() {
     assert!(most.count() > 0, "{told:?}");
 }
 
+/// The store, and each rank: for its group, and for its sign if it had to show that to the other host.
+const LISTENERS: [RangeInclusive<usize>; 2] = [3..=5, 1..=2];
+
 #[test]
 fn every_host_listens_on_its_one_address_only() {
     let Some(network) = Hosts::new(2) else { return };
@@ -177,8 +181,7 @@ fn every_host_listens_on_its_one_address_only() {
     for (host, rank) in ranks.iter().enumerate().take(2) {
         let addresses = rank.listens_at("tcp");
         let own = format!("{:02X}0012C6:", host + 1);
-        // The store, and each rank.
-        assert_eq!(addresses.len(), [3, 1][host], "{addresses:?}");
+        assert!(LISTENERS[host].contains(&addresses.len()), "{addresses:?}");
         assert!(addresses.iter().all(|address| address.starts_with(&own)), "{addresses:?}, {own}");
         assert_eq!(rank.listens_at("tcp6"), [""; 0]);
     }
@@ -192,7 +195,7 @@ fn hosts_without_ipv4_work_together() {
     for (host, rank) in ranks.iter().enumerate().take(2) {
         let addresses = rank.listens_at("tcp6");
         let own = format!("000000FD0000000000000000{:02X}000000:", host + 1);
-        assert_eq!(addresses.len(), [3, 1][host], "{addresses:?}");
+        assert!(LISTENERS[host].contains(&addresses.len()), "{addresses:?}");
         assert!(addresses.iter().all(|address| address.starts_with(&own)), "{addresses:?}, {own}");
         assert_eq!(rank.listens_at("tcp"), [""; 0]);
     }
