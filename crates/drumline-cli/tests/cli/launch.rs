@@ -251,5 +251,6 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// For scripts of ranks: sets `launcher` to its process, which is above the keepers.
-pub(crate) const FIND_LAUNCHER: &str = r"launcher=$PPID; while grep -qa keep-ranks /proc/$launcher/cmdline; do launcher=$(sed -n 's/^PPid:\t//p' /proc/$launcher/status); done;";
+/// For scripts of ranks: sets `launcher` to its process, which is above the keepers. Its arguments hold this text as well, which
+/// the pattern does not match.
+pub(crate) const FIND_LAUNCHER: &str = r"launcher=$PPID; while grep -qa 'keep-rank[s]' /proc/$launcher/cmdline; do launcher=$(sed -n 's/^PPid:\t//p' /proc/$launcher/status); done;";
