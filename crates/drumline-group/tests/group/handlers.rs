@@ -130,12 +130,15 @@ fn a_handler_ends_the_group_whose_call_it_interrupts() {
 
 #[test]
 fn a_handler_that_panics_leaves_no_group_behind_that_hangs() {
+    let over = Barrier::new(2);
     world_with(2, &Default::default(), |group| {
         if group.rank() == 0 {
             let call = || handled(&group, |_| panic!("in a handler"), || group.barrier());
             assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
             assert!(problem(group.barrier()).contains("panicked"));
+            over.wait();
         } else {
+            over.wait();
             let error = (0..2).find_map(|_| group.barrier().err()).unwrap().to_string();
             assert!(error.contains("rank 0"), "{error}");
         }
