@@ -269,8 +269,10 @@ def test_ranks_end_with_a_program_that_is_killed(tmp_path):
 
 
 def signals_launcher(number):
-    """Above a rank is the keeper, and above that the launcher."""
-    launcher = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(") ")[2].split()[1])
+    """Above a rank are the keepers, and above those the launcher."""
+    launcher = os.getppid()
+    while "keep-ranks" in Path(f"/proc/{launcher}/cmdline").read_text():
+        launcher = int(Path(f"/proc/{launcher}/stat").read_text().rpartition(") ")[2].split()[1])
     os.kill(launcher, number)
     time.sleep(600)
 
