@@ -22,6 +22,8 @@ pub(crate) struct Agreed {
     slots: Result<(), Refusal>,
     /// Whether every rank reaches the slots of its neighbours.
     windows: Result<(), Refusal>,
+    /// The ranks of this host that hold slices of a type, where sums may stay in slices.
+    holders: Vec<(DType, Arc<[Rank]>)>,
     /// What joins the devices, if anything does, and whether calls go there.
     direct: Option<Arc<Direct>>,
     goes_direct: AtomicBool,
@@ -102,7 +104,8 @@ impl Agreed {
         let refusal = Refusal { rank: 0, why: Some("there are no slots".to_owned()) };
         let why = Mutex::new("messages go through the host".to_owned());
         let (direct, goes_direct) = (None, AtomicBool::new(false));
-        Agreed { slots: Err(refusal.clone()), windows: Err(refusal), direct, goes_direct, why }
+        let (slots, windows) = (Err(refusal.clone()), Err(refusal));
+        Agreed { slots, windows, holders: Vec::new(), direct, goes_direct, why }
     }
 
     /// What carries out the calls of the devices among themselves, if anything does.
@@ -126,9 +129,9 @@ impl Agreed {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn holders(&self, group: &ProcessGroup, dtype: DType) -> Option<Arc<[Rank]>> {
-        let can = self.slots.is_ok() && self.windows.is_ok();
-        Some(can.then(|| driving::slice_holders(group, dtype)).flatten()?.into())
+    pub(crate) fn holders(&self, dtype: DType) -> Option<Arc<[Rank]>> {
+        let of_type = self.holders.iter().find(|(it, _)| *it == dtype);
+        of_type.map(|(_, holders)| holders.clone())
     }
 
     pub(crate) fn way(&self, group: &ProcessGroup, dtype: DType) -> Way {
@@ -137,7 +140,7 @@ impl Agreed {
         {
             return Way::Direct { library: direct.name(), why: self.why() };
         }
-        if let Some(holders) = self.holders(group, dtype) {
+        if let Some(holders) = self.holders(dtype) {
             return Way::Slices { holders: holders.to_vec() };
         }
         let say = |Refusal { rank, why }: &Refusal, what: &str| match why {
@@ -208,7 +211,14 @@ pub(crate) fn agree(
     };
     let (direct, why) = (direct.ok().map(Arc::new), Mutex::new(why));
     let goes_direct = AtomicBool::new(direct.is_some());
-    let agreed = Agreed { slots, windows, direct, goes_direct, why };
+    let mut holders = Vec::new();
+    if slots.is_ok() && windows.is_ok() {
+        for dtype in DType::ALL {
+            let of_type = driving::slice_holders(group, dtype)?;
+            holders.extend(of_type.map(|of_type| (dtype, of_type.into())));
+        }
+    }
+    let agreed = Agreed { slots, windows, holders, direct, goes_direct, why };
     tracing::debug!(device = %device.identity(), way = %agreed.way(group, DType::F32), "a device group is ready");
     let pipeline = match options.planted {
         Some(Planted::Rules(rules)) => Pipeline::with(rules, options.slots),
@@ -257,7 +267,9 @@ fn pin_neighbours(
     options: &DeviceOptions,
     offsets: &[Vec<u64>],
 ) -> Result<Vec<(Rank, Vec<PinnedWindow>)>, String> {
-    let holders = DType::ALL.into_iter().find_map(|dtype| driving::slice_holders(group, dtype));
+    let holders = DType::ALL.into_iter().map(|dtype| driving::slice_holders(group, dtype));
+    let holders: Result<Vec<_>, _> = holders.collect();
+    let holders = holders.map_err(|error| error.to_string())?.into_iter().flatten().next();
     let of_others = holders.into_iter().flatten().filter(|rank| *rank != group.rank());
     let pin = |rank: Rank, offset: u64| {
         let window = driving::window_of(group, rank, offset as usize - 1, options.window_bytes);

@@ -217,7 +217,7 @@ impl DeviceGroup {
     }
 
     pub(crate) fn holders(&self, dtype: DType) -> Option<Arc<[Rank]>> {
-        self.0.agreed.holders(&self.0.shared.group, dtype)
+        self.0.agreed.holders(dtype)
     }
 
     /// What a driver says about an argument. If it is the driver that has failed, the call cannot be made, while other

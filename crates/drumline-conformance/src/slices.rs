@@ -15,7 +15,7 @@ pub(crate) fn gathered<T: Element + Pod>(
     op: ReduceOp,
 ) -> Result<Vec<T>> {
     let len = buffer.len();
-    let held = slice_holders(group, T::DTYPE).zip(arena(group));
+    let held = slice_holders(group, T::DTYPE)?.zip(arena(group));
     let Some((holders, arena)) = held else {
         group.all_reduce(&mut buffer, op)?;
         return Ok(buffer.to_vec());

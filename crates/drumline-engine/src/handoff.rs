@@ -22,6 +22,8 @@
 //! A thread that wants the lane for a call of its own counts itself in `wanted` in place of a note, and sleeps until a
 //! driver leaves: the same argument shows that the driver sees the count, or the thread finds the lane unlocked.
 //!
+//! A thread that waits for an errand does the same: the driver carries it out, or the thread itself does.
+//!
 //! A driver that runs foreign code (the handlers of signals) first sets the lane aside: it unlocks the lane and keeps
 //! the right to go on. Meanwhile others may bring the sends and receives of the lane on, and leave notes, but make no
 //! call.
@@ -297,12 +299,12 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         self.wanted.load(SeqCst) > 0
     }
 
-    /// Wakes a thread that waits for the lane. Call this after the lane is unlocked, and after a read-modify-write on
-    /// `has_mail`.
+    /// Wakes the threads that wait for the lane, or for errands. Call this after the lane is unlocked, and after a
+    /// read-modify-write on `has_mail`; or after errands.
     fn tell_waiting(&self) {
         if self.is_wanted() {
             drop(self.waiting.lock());
-            self.freed.notify_one();
+            self.freed.notify_all();
         }
     }
 
@@ -402,6 +404,35 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         self.leave_mail(errand, |inbox| &mut inbox.errands);
     }
 
+    /// Has an errand carried out, and waits until `is_done`, at most until `limit`. The thread that waits may be the
+    /// progress thread. So it looks itself after the errand if the driver has left.
+    #[cold]
+    pub fn await_errand(
+        &self,
+        errand: L::Errand,
+        limit: Instant,
+        mut is_done: impl FnMut() -> bool,
+    ) {
+        self.wanted.fetch_add(1, SeqCst);
+        self.send(errand);
+        loop {
+            let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let left = limit.saturating_duration_since(Instant::now());
+            if is_done() || left.is_zero() {
+                break;
+            }
+            match self.reach() {
+                Some(mut driver) => {
+                    // A driver that leaves locks it.
+                    drop(waiting);
+                    self.take_points(&mut driver);
+                }
+                None => drop(self.freed.wait_timeout(waiting, left)),
+            }
+        }
+        self.wanted.fetch_sub(1, SeqCst);
+    }
+
     fn leave_mail<M>(&self, item: M, kind: fn(&mut Inbox<L>) -> &mut Vec<M>) {
         let mut inbox = self.inbox();
         let items = kind(&mut inbox);
@@ -447,7 +478,10 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         drop(inbox);
         jobs.into_iter().for_each(|job| lane.submit(job));
         points.into_iter().for_each(|point| lane.post(point));
-        errands.into_iter().for_each(|errand| lane.carry_out(errand));
+        if !errands.is_empty() {
+            errands.into_iter().for_each(|errand| lane.carry_out(errand));
+            self.tell_waiting();
+        }
     }
 
     /// Raises the flag of an abort. Only the driver calls this, and sees the flag in its next turn.

@@ -111,6 +111,8 @@ struct Lane {
     jobs: Vec<u32>,
     points: Vec<u32>,
     errands: Vec<u32>,
+    /// Whether an errand was carried out.
+    has_answered: Arc<AtomicBool>,
     /// Whether a call has begun, whose thread alone goes on with it.
     has_begun: bool,
     /// Whether an operation is under way that waits for a peer.
@@ -133,6 +135,7 @@ impl Drivable for Lane {
 
     fn carry_out(&mut self, errand: u32) {
         self.errands.push(errand);
+        self.has_answered.store(true, SeqCst);
     }
 
     fn is_busy(&self) -> bool {
@@ -411,6 +414,20 @@ fn a_helper_makes_room_for_a_blocking_call() {
         };
         assert!(!group.handoff.help(turn, |_| group.bells.waker.wait()));
         group.end(vec![calling], progress);
+    });
+}
+
+/// The thread that waits for an errand may be the progress thread, so nobody else serves the lane.
+#[test]
+fn an_errand_waits_for_no_other_thread() {
+    check(|| {
+        let has_answered = Arc::new(AtomicBool::new(false));
+        let group = Group::new(Lane { has_answered: has_answered.clone(), ..Lane::default() });
+        let calling = group.spawn(Group::call);
+        let never = Instant::now() + Duration::from_secs(3600);
+        group.handoff.await_errand(1, never, || has_answered.load(SeqCst));
+        assert!(has_answered.load(SeqCst));
+        calling.join().unwrap();
     });
 }
 

@@ -7,7 +7,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
-        mpsc::sync_channel,
+        mpsc::{TryRecvError, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -166,9 +166,16 @@ impl Driven {
         if let Some(mut lane) = self.handoff.reach() {
             return Ok(question(&mut lane));
         }
-        let (sender, answer) = sync_channel(1);
-        self.handoff.send(Box::new(move |lane| drop(sender.send(question(lane)))));
-        answer.recv_timeout(self.timeout).map_err(|_| {
+        let (sender, answers) = sync_channel(1);
+        let errand = Box::new(move |lane: &mut Lane| drop(sender.send(question(lane))));
+        let mut answer = None;
+        self.handoff.await_errand(errand, after(Instant::now(), self.timeout), || {
+            let found = answers.try_recv();
+            let is_over = !matches!(found, Err(TryRecvError::Empty));
+            answer = found.ok();
+            is_over
+        });
+        answer.ok_or_else(|| {
             let problem = format!(
                 "the thread that drives group {:?} is stuck in an operator or a buffer of the program",
                 self.member.name

@@ -43,8 +43,13 @@ pub fn all_gather_then<T: Element>(
 /// The ranks of this host that hold the slices of a [`reduce_slices_then`] of this type: the `i`-th holds block `i` of
 /// as many equal blocks as there are holders. `None` where ranks share no memory, or no algorithm leaves slices.
 /// All ranks get such an answer, or none does.
-pub fn slice_holders(group: &ProcessGroup, dtype: DType) -> Option<Vec<Rank>> {
-    group.inner.driven().upgrade()?.ask(move |lane| lane.slice_holders(dtype)).ok()?
+///
+/// # Errors
+///
+/// The thread that drives the group does not answer.
+pub fn slice_holders(group: &ProcessGroup, dtype: DType) -> Result<Option<Vec<Rank>>> {
+    let Some(lane) = group.inner.driven().upgrade() else { return Ok(None) };
+    lane.ask(move |lane| lane.slice_holders(dtype))
 }
 
 /// Sums as all_reduce does, and leaves the result in slices, in the registered buffers of the ranks of each host
