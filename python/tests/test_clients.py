@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -18,8 +17,9 @@ pytestmark = needs_backends
 
 PROGRAM = str(Path(__file__).with_name("clients.py"))
 CLIENTS = re.findall(r"^@client\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)
-# Clients that take more than a minute on a busy machine. DRUMLINE_SLOW_TESTS=1 runs them, too.
-SLOW = {"compiled"}
+# Clients that take more than a minute on a busy machine.
+SLOW = ["compiled"]
+QUICK = [name for name in CLIENTS if name not in SLOW]
 
 
 def numbers(backends, clients):
@@ -37,10 +37,9 @@ def numbers(backends, clients):
     ]
 
 
-def test_the_numbers_are_those_of_gloo():
-    slow_too = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
-    clients = [name for name in CLIENTS if slow_too or name not in SLOW]
-    assert len(clients) > 10
+@pytest.mark.parametrize("clients", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"])
+def test_the_numbers_are_those_of_gloo(clients):
+    assert len(CLIENTS) > 10 and set(SLOW) < set(CLIENTS)
     ours, theirs = numbers(["drumline", "gloo"], clients)
     assert list(ours) == list(theirs) == clients
     for name in clients:

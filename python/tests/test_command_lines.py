@@ -1,7 +1,7 @@
 """The command lines of command_lines.py under torchrun and under `drumline run`: what the ranks get, how the job ends,
 what is shown and which files are there must be the same, but for what docs/reference/launcher.md says.
 
-Some lines always run. `make command-lines` (DRUMLINE_SLOW_TESTS=1) runs all.
+Some lines always run. `make command-lines` runs the slow ones, too.
 """
 
 from __future__ import annotations
@@ -187,12 +187,12 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def is_chosen(line: Line) -> bool:
-    return line.is_quick or os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
+def case(name: str, line: Line):
+    return pytest.param(name, marks=[] if line.is_quick else [pytest.mark.slow])
 
 
 @needs_torchrun
-@pytest.mark.parametrize("name", [name for name, line in LINES.items() if is_chosen(line)])
+@pytest.mark.parametrize("name", [case(*item) for item in LINES.items()])
 def test_a_line_means_what_it_means_to_torchrun(name: str, tmp_path: Path):
     line, port = LINES[name], free_port()
     both = [outcome(launcher, line, tmp_path / launcher, port) for launcher in LAUNCHERS]

@@ -35,15 +35,14 @@ def mpi(request):
     return request.param
 
 
-# A test in which every rank imports torch takes 10 to 20 seconds of processor time. DRUMLINE_SLOW_TESTS=1 runs it
-# under every MPI.
-EVERY_MPI = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
-
-
 def under_one_mpi(nth):
-    """Under the MPI of this number alone, counted round."""
-    chosen = PREFIXES if EVERY_MPI else [PREFIXES[nth % len(PREFIXES)]] if PREFIXES else []
-    return pytest.mark.parametrize("mpi", chosen or [None], indirect=True, ids=name_of)
+    """Under the MPI of this number, counted round; under the others it is slow: every rank imports torch, which takes 10
+    to 20 seconds of processor time."""
+    cases = [
+        pytest.param(prefix, marks=[] if at == nth % len(PREFIXES) else [pytest.mark.slow])
+        for at, prefix in enumerate(PREFIXES)
+    ]
+    return pytest.mark.parametrize("mpi", cases or [None], indirect=True, ids=name_of)
 
 
 def under(prefix, ranks, *command, **variables):
