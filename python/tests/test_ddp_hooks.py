@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from ddp_models import bits, connect, network, train
 from ranks import run
-from test_ddp import bits, connect, network, train
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402

@@ -10,8 +10,8 @@ import types
 from pathlib import Path
 
 import pytest
+from ddp_models import Checkpointed, Odd, bits, connect, gradients, network
 from ranks import run
-from test_ddp import Checkpointed, Odd, bits, connect, gradients, network
 from torch_versions import needs_backends, needs_torchrun
 
 torch = pytest.importorskip("torch")

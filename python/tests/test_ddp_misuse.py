@@ -8,8 +8,8 @@ import threading
 from datetime import timedelta
 
 import pytest
+from ddp_models import connect, network
 from ranks import run, run_and_see, wait_for
-from test_ddp import connect, network
 
 torch = pytest.importorskip("torch")
 

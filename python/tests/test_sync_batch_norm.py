@@ -6,8 +6,8 @@ import copy
 import pickle
 
 import pytest
+from ddp_models import connect, gradients
 from ranks import run, run_and_see
-from test_ddp import connect, gradients
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
