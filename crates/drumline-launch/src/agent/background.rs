@@ -2,6 +2,7 @@
 //! signals and exits meanwhile.
 
 use std::{
+    collections::VecDeque,
     io::{self, PipeReader, Write as _},
     os::fd::{AsFd, BorrowedFd},
     sync::mpsc::{Receiver, Sender, channel},
@@ -22,8 +23,6 @@ use crate::{Error, Result, job::Meeting, launch::Launch, lease::BootTime};
 /// What to write to the store and what to read from it, in this order.
 #[derive(Debug, Default)]
 pub(super) struct Round {
-    /// Where the ranks of a world meet.
-    pub(super) announcement: Option<(u64, Vec<u8>)>,
     /// What this host reports, without its beat, if that has changed.
     pub(super) report: Option<Vec<u8>>,
     pub(super) beat: u64,
@@ -73,8 +72,8 @@ pub(super) enum Message {
 
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Announces this host: what it says of itself, under its number.
-    Announce(Vec<u8>),
+    /// Writes a value under a key, with the next round. Where that fails, it is written with a later one.
+    Write(String, Vec<u8>),
     Round(Round),
     WritePlan {
         expected: Option<Vec<u8>>,
@@ -150,10 +149,12 @@ impl AsFd for Background {
 
 /// Carries out what the launcher asks for, until it asks for nothing more.
 fn serve(mut place: Place, requested: &Receiver<Request>, tell: &mut impl FnMut(Message)) {
-    let (mut number, mut generation) = (0, None);
+    let (mut number, mut generation, mut unwritten) = (0, None, VecDeque::new());
     for request in requested {
         match request {
             Request::Arrive => {
+                // That was said under another number.
+                unwritten.clear();
                 let found = match generation {
                     Some(generation) => Ok(generation),
                     None => generation::current(&mut place.store),
@@ -166,12 +167,11 @@ fn serve(mut place: Place, requested: &Receiver<Request>, tell: &mut impl FnMut(
                 number = arrived.as_ref().map_or(0, |arrival| arrival.number);
                 tell(Message::Arrived(arrived));
             }
-            Request::Announce(host) => {
-                if let Err(error) = place.store.set(&key(HOST, number), &host) {
-                    tell(Message::Heard(Err(error)));
-                }
+            Request::Write(key, value) => unwritten.push_back((key, value)),
+            Request::Round(round) => {
+                let written = write(&place, &mut unwritten);
+                tell(Message::Heard(written.and_then(|()| hear(&place, number, round))));
             }
-            Request::Round(round) => tell(Message::Heard(hear(&place, number, round))),
             Request::WritePlan { expected, plan } => {
                 let written = place.store.replace(PLAN, expected.as_deref(), &plan);
                 let planned = written.and_then(|is_ours| match is_ours {
@@ -201,12 +201,21 @@ fn arrive(place: &Place) -> drumline::store::Result<Arrival> {
     })
 }
 
+/// Writes what was not written yet.
+fn write(
+    place: &Place,
+    unwritten: &mut VecDeque<(String, Vec<u8>)>,
+) -> drumline::store::Result<()> {
+    while let Some((key, value)) = unwritten.front() {
+        place.store.set(key, value)?;
+        unwritten.pop_front();
+    }
+    Ok(())
+}
+
 fn hear(place: &Place, number: u64, round: Round) -> drumline::store::Result<Heard> {
     let began = BootTime::now();
     let store = &place.store;
-    if let Some((world, announcement)) = round.announcement {
-        store.set(&key(WORLD, world), &announcement)?;
-    }
     if let Some(report) = round.report {
         store.set(&key(REPORT, number), &report)?;
     }
@@ -229,4 +238,54 @@ fn hear(place: &Place, number: u64, round: Round) -> drumline::store::Result<Hea
     let reports = round.reports.into_iter().map(report).collect();
     let announcement = round.announcement_of.and_then(|_| values.next().flatten());
     Ok(Heard { began, plan, count, hosts, reports, announcement })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use drumline::{
+        auth::Secret,
+        store::{HashStore, Store as _},
+    };
+
+    use super::*;
+    use crate::agent::signed::Signed;
+
+    /// A store may be away, or full, when a host says who it is or where ranks meet. It says that once only.
+    #[test]
+    fn what_the_store_did_not_take_is_written_later() {
+        let keys = HashStore::with_limit(2_000);
+        let clone = keys.try_clone().unwrap();
+        let place = Place {
+            store: Signed::over(clone, Secret::random().unwrap(), String::new()),
+            address: Ipv4Addr::LOCALHOST.into(),
+            is_hosted: false,
+            beat_every: Duration::ZERO,
+            name: "a store".into(),
+        };
+        let (requests, requested) = channel();
+        let (sender, messages) = channel();
+        let server = thread::spawn(move || {
+            serve(place, &requested, &mut |message| drop(sender.send(message)));
+        });
+        let ask = |request| requests.send(request).unwrap();
+        let round = || {
+            ask(Request::Round(Round::default()));
+            matches!(messages.recv().unwrap(), Message::Heard(Ok(_)))
+        };
+        ask(Request::Arrive);
+        assert!(matches!(messages.recv().unwrap(), Message::Arrived(Ok(_))));
+        assert!(round());
+        keys.set("rubbish", &[0; 1_500]).unwrap();
+        for kind in [HOST, WORLD] {
+            ask(Request::Write(key(kind, 1), vec![1; 300]));
+        }
+        assert!(!round() && !round());
+        keys.delete_key("rubbish").unwrap();
+        assert!(round());
+        assert!(keys.check(&["0/host/1", "0/world/1"]).unwrap());
+        drop(requests);
+        server.join().unwrap();
+    }
 }

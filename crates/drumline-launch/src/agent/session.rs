@@ -6,6 +6,7 @@ use drumline::store::Error as StoreError;
 
 use super::{
     background::{Arrival, Background, Heard, Message, Request, Round, Told},
+    keys::{HOST, WORLD, key},
     steps::{self, Holding},
 };
 use crate::{
@@ -57,7 +58,6 @@ pub(crate) fn run<'l>(
         arrival: None,
         membership: None,
         is_out: false,
-        announcement: None,
         told: None,
         missed_at: None,
         unreached: None,
@@ -83,8 +83,6 @@ struct Session<'s, 'j, 'l> {
     membership: Option<Membership>,
     /// Whether a round is under way.
     is_out: bool,
-    /// What to announce with the next round.
-    announcement: Option<(u64, Vec<u8>)>,
     /// The last report that was written, without its beat.
     told: Option<Vec<u8>>,
     /// When a round last failed. What it wrote may come later than what was written since.
@@ -251,7 +249,6 @@ impl Session<'_, '_, '_> {
         let may_be_old = self.missed_at.is_some_and(|at| at.elapsed() < LATE_MAX);
         let is_news = may_be_old || self.told.as_ref() != Some(&report);
         self.background.ask(Request::Round(Round {
-            announcement: self.announcement.take(),
             report: is_news.then(|| report.clone()),
             beat: poll.report.beat,
             counts: poll.count,
@@ -323,7 +320,7 @@ impl Session<'_, '_, '_> {
             arrival.name,
             arrival.address
         );
-        self.background.ask(Request::Announce(host.encode()));
+        self.background.ask(Request::Write(key(HOST, arrival.number), host.encode()));
         let timing = Timing::of(&job.joining);
         let timing = Timing {
             poll: timing.poll.max(arrival.beat_every),
@@ -423,7 +420,7 @@ impl Session<'_, '_, '_> {
             Action::Note(text) => say(&text),
             Action::Rejoin => {
                 say("this host was cut off from the others, and joins anew");
-                (self.membership, self.announcement) = (None, None);
+                self.membership = None;
                 if let Stage::Awaits(..) = self.stage {
                     self.stage = Stage::Idle;
                 }
@@ -443,7 +440,8 @@ impl Session<'_, '_, '_> {
         let Some(arrival) = &self.arrival else { return };
         match self.launch.stores_of_first(arrival.address) {
             Ok((stores, announcement)) => {
-                self.announcement = Some((world.world, announcement.to_text().into_bytes()));
+                let text = announcement.to_text().into_bytes();
+                self.background.ask(Request::Write(key(WORLD, world.world), text));
                 self.start_workers(&world, stores);
             }
             Err(error) => self.cannot_start(world.first_rank(), &error),
