@@ -362,10 +362,13 @@ def in_a_step(rank, world_size, directory):
         seen = error_of(reduce.counts)
         reduce.abort()
 
+    def collective():  # the frame of a call that the core makes by itself
+        reduce.synchronize()
+
     raised = ""
     if rank == 0:
         reduce.async_reduce("weight")
-        raised = interrupted(reduce.synchronize, handler)
+        raised = interrupted(collective, handler)
         open(f"{directory}/over", "w").close()
     else:
         wait_for(f"{directory}/over")

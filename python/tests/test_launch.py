@@ -44,7 +44,9 @@ def test_a_script_needs_nothing_but_the_name_and_may_just_end(launcher, backends
 @needs_backends
 def test_the_interpreter_ends_when_callbacks_have_returned():
     out, errors = launch("drumline run", "callbacks")
-    assert out.count("told") == 8 and errors == "", out + errors
+    # On a slow machine the client of torch's store warns.
+    of_others = [line for line in errors.splitlines() if "[c10d]" not in line]
+    assert out.count("told") == 8 and not of_others, out + errors
 
 
 def test_the_direct_api_needs_no_torch():
