@@ -11,9 +11,12 @@ PYTHON_VENV := target/python-venv
 # Before a command: nothing of the caller's environment reaches it but what builds and tests need.
 OWN := $(PYTHON) .ci/own_environment.py
 
-.PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
+.PHONY: help train test prepared static rust format links lint build-tests unit check model docs python python-package python-release python-suite pytest-1 pytest-2 python-types torch-suite \
         command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
+
+# Tests of Python wait for processes and for time limits, so these parts of them run side by side: make --jobs=2 python
+PYTEST_PARTS := pytest-1 pytest-2
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray,drumline-burn/train,drumline-burn/ndarray,gpu-check/burn
@@ -72,12 +75,14 @@ train:
 # what uses these would be compiled twice.
 test: export EXTENSION := --workspace --all-targets
 test: export PICTURES := --workspace --all-targets $(FEATURES)
-test:
-	$(MAKE) --jobs=2 --output-sync=line torch mpi-usual static
-	$(MAKE) build-tests
-	$(MAKE) --jobs=2 --output-sync=line rust python
+test: prepared
+	$(MAKE) --jobs=4 --output-sync=line rust python
 	if command -v "$${CHROMIUM:-chromium}" >/dev/null; then $(MAKE) check-pictures; \
 	else echo 'chromium is not here: pictures were not looked at (apt-get install chromium fonts-dejavu-core)'; fi
+
+# What `make test` begins with: all that needs the network, and all that is built.
+prepared:
+	$(MAKE) --jobs=3 --output-sync=line torch mpi-usual $(PYTHON_VENV)/matplotlib static build-tests
 
 static: format links lint docs
 
@@ -102,8 +107,9 @@ docs:
 build-tests:
 	cargo build --locked --workspace --all-targets $(FEATURES)
 
+# Many tests wait, so more of them run at a time than there are cores.
 unit:
-	$(OWN) cargo test --locked --workspace $(FEATURES)
+	$(OWN) env RUST_TEST_THREADS=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) cargo test --locked --workspace $(FEATURES)
 
 # The inner loop, in less than a minute once built: the crates that differ from the last commit.
 CHANGED = $(shell { git diff --name-only HEAD; git ls-files --others --exclude-standard; } | \
@@ -307,7 +313,7 @@ mpi: $(MPIS:%=target/mpi/%/installed)
 
 space := $() $()
 found_mpis = $(subst $(space),:,$(patsubst %/installed,%,$(wildcard $(1:%=$(CURDIR)/target/mpi/%/installed))))
-unit python: export DRUMLINE_TEST_MPI ?= $(call found_mpis,$(USUAL_MPIS))
+unit $(PYTEST_PARTS): export DRUMLINE_TEST_MPI ?= $(call found_mpis,$(USUAL_MPIS))
 over-mpi: export DRUMLINE_TEST_MPI := $(call found_mpis,$(MPIS))
 over-mpi: export DRUMLINE_SLOW_TESTS := 1
 
@@ -344,12 +350,21 @@ FOR_RANKS := OMP_NUM_THREADS=1 TMPDIR=/tmp
 PYTEST := $(OWN) env $(FOR_RANKS) $(PYTHON_VENV)/bin/python -m pytest
 SUITE := $(OWN) env $(FOR_RANKS) $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline
 
-python: python-package $(PYTHON_VENV)/matplotlib
+python: $(PYTEST_PARTS) python-types torch-suite
+
+$(PYTEST_PARTS): pytest-%: python-package $(PYTHON_VENV)/matplotlib
+	$(PYTEST) --part=$*/$(words $(PYTEST_PARTS)) $(PYTEST_ARGS)
+
+HAS_TORCH := $(PYTHON_VENV)/bin/python -c 'import importlib.util; exit(importlib.util.find_spec("torch") is None)'
+
+python-types: python-package $(PYTHON_VENV)/matplotlib
 	$(PYTHON_VENV)/bin/mypy
 	$(OWN) $(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench
-	$(PYTEST) $(PYTEST_ARGS)
-	if $(PYTHON_VENV)/bin/python -c 'import torch' 2>/dev/null; then \
-	    $(PYTHON_VENV)/bin/pyright --pythonpath $(PYTHON_VENV)/bin/python && \
+	if $(HAS_TORCH); then $(PYTHON_VENV)/bin/pyright --pythonpath $(PYTHON_VENV)/bin/python; \
+	else echo 'torch is not here: annotations of what uses it were not checked (make torch-venv)'; fi
+
+torch-suite: python-package
+	if $(HAS_TORCH); then \
 	    $(SUITE) --quiet --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
 	        --exclude test_ddp_logging_data_cpu; \
 	else echo 'torch is not here: its tests were skipped (make torch-venv)'; fi

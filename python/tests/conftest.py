@@ -9,11 +9,30 @@ import pytest
 IS_CI = os.environ.get("CI") == "true"
 SLOW_TOO = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
 
+# Whether other parts have tests, so that this one needs none.
+IN_OTHER_PARTS = pytest.StashKey[bool]()
 
+
+def pytest_addoption(parser):
+    parser.addoption("--part", default="1/1", metavar="N/OF", help="run this part alone: whole files, dealt out in turn")
+
+
+@pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config, items):
-    slow = [item for item in items if item.get_closest_marker("slow") and not SLOW_TOO]
-    items[:] = [item for item in items if item not in slow]
-    config.hook.pytest_deselected(items=slow)
+    part, of = map(int, config.getoption("--part").split("/"))
+    parts = {file: number % of for number, file in enumerate(dict.fromkeys(item.path for item in items), 1)}
+    chosen = [
+        item for item in items
+        if parts[item.path] == part % of and (SLOW_TOO or not item.get_closest_marker("slow"))
+    ]  # fmt: skip
+    config.stash[IN_OTHER_PARTS] = any(it != part % of for it in parts.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash.get(IN_OTHER_PARTS, False):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def _left_out(report: pytest.TestReport | pytest.CollectReport) -> None:
