@@ -16,6 +16,9 @@ use crate::installed::{Installed, VARIABLE};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 
+/// Three steps of two ranks: enough to compare bits.
+const FEW_IMAGES: &str = "--limit 96 --batch-size 16";
+
 /// The launcher, which lies beside the program: testing the whole workspace builds both.
 fn launcher() -> PathBuf {
     let launcher = Path::new(PROGRAM).with_file_name("drumline");
@@ -107,7 +110,7 @@ fn two_ranks_learn_together() {
 fn algorithms_and_bucket_sizes_change_no_bit() {
     let directory = tempfile::tempdir().unwrap();
     let digest = |ranks: usize, options: &str| {
-        let arguments = format!("--limit 320 --epochs 1 --out out {options}");
+        let arguments = format!("{FEW_IMAGES} --epochs 1 --out out {options}");
         last_digest(&succeeds(&directory, ranks, &arguments))
     };
     let direct = "--algorithm direct --bucket-mib 1";
@@ -130,8 +133,8 @@ fn mpi_changes_no_bit() {
         eprintln!("skipped: {VARIABLE} names no MPI");
     }
     let directory = tempfile::tempdir().unwrap();
-    let arguments = "--limit 320 --epochs 1 --out out";
-    let reference = last_digest(&succeeds(&directory, 2, arguments));
+    let arguments = format!("{FEW_IMAGES} --epochs 1 --out out");
+    let reference = last_digest(&succeeds(&directory, 2, &arguments));
     for library in libraries {
         let over_mpi = library.mpiexec(2, &[], PROGRAM.as_ref());
         let by_env = library.mpiexec(2, &[], &launcher());
@@ -151,9 +154,9 @@ fn a_job_that_is_resumed_ends_with_the_same_bits() {
     let directory = tempfile::tempdir().unwrap();
     let checkpoint =
         |out: &str| fs::read(directory.path().join(out).join("step-00000006.safetensors")).unwrap();
-    succeeds(&directory, 2, "--limit 384 --epochs 2 --out whole");
-    succeeds(&directory, 2, "--limit 384 --epochs 1 --out parts");
-    succeeds(&directory, 2, "--limit 384 --epochs 2 --out parts --resume");
+    succeeds(&directory, 2, &format!("{FEW_IMAGES} --epochs 2 --out whole"));
+    succeeds(&directory, 2, &format!("{FEW_IMAGES} --epochs 1 --out parts"));
+    succeeds(&directory, 2, &format!("{FEW_IMAGES} --epochs 2 --out parts --resume"));
     assert!(checkpoint("parts") == checkpoint("whole"), "the bits differ");
 }
 
