@@ -24,6 +24,9 @@ use super::{
     foreign::Foreign,
 };
 
+/// How long a handler of a signal that destroys a group waits for its other ranks.
+const HANDLER_WAITS: Duration = Duration::from_millis(500);
+
 /// A group of ranks, and the calls that they make together.
 ///
 /// Every rank makes the same collective calls in the same order. The handle can be cloned and sent to other
@@ -226,7 +229,8 @@ impl ProcessGroup {
     /// Closes the group once all ranks have called this, so that no rank waits for a rank that has gone.
     /// Calls that are under way end first. Dropping the last handle instead leaves without waiting. A handler of a
     /// signal that interrupts a wait of this library ([`interruptible`](crate::interruptible)) cannot wait for calls
-    /// that are under way: it breaks them off, as [`ProcessGroup::abort`] does, and succeeds.
+    /// that are under way: it breaks them off, as [`ProcessGroup::abort`] does, and succeeds. For ranks that do not call
+    /// this it waits half a second.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -266,7 +270,12 @@ impl ProcessGroup {
         let inner = &self.inner;
         let started = Instant::now();
         let open = inner.recorder.phase("destroy");
-        let waits = patience == Patience::Required && !interrupt::is_handling();
+        // Other ranks may wait for the call that a handler interrupts.
+        let (timeout, patience) = match interrupt::is_handling() {
+            true => (timeout.min(HANDLER_WAITS), Patience::Enough),
+            false => (timeout, patience),
+        };
+        let waits = patience == Patience::Required;
         if let Some(family) = inner.family().filter(|_| waits && !self.usage().has_failed()) {
             family.forget(&inner.member);
         }

@@ -6,7 +6,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, Barrier, Mutex,
-        mpsc::{Receiver, channel},
+        mpsc::{Receiver, Sender, channel},
     },
     task::{Context, Wake, Waker},
     thread,
@@ -125,6 +125,35 @@ fn a_handler_ends_the_group_whose_call_it_interrupts() {
                 }
             });
         }
+    });
+}
+
+thread_local! {
+    static OTHER: RefCell<Option<(ProcessGroup, Sender<()>)>> = const { RefCell::new(None) };
+}
+
+/// They may wait for the call that the handler interrupts.
+#[test]
+fn a_handler_leaves_another_group_whose_ranks_do_not_come() {
+    everywhere(|config| {
+        let (left, has_left) = channel();
+        let has_left = Mutex::new(has_left);
+        world_with(2, &config.clone().timeout(Duration::MAX), |group| {
+            let other = group.new_group(&[0, 1], &Default::default()).unwrap();
+            if group.rank() == 0 {
+                OTHER.set(Some((other, left.clone())));
+                let leave = |_: &ProcessGroup| {
+                    let (other, left) = OTHER.take().unwrap();
+                    other.destroy().unwrap();
+                    left.send(()).unwrap();
+                };
+                handled(&group, leave, || group.barrier()).unwrap();
+            } else {
+                has_left.lock().unwrap().recv().unwrap();
+                group.barrier().unwrap();
+                assert!(problem(other.barrier()).contains("rank 0 has closed the group"));
+            }
+        });
     });
 }
 
