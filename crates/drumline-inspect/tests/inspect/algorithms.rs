@@ -6,7 +6,7 @@ use drumline_schedule::{
     ALGORITHMS, Algorithm, Borders, Collective, Counts, MemoryUse, Schedule, Topology, algorithm,
 };
 
-use crate::sizes;
+use crate::{sizes, tried};
 
 /// One test for each collective, and two for all-reduce, so that they run side by side.
 macro_rules! right_for_up_to_64_ranks {
@@ -229,14 +229,14 @@ fn roots(collective: Collective, world_size: usize) -> Vec<usize> {
     match collective.has_root() {
         false => vec![0],
         true if world_size <= 17 => (0..world_size).collect(),
-        true => vec![0, world_size / 2 + 1, world_size - 1],
+        true => tried(world_size, vec![0, world_size / 2 + 1, world_size - 1]),
     }
 }
 
 /// No elements, fewer elements than blocks, as many as blocks, and blocks of two lengths. Collectives with a
 /// block for every rank need fewer lengths, because no algorithm cuts a block.
 fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
-    match collective {
+    let all = match collective {
         Collective::Barrier | Collective::MonitoredBarrier => vec![0],
         // A block for every rank.
         collective if collective.has_input() => vec![0, 1, 5],
@@ -247,7 +247,8 @@ fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
             let of_a_block = if world_size <= 32 { 5 } else { 2 };
             vec![0, 1, world_size - 1, world_size, of_a_block * world_size + 3]
         }
-    }
+    };
+    tried(world_size, all)
 }
 
 #[test]
