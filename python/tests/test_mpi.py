@@ -130,7 +130,7 @@ def test_torch_may_meet_by_mpi_and_use_drumline(mpi):
 
 
 @needs_backends
-@pytest.mark.parametrize("backend", ["drumline", "mpi"])
+@pytest.mark.parametrize("backend", ["drumline", pytest.param("mpi", marks=pytest.mark.slow)])
 @under_one_mpi(1)
 def test_a_script_of_torchrun_under_drumline_env(mpi, backend):
     pytest.importorskip("torch")
@@ -157,8 +157,9 @@ def test_a_library_beside_python_is_found(mpi, tmp_path):
 
 
 @needs_backends
+@pytest.mark.parametrize("by_env", [False, pytest.param(True, marks=pytest.mark.slow)])
 @under_one_mpi(2)
-def test_the_gpt_gets_the_bits_that_it_has_under_drumline_run(mpi, tmp_path):
+def test_the_gpt_gets_the_bits_that_it_has_under_drumline_run(mpi, by_env, tmp_path):
     pytest.importorskip("torch")
     text = tmp_path / "text.txt"
     text.write_text((HERE.parents[1] / "CONTRIBUTING.md").read_text())
@@ -174,5 +175,5 @@ def test_the_gpt_gets_the_bits_that_it_has_under_drumline_run(mpi, tmp_path):
     run = [*drumline, "run", "--nproc-per-node", "2", "--", *gpt]
     expected = digests(subprocess.run([*map(str, run)], capture_output=True, text=True, timeout=LIMIT_S))
     assert len(expected) == 1
-    assert digests(under(mpi, 2, *gpt, "--init-method", "mpi://")) == expected
-    assert digests(under(mpi, 2, *drumline, "env", "--", *gpt)) == expected
+    command = [*drumline, "env", "--", *gpt] if by_env else [*gpt, "--init-method", "mpi://"]
+    assert digests(under(mpi, 2, *command)) == expected
