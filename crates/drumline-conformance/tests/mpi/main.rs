@@ -20,7 +20,7 @@ const RANK: &str = "DRUMLINE_TEST_MPI_RANK";
 const RANKS: usize = 4;
 
 /// A rank that is in no small group waits until the others have been through the suite in those.
-const TIMEOUT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 #[test]
 fn every_mpi_passes_the_suite_with_the_bits_of_shared_memory() {
