@@ -20,6 +20,6 @@ fn sizes(all: impl IntoIterator<Item = usize>) -> impl Iterator<Item = usize> {
 
 /// What is tried of these in a world of so many ranks: all for `make nightly` or in a small world, else the last.
 fn tried(world_size: usize, all: Vec<usize>) -> Vec<usize> {
-    let first = if cfg!(feature = "nightly") || world_size <= 33 { 0 } else { all.len() - 1 };
+    let first = if cfg!(feature = "nightly") || world_size <= 17 { 0 } else { all.len() - 1 };
     all[first..].to_vec()
 }
