@@ -72,7 +72,8 @@ train:
 
 # What needs nothing of each other runs side by side: few of these keep two cores busy alone. The extension of the
 # Python package is built together with the tests: alone it would have other features of some dependencies, and
-# what uses these would be compiled twice.
+# what uses these would be compiled twice. Clippy and rustdoc look at each crate as it is built.
+test prepared: export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER := $(CURDIR)/.ci/checked_rustc
 test: export EXTENSION := --workspace --all-targets
 test: export PICTURES := --workspace --all-targets $(FEATURES)
 test: prepared
@@ -82,7 +83,7 @@ test: prepared
 
 # What `make test` begins with: all that needs the network, and all that is built.
 prepared:
-	$(MAKE) --jobs=3 --output-sync=line torch mpi-usual $(PYTHON_VENV)/matplotlib static build-tests
+	$(MAKE) --jobs=3 --output-sync=line build-tests torch mpi-usual $(PYTHON_VENV)/matplotlib format links
 
 static: format links lint docs
 
@@ -120,7 +121,7 @@ check: format
 
 # The protocols around a lane, and of flags and doorbells, in every interleaving that the memory model allows.
 model:
-	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-loom --target-dir target/loom
+	env -u CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-loom --target-dir target/loom
 
 # Peers that cannot be installed are left out, and it says so.
 bench: torch python-release $(PYTHON_VENV)/matplotlib
