@@ -242,27 +242,27 @@ fn begin_as<T: Element>(
     let input = Elements::<T, _>::new(brought.input.0, brought.input.1);
     Ok(Box::new(match operation {
         Operation::AllReduce(by) => group.all_reduce_async(data, op(by)?),
-        Operation::Reduce(by, root) => group.reduce_async(data, op(by)?, *root)?,
-        Operation::Broadcast(root) => group.broadcast_async(data, *root)?,
-        Operation::AllGather => group.all_gather_async(input, data)?,
-        Operation::ReduceScatter(by) => group.reduce_scatter_async(input, data, op(by)?)?,
-        Operation::Gather(root) => group.gather_async(input, data, *root)?,
-        Operation::Scatter(root) => group.scatter_async(input, data, *root)?,
-        Operation::AllToAll => group.all_to_all_async(input, data)?,
-        Operation::AllGatherV(counts) => group.all_gather_v_async(input, data, counts)?,
+        Operation::Reduce(by, root) => group.reduce_async(data, op(by)?, *root),
+        Operation::Broadcast(root) => group.broadcast_async(data, *root),
+        Operation::AllGather => group.all_gather_async(input, data),
+        Operation::ReduceScatter(by) => group.reduce_scatter_async(input, data, op(by)?),
+        Operation::Gather(root) => group.gather_async(input, data, *root),
+        Operation::Scatter(root) => group.scatter_async(input, data, *root),
+        Operation::AllToAll => group.all_to_all_async(input, data),
+        Operation::AllGatherV(counts) => group.all_gather_v_async(input, data, counts),
         Operation::ReduceScatterV(by, counts) => {
-            group.reduce_scatter_v_async(input, counts, data, op(by)?)?
+            group.reduce_scatter_v_async(input, counts, data, op(by)?)
         }
-        Operation::GatherV(counts, root) => group.gather_v_async(input, data, counts, *root)?,
-        Operation::ScatterV(counts, root) => group.scatter_v_async(input, counts, data, *root)?,
-        Operation::AllToAllV(send, recv) => group.all_to_all_v_async(input, send, data, recv)?,
+        Operation::GatherV(counts, root) => group.gather_v_async(input, data, counts, *root),
+        Operation::ScatterV(counts, root) => group.scatter_v_async(input, counts, data, *root),
+        Operation::AllToAllV(send, recv) => group.all_to_all_v_async(input, send, data, recv),
         Operation::Scan(by) => group.scan_async(data, op(by)?),
         Operation::ExclusiveScan(by) => group.exclusive_scan_async(data, op(by)?),
-        Operation::Send(to, tag) => group.send_async(data, *to, *tag)?,
-        Operation::Receive(Some(from), tag) => group.recv_async(data, *from, *tag)?,
+        Operation::Send(to, tag) => group.send_async(data, *to, *tag),
+        Operation::Receive(Some(from), tag) => group.recv_async(data, *from, *tag),
         Operation::Receive(None, tag) => return Ok(Box::new(group.recv_any_async(data, *tag)?)),
-        Operation::Barrier => return Ok(Box::new(Barrier(group.barrier_async(), data.memory))),
-    }))
+        Operation::Barrier => return Ok(Box::new(Barrier(group.barrier_async()?, data.memory))),
+    }?))
 }
 
 fn op_of<T: Element>(operation: &'static str, op: &DeviceOp) -> Result<Operator<T>> {

@@ -194,30 +194,28 @@ where
     let work = match (case.kind, case.uneven) {
         (Kind::AllReduce(op), _) => group.all_reduce_async(data, op),
         (Kind::ReduceSlices(_), _) => unreachable!("no program draws slices"),
-        (Kind::Reduce(op, root), _) => group.reduce_async(data, op, root)?,
+        (Kind::Reduce(op, root), _) => group.reduce_async(data, op, root),
         (Kind::Scan(op), _) => group.scan_async(data, op),
         (Kind::ExclusiveScan(op), _) => group.exclusive_scan_async(data, op),
-        (Kind::Broadcast(root), _) => group.broadcast_async(data, root)?,
+        (Kind::Broadcast(root), _) => group.broadcast_async(data, root),
         (Kind::Barrier, _) => {
-            let met = group.barrier_async();
+            let met = group.barrier_async()?;
             return Ok(Box::new(|wait| wait.of(met).map(|_| data)));
         }
-        (Kind::ReduceScatter(op), false) => group.reduce_scatter_async(input, data, op)?,
-        (Kind::ReduceScatter(op), true) => {
-            group.reduce_scatter_v_async(input, &counts(), data, op)?
-        }
-        (Kind::AllGather, false) => group.all_gather_async(input, data)?,
-        (Kind::AllGather, true) => group.all_gather_v_async(input, data, &counts())?,
-        (Kind::Gather(root), false) => group.gather_async(input, data, root)?,
-        (Kind::Gather(root), true) => group.gather_v_async(input, data, &counts(), root)?,
-        (Kind::Scatter(root), false) => group.scatter_async(input, data, root)?,
-        (Kind::Scatter(root), true) => group.scatter_v_async(input, &counts(), data, root)?,
-        (Kind::AllToAll, false) => group.all_to_all_async(input, data)?,
+        (Kind::ReduceScatter(op), false) => group.reduce_scatter_async(input, data, op),
+        (Kind::ReduceScatter(op), true) => group.reduce_scatter_v_async(input, &counts(), data, op),
+        (Kind::AllGather, false) => group.all_gather_async(input, data),
+        (Kind::AllGather, true) => group.all_gather_v_async(input, data, &counts()),
+        (Kind::Gather(root), false) => group.gather_async(input, data, root),
+        (Kind::Gather(root), true) => group.gather_v_async(input, data, &counts(), root),
+        (Kind::Scatter(root), false) => group.scatter_async(input, data, root),
+        (Kind::Scatter(root), true) => group.scatter_v_async(input, &counts(), data, root),
+        (Kind::AllToAll, false) => group.all_to_all_async(input, data),
         (Kind::AllToAll, true) => {
             let (sent, received) = case.counts_by_pair(group.rank(), group.world_size());
-            group.all_to_all_v_async(input, &sent, data, &received)?
+            group.all_to_all_v_async(input, &sent, data, &received)
         }
-    };
+    }?;
     Ok(Box::new(|wait| wait.of(work)))
 }
 

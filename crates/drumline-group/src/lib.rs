@@ -62,4 +62,4 @@ pub use group::{
 pub use interrupt::interruptible;
 pub use prices::PriceSource;
 pub use rendezvous::{is_launched, register_rendezvous_handler};
-pub use work::{Work, WorkError, WorkFuture};
+pub use work::{Begun, Work, WorkError, WorkFuture};

@@ -29,7 +29,7 @@ type Ended<B> = Result<B, WorkError<B>>;
 /// a `Work` does not stop its call, because the other ranks take part in it.
 ///
 /// When the call fails, the buffer comes back with the error ([`WorkError`]). `?` turns a `WorkError` into an
-/// [`Error`].
+/// [`Error`]. A call whose arguments cannot be used does not begin: see [`Begun`].
 ///
 /// [`Work::on_complete`] passes the result to a function. A `Work` can also be awaited, in any executor. The
 /// waker is called without any lock of this library: on the caller's thread that has ended the call, or, where nobody
@@ -40,7 +40,7 @@ type Ended<B> = Result<B, WorkError<B>>;
 /// use drumline::{ProcessGroup, ReduceOp};
 ///
 /// let group = ProcessGroup::alone();
-/// let work = group.all_reduce_async(vec![1.0_f32; 1000], ReduceOp::Avg);
+/// let work = group.all_reduce_async(vec![1.0_f32; 1000], ReduceOp::Avg)?;
 /// // ... compute something else ...
 /// let averaged: Vec<f32> = work.wait()?;
 /// assert_eq!(averaged.len(), 1000);
@@ -53,6 +53,24 @@ pub struct Work<B> {
     /// Whether it runs after all collectives that were called before.
     in_order: bool,
 }
+
+/// What every function returns that ends in `_async`: the call that has begun, or why it cannot begin.
+///
+/// It cannot begin if an argument cannot be used. Then nothing was sent to any peer, the group goes on, and the buffer
+/// comes back with the error, which is an [`Error::InvalidArgument`]. All other errors come with the end of the call, from
+/// the [`Work`]. Both are of one type, so one place can handle both:
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{Error, ProcessGroup, Work};
+///
+/// let group = ProcessGroup::alone();
+/// let failed = group.broadcast_async(vec![1.0, 2.0], 3).and_then(Work::wait).unwrap_err();
+/// assert!(matches!(failed.error, Error::InvalidArgument { operation: "broadcast", .. }));
+/// assert_eq!(failed.buffer, Some(vec![1.0, 2.0]));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+pub type Begun<B> = Result<Work<B>, WorkError<B>>;
 
 /// The place where a call leaves its result.
 struct Completion<B> {
@@ -84,7 +102,7 @@ impl<B> Drop for Promise<B> {
 /// Why a call in the background failed, and its buffer.
 ///
 /// The buffer belongs to the caller again: no late rank writes to it or reads it. Its contents are undefined,
-/// because the call may have ended half-way.
+/// because the call may have ended half-way; a call that could not begin has left it as it was.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -92,7 +110,7 @@ impl<B> Drop for Promise<B> {
 ///
 /// let group = ProcessGroup::alone();
 /// group.abort();
-/// let failed = group.all_reduce_async(vec![1.0_f32; 1000], ReduceOp::Avg).wait().unwrap_err();
+/// let failed = group.all_reduce_async(vec![1.0_f32; 1000], ReduceOp::Avg)?.wait().unwrap_err();
 /// assert!(failed.to_string().contains("abort"), "{failed}");
 /// assert_eq!(failed.buffer.map(|buffer| buffer.len()), Some(1000));
 /// # Ok::<_, drumline::Error>(())
@@ -209,7 +227,7 @@ impl<B> Work<B> {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum)?;
     /// while !work.is_completed() {
     ///     // ... compute something else ...
     ///     std::thread::yield_now();
@@ -226,7 +244,7 @@ impl<B> Work<B> {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum)?;
     /// // ... compute something else ...
     /// assert_eq!(work.wait()?, [1.0]);
     /// # Ok::<_, drumline::Error>(())
@@ -249,7 +267,7 @@ impl<B> Work<B> {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let mut work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// let mut work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum)?;
     /// let sum = loop {
     ///     match work.wait_timeout(std::time::Duration::from_millis(100)) {
     ///         Ok(result) => break result?,
@@ -281,7 +299,7 @@ impl<B> Work<B> {
     ///
     /// let group = ProcessGroup::alone();
     /// let (sender, losses) = channel();
-    /// group.all_reduce_async(vec![0.25_f64], ReduceOp::Avg).on_complete(move |loss| {
+    /// group.all_reduce_async(vec![0.25_f64], ReduceOp::Avg)?.on_complete(move |loss| {
     ///     let _ = sender.send(loss);
     /// })?;
     /// assert_eq!(losses.recv().unwrap()?, [0.25]);
@@ -380,9 +398,10 @@ impl<B> IntoFuture for Work<B> {
 /// use drumline::{ProcessGroup, ReduceOp, Work, WorkFuture};
 ///
 /// let group = ProcessGroup::alone();
-/// let work: Work<Vec<u32>> = group.all_reduce_async(vec![1, 2], ReduceOp::Sum);
+/// let work: Work<Vec<u32>> = group.all_reduce_async(vec![1, 2], ReduceOp::Sum)?;
 /// let sum: WorkFuture<Vec<u32>> = work.into_future(); // what .await begins with
 /// # drop(sum);
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[must_use = "futures do nothing unless they are awaited"]
 pub struct WorkFuture<B> {

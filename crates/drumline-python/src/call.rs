@@ -1,10 +1,9 @@
 //! One call from Python on its way to the core.
 
-use drumline::{DType, Element, Error, Operator, ProcessGroup, ReduceOp, Result};
+use drumline::{Begun, DType, Element, Error, Operator, ProcessGroup, ReduceOp, Result};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    error::raise,
     memory::{Buffer, Factor, Input, Memory},
     signals,
     work::Work,
@@ -24,15 +23,11 @@ impl<T: Element> Prepared<T> {
         mut self,
         py: Python<'_>,
         now: impl FnOnce(&ProcessGroup, &[T], &mut [T]) -> Result<()> + Send,
-        later: impl FnOnce(&ProcessGroup, Input<T>, Buffer<T>) -> Result<drumline::Work<Buffer<T>>>
-        + Send,
+        later: impl FnOnce(&ProcessGroup, Input<T>, Buffer<T>) -> Begun<Buffer<T>> + Send,
     ) -> PyResult<Option<Work>> {
         let (group, input) = (self.group, self.input);
         if self.background {
-            return py
-                .detach(|| later(&group, input, self.buffer))
-                .map(|work| Some(Work::of(work)))
-                .map_err(raise);
+            return Work::of(py.detach(|| later(&group, input, self.buffer))).map(Some);
         }
         signals::run(py, || {
             now(&group, input.as_ref(), self.buffer.as_mut())?;
@@ -104,13 +99,13 @@ pub(crate) fn check_blocks(operation: &str, block: usize, list: &[Memory]) -> Py
 pub(crate) fn finish<T: Element>(
     py: Python<'_>,
     background: bool,
-    work: drumline::Work<Vec<Buffer<T>>>,
+    begun: Begun<Vec<Buffer<T>>>,
 ) -> PyResult<Option<Work>> {
     if background {
-        return Ok(Some(Work::of(work)));
+        return Work::of(begun).map(Some);
     }
     signals::run(py, || {
-        work.wait()?.iter_mut().for_each(Buffer::deal_out);
+        begun?.wait()?.iter_mut().for_each(Buffer::deal_out);
         Ok::<_, Error>(())
     })?;
     Ok(None)

@@ -8,7 +8,6 @@ use crate::{
         operator,
     },
     config::duration,
-    error::raise,
     group::Group,
     memory::{Buffer, Input, Memory, with_element},
     signals,
@@ -31,7 +30,7 @@ impl Group {
             self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
                 py,
                 |group, _, data| group.all_reduce(data, &op),
-                |group, _, data| Ok(group.all_reduce_async(data, &op)),
+                |group, _, data| group.all_reduce_async(data, &op),
             )
         })
     }
@@ -55,10 +54,10 @@ impl Group {
                     true => group.exclusive_scan(data, &op),
                     false => group.scan(data, &op),
                 },
-                |group, _, data| Ok(match exclusive {
+                |group, _, data| match exclusive {
                     true => group.exclusive_scan_async(data, &op),
                     false => group.scan_async(data, &op),
-                }),
+                },
             )
         })
     }
@@ -261,7 +260,7 @@ impl Group {
                 let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
                 group.torch_spelling().all_gather_coalesced_async(&inputs, buffers)
             });
-            finish(py, background, work.map_err(raise)?)
+            finish(py, background, work)
         })
     }
 
@@ -285,7 +284,7 @@ impl Group {
                 let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
                 group.torch_spelling().reduce_scatter_coalesced_async(&inputs, buffers, &op)
             });
-            finish(py, background, work.map_err(raise)?)
+            finish(py, background, work)
         })
     }
 
@@ -293,7 +292,7 @@ impl Group {
     fn barrier(&self, py: Python<'_>, background: bool) -> PyResult<Option<Work>> {
         let group = self.get()?;
         if background {
-            return Ok(Some(Work::of(py.detach(|| group.barrier_async()))));
+            return Work::of(py.detach(|| group.barrier_async())).map(Some);
         }
         signals::run(py, || group.barrier()).map(|()| None)
     }
@@ -309,7 +308,7 @@ impl Group {
         with_element!(data.dtype, T => {
             let group = self.get()?;
             let buffer = Buffer::<T>::of(data);
-            py.detach(|| group.send_async(buffer, to, tag)).map(Work::of).map_err(raise)
+            Work::of(py.detach(|| group.send_async(buffer, to, tag)))
         })
     }
 
@@ -325,11 +324,10 @@ impl Group {
         with_element!(data.dtype, T => {
             let group = self.get()?;
             let buffer = Buffer::<T>::of(data);
-            let work = py.detach(|| match from_rank {
-                Some(from) => group.recv_async(buffer, from, tag).map(Work::of),
-                None => group.recv_any_async(buffer, tag).map(Work::of),
-            });
-            work.map_err(raise)
+            match from_rank {
+                Some(from) => Work::of(py.detach(|| group.recv_async(buffer, from, tag))),
+                None => Work::of(py.detach(|| group.recv_any_async(buffer, tag))),
+            }
         })
     }
 }

@@ -5,7 +5,6 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     call::{check_list, finish},
-    error::raise,
     group::Group,
     memory::{Buffer, Input, Memory, with_element},
     work::Work,
@@ -24,7 +23,7 @@ impl Group {
         with_element!(type_of("all_reduce_multigpu", &buffers)?, T => {
             let (group, op, buffers) = (self.get()?, operator(op)?, plain::<T>(buffers));
             let work = py.detach(|| group.torch_spelling().all_reduce_multi_async(buffers, op));
-            finish(py, background, work.map_err(raise)?)
+            finish(py, background, work)
         })
     }
 
@@ -43,7 +42,7 @@ impl Group {
             let work = py.detach(|| {
                 group.torch_spelling().reduce_multi_async(buffers, op, root, root_buffer)
             });
-            finish(py, background, work.map_err(raise)?)
+            finish(py, background, work)
         })
     }
 
@@ -61,7 +60,7 @@ impl Group {
             let work = py.detach(|| {
                 group.torch_spelling().broadcast_multi_async(buffers, root, root_buffer)
             });
-            finish(py, background, work.map_err(raise)?)
+            finish(py, background, work)
         })
     }
 
@@ -86,7 +85,7 @@ impl Group {
                 let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
                 group.torch_spelling().all_gather_multi_async(&inputs, outputs)
             });
-            finish(py, background, work.map_err(raise)?)
+            finish(py, background, work)
         })
     }
 
@@ -111,7 +110,7 @@ impl Group {
                 let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
                 group.torch_spelling().reduce_scatter_multi_async(&inputs, outputs, op)
             });
-            finish(py, background, work.map_err(raise)?)
+            finish(py, background, work)
         })
     }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Element, Error, Result, WorkError};
+use drumline::{Begun, Element, Error, Result, WorkError};
 use pyo3::prelude::*;
 
 use crate::{
@@ -113,10 +113,12 @@ impl<B: Returned> Pending for drumline::Work<B> {
 }
 
 impl Work {
-    pub(crate) fn of<B: Returned>(work: drumline::Work<B>) -> Work {
+    /// Raises if the call cannot begin.
+    pub(crate) fn of<B: Returned>(begun: Begun<B>) -> PyResult<Work> {
+        let work = begun.map_err(|refused| raise(refused.error))?;
         let progress = Progress::UnderWay(Box::new(work));
         let guarded = Mutex::new(Guarded { progress, callbacks: Vec::new() });
-        Work(Arc::new(Shared { guarded, changed: Condvar::new() }))
+        Ok(Work(Arc::new(Shared { guarded, changed: Condvar::new() })))
     }
 }
 

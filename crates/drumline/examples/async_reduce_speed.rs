@@ -23,7 +23,7 @@ use std::{
 };
 
 use drumline::{
-    Config, ProcessGroup, ReduceOp, RegisteredBuffer, Work,
+    Begun, Config, ProcessGroup, ReduceOp, RegisteredBuffer,
     async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
     init_process_group, is_launched,
 };
@@ -95,12 +95,12 @@ fn measure(group: ProcessGroup, settings: Settings) -> drumline::train::Result<(
                     tensors.iter_mut().flatten().for_each(|tensor| tensor.fill(value));
                     group.barrier()?;
                     let start = Instant::now();
-                    let works: Vec<Option<Work<RegisteredBuffer<f32>>>> = tensors
+                    let works: Vec<Option<Begun<RegisteredBuffer<f32>>>> = tensors
                         .iter_mut()
                         .map(|it| it.take().map(|it| group.all_reduce_async(it, ReduceOp::Avg)))
                         .collect();
                     for (work, place) in works.into_iter().flatten().zip(&mut tensors) {
-                        *place = Some(work.wait()?);
+                        *place = Some(work?.wait()?);
                     }
                     (start.elapsed(), tensors[0].as_ref().map_or(0.0, |tensor| tensor[0]))
                 }

@@ -73,7 +73,7 @@ pub mod device;
 pub mod views;
 
 pub use drumline_group::{
-    Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
+    Begun, Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
     Element, Endpoint, Error, ErrorOrigin, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator,
     PriceList, PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result,
     Rounding, SumOrder, TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16,

@@ -45,7 +45,8 @@ fn every_kind_of_operation_is_recorded() {
     world_with(2, &traced(dir.path()), |group| {
         let mut data = [1.0_f32; 100];
         group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        let works = [7, 8].map(|len| group.all_reduce_async(vec![1_i64; len], ReduceOp::Max));
+        let works =
+            [7, 8].map(|len| group.all_reduce_async(vec![1_i64; len], ReduceOp::Max).unwrap());
         works.into_iter().for_each(|work| drop(work.wait().unwrap()));
         match group.rank() {
             0 => group.send(&data, 1, 7).unwrap(),

@@ -180,16 +180,14 @@ impl<'a, T: Sample> Typed<'a, T> {
         let start = Instant::now();
         let work = match (operation, place) {
             (Operation::AllReduce, Place::In) => group.all_reduce_async(output, op),
-            (Operation::AllReduce, Place::Out) => {
-                group.all_reduce_into_async(&input, output, op)?
-            }
-            (Operation::Reduce, _) => group.reduce_async(output, op, root)?,
-            (Operation::Broadcast, _) => group.broadcast_async(output, root)?,
-            (Operation::AllGather, _) => group.all_gather_async(input, output)?,
-            (Operation::Gather, _) => group.gather_async(input, output, root)?,
-            (Operation::Scatter, _) => group.scatter_async(input, output, root)?,
-            (Operation::ReduceScatter, _) => group.reduce_scatter_async(input, output, op)?,
-            (Operation::AllToAll, _) => group.all_to_all_async(input, output)?,
+            (Operation::AllReduce, Place::Out) => group.all_reduce_into_async(&input, output, op),
+            (Operation::Reduce, _) => group.reduce_async(output, op, root),
+            (Operation::Broadcast, _) => group.broadcast_async(output, root),
+            (Operation::AllGather, _) => group.all_gather_async(input, output),
+            (Operation::Gather, _) => group.gather_async(input, output, root),
+            (Operation::Scatter, _) => group.scatter_async(input, output, root),
+            (Operation::ReduceScatter, _) => group.reduce_scatter_async(input, output, op),
+            (Operation::AllToAll, _) => group.all_to_all_async(input, output),
             (Operation::Scan, _) => group.scan_async(output, op),
             (Operation::ExclusiveScan, _) => group.exclusive_scan_async(output, op),
             (Operation::SendRecv, _) => {
@@ -200,11 +198,11 @@ impl<'a, T: Sample> Typed<'a, T> {
                 return Ok(start.elapsed());
             }
             (Operation::Barrier, _) => {
-                group.barrier_async().wait()?;
+                group.barrier_async()?.wait()?;
                 self.output = output;
                 return Ok(start.elapsed());
             }
-        };
+        }?;
         self.output = work.wait()?;
         Ok(start.elapsed())
     }

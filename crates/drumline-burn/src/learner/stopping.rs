@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drumline::{ProcessGroup, ReduceOp, Work};
+use drumline::{Begun, ProcessGroup, ReduceOp, Work};
 
 use crate::Result;
 
@@ -26,7 +26,7 @@ pub(super) struct Marks {
 }
 
 /// Marks under way.
-pub(super) struct Sent(Work<Vec<u32>>);
+pub(super) struct Sent(Begun<Vec<u32>>);
 
 impl Mark {
     /// Sends the mark ahead of the step's gradients, so nothing waits for it.
@@ -38,7 +38,7 @@ impl Mark {
 
 impl Sent {
     pub(super) fn wait(self) -> Result<Marks> {
-        let marks = self.0.wait().map_err(drumline::train::Error::from)?;
+        let marks = self.0.and_then(Work::wait).map_err(drumline::train::Error::from)?;
         let count = |at: usize| marks.get(at).map_or(0, |&count| count as usize);
         Ok(Marks { ends: count(0), stops: count(1), incomplete: count(2) })
     }

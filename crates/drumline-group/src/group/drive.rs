@@ -620,7 +620,7 @@ mod tests {
         std::thread::scope(|threads| {
             for group in ProcessGroup::local_world_with(2, &Config::default()).unwrap() {
                 threads.spawn(move || {
-                    let work = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum);
+                    let work = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum).unwrap();
                     assert_eq!(work.wait_timeout(Duration::MAX).unwrap().unwrap(), [2.0]);
                     group.leave(Duration::MAX).unwrap();
                 });

@@ -7,7 +7,7 @@ use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
 use crate::{
-    Element, Error, Result, Work, WorkError,
+    Begun, Element, Error, Result, Work, WorkError,
     work::{Promise, give_back},
 };
 
@@ -84,12 +84,13 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`.
-    pub fn send_async<T, B>(&self, buffer: B, to: Rank, tag: u64) -> Result<Work<B>>
+    pub fn send_async<T, B>(&self, buffer: B, to: Rank, tag: u64) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, buffer_alone)
+        let buffer = give_back(self.check_rank("send", to), buffer)?;
+        Ok(self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, buffer_alone))
     }
 
     /// Receives into `data` the message that rank `from` sends with the same `tag`, type and number of
@@ -129,12 +130,13 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `from`.
-    pub fn recv_async<T, B>(&self, buffer: B, from: Rank, tag: u64) -> Result<Work<B>>
+    pub fn recv_async<T, B>(&self, buffer: B, from: Rank, tag: u64) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, buffer_alone)
+        let buffer = give_back(self.check_rank("recv", from), buffer)?;
+        Ok(self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, buffer_alone))
     }
 
     /// Receives into `data` from the rank that first sends with this tag, and returns that rank. Receives are
@@ -189,15 +191,15 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// None so far. The [`Work`] has the errors of [`ProcessGroup::recv_any`].
-    pub fn recv_any_async<T, B>(&self, buffer: B, tag: u64) -> Result<Work<(B, Rank)>>
+    /// None: every rank may send. The [`Work`] has the errors of [`ProcessGroup::recv_any`].
+    pub fn recv_any_async<T, B>(&self, buffer: B, tag: u64) -> Begun<(B, Rank)>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post::<T, B, _>(Direction::Receive, buffer, None, tag, |from, buffer| {
+        Ok(self.post::<T, B, _>(Direction::Receive, buffer, None, tag, |from, buffer| {
             from.map(|from| (buffer, from)).map_err(WorkError::without_buffer)
-        })
+        }))
     }
 
     fn post<T, B, R>(
@@ -207,7 +209,7 @@ impl ProcessGroup {
         peer: Option<Rank>,
         tag: u64,
         then: Then<B, R>,
-    ) -> Result<Work<R>>
+    ) -> Work<R>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
@@ -216,16 +218,13 @@ impl ProcessGroup {
         let content = Content::Elements { dtype: T::DTYPE, count: buffer.as_ref().len() };
         let (promise, work) = Work::of(&self.inner, false);
         let message = Owned { buffer, promise, then, element: PhantomData::<T> };
-        self.post_message(PointCall { direction, peer, tag, content }, Box::new(message))?;
-        Ok(work)
+        self.post_message(PointCall { direction, peer, tag, content }, Box::new(message));
+        work
     }
 
-    pub(super) fn post_message(&self, call: PointCall, message: Box<dyn Message>) -> Result<()> {
-        if let Some(peer) = call.peer {
-            self.check_rank(call.name(), peer)?;
-        }
+    /// Posts a message whose peer is a rank of the group.
+    pub(super) fn post_message(&self, call: PointCall, message: Box<dyn Message>) {
         self.inner.post(Point::new(call, message, Instant::now()).within(self.timeout));
-        Ok(())
     }
 }
 

@@ -68,7 +68,7 @@ fn a_thousand_operations_in_flight_give_the_right_bits_in_order() {
             let works: Vec<_> = (0..1000)
                 .map(|operation| {
                     let data = sample(group.rank(), operation, len(operation));
-                    group.all_reduce_async(data, ReduceOp::Sum)
+                    group.all_reduce_async(data, ReduceOp::Sum).unwrap()
                 })
                 .collect();
             works[999 - group.rank()].is_completed();
@@ -95,7 +95,7 @@ fn groups_whose_calls_are_interleaved_differently_never_block_one_another() {
                 for turn in 0..3 {
                     let which = (rank + turn) % 3;
                     let data = sample(rank, round * 3 + which, 2000);
-                    works[which].push(groups[which].all_reduce_async(data, ReduceOp::Sum));
+                    works[which].push(groups[which].all_reduce_async(data, ReduceOp::Sum).unwrap());
                 }
             }
             for turn in 0..3 {
@@ -117,18 +117,20 @@ fn a_group_whose_peer_is_late_holds_up_no_other() {
         let prompt_is_done = Barrier::new(2);
         on_threads(ranks, |groups| {
             let [late, prompt] = &groups[..] else { unreachable!() };
-            let early = (late.rank() == 0).then(|| late.all_reduce_async(vec![1], ReduceOp::Sum));
+            let early =
+                (late.rank() == 0).then(|| late.all_reduce_async(vec![1], ReduceOp::Sum).unwrap());
             for operation in 0..50 {
                 let mut data = sample(prompt.rank(), operation, 100);
                 if operation % 2 == 0 {
                     prompt.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                 } else {
-                    data = prompt.all_reduce_async(data, ReduceOp::Sum).wait().unwrap();
+                    data = prompt.all_reduce_async(data, ReduceOp::Sum).unwrap().wait().unwrap();
                 }
                 assert_eq!(bits(&data), summed(2, operation, 100));
             }
             prompt_is_done.wait();
-            let work = early.unwrap_or_else(|| late.all_reduce_async(vec![1_i32], ReduceOp::Sum));
+            let work =
+                early.unwrap_or_else(|| late.all_reduce_async(vec![1_i32], ReduceOp::Sum).unwrap());
             assert_eq!(work.wait().unwrap(), [2]);
         });
     });
@@ -144,11 +146,16 @@ fn blocking_and_asynchronous_calls_run_in_the_order_of_the_calls() {
                 let mut data = sample(me, operation, 700);
                 match operation % 4 {
                     // Waited for at once, by a thread that helps.
-                    0 => data = group.all_reduce_async(data, ReduceOp::Sum).wait().unwrap(),
+                    0 => {
+                        data = group.all_reduce_async(data, ReduceOp::Sum).unwrap().wait().unwrap()
+                    }
                     // Behind those that are under way.
                     1 => group.all_reduce(&mut data, ReduceOp::Sum).unwrap(),
                     _ => {
-                        works.push((operation, group.all_reduce_async(data, ReduceOp::Sum)));
+                        works.push((
+                            operation,
+                            group.all_reduce_async(data, ReduceOp::Sum).unwrap(),
+                        ));
                         continue;
                     }
                 }
@@ -192,7 +199,7 @@ fn operations_can_be_awaited() {
             block_on(std::pin::Pin::from(Box::new(async {
                 for operation in 0..100 {
                     let data = sample(group.rank(), operation, 500);
-                    let sum = group.all_reduce_async(data, ReduceOp::Sum);
+                    let sum = group.all_reduce_async(data, ReduceOp::Sum).unwrap();
                     let sent = group.send_async(vec![operation as u64; 3], next, 1).unwrap();
                     let received = group.recv_async(vec![0_u64; 3], before, 1).unwrap();
                     assert_eq!(bits(&sum.await.unwrap()), summed(3, operation, 500));
@@ -212,12 +219,12 @@ fn callbacks_get_results_and_start_other_operations() {
         world_with(2, config, |group| {
             let (sender, results) = channel();
             let again = group.clone();
-            let first = group.all_reduce_async(vec![1_u32; 5000], ReduceOp::Sum);
+            let first = group.all_reduce_async(vec![1_u32; 5000], ReduceOp::Sum).unwrap();
             first
                 .on_complete(move |sum| {
                     assert_eq!(thread::current().name(), Some("drumline-callbacks"));
                     let _ = again.communication_time(); // would hang if the group were locked
-                    let next = again.all_reduce_async(sum.unwrap(), ReduceOp::Sum);
+                    let next = again.all_reduce_async(sum.unwrap(), ReduceOp::Sum).unwrap();
                     next.on_complete(move |sum| sender.send(sum).unwrap()).unwrap();
                 })
                 .unwrap();
@@ -231,7 +238,7 @@ fn callbacks_get_results_and_start_other_operations() {
 fn callbacks_hear_of_ends_that_were_before_and_of_failures_and_survive_panics() {
     let group = ProcessGroup::alone();
     let (sender, results) = channel();
-    let submit = |value: u8| group.all_reduce_async(vec![value], ReduceOp::Max);
+    let submit = |value: u8| group.all_reduce_async(vec![value], ReduceOp::Max).unwrap();
     submit(0).on_complete(|_| panic!("on purpose")).unwrap();
 
     let ended = submit(1);
@@ -253,7 +260,7 @@ fn a_dropped_work_goes_on() {
     everywhere(|config| {
         world_with(3, config, |group| {
             for operation in 0..50 {
-                drop(group.all_reduce_async(vec![1.0_f32; 5000], ReduceOp::Sum));
+                drop(group.all_reduce_async(vec![1.0_f32; 5000], ReduceOp::Sum).unwrap());
                 let mut data = sample(group.rank(), operation, 300);
                 group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                 assert_eq!(bits(&data), summed(3, operation, 300));
@@ -267,12 +274,16 @@ fn a_group_that_is_dropped_ends_its_operations_and_then_leaves() {
     everywhere(|config| {
         let told = world_with(2, config, |group| {
             if group.rank() == 0 {
-                let work = group.all_reduce_async(sample(0, 0, 30_000), ReduceOp::Sum);
+                let work = group.all_reduce_async(sample(0, 0, 30_000), ReduceOp::Sum).unwrap();
                 drop(group);
                 // Nobody but the engine can bring it to its end.
                 return bits(&block_on(work).unwrap());
             }
-            let data = group.all_reduce_async(sample(1, 0, 30_000), ReduceOp::Sum).wait().unwrap();
+            let data = group
+                .all_reduce_async(sample(1, 0, 30_000), ReduceOp::Sum)
+                .unwrap()
+                .wait()
+                .unwrap();
             // The other rank is gone now, and says so.
             let error = failure(group.recv(&mut [0_u8], 0, 0).unwrap_err());
             assert_eq!(error.cause, Cause::PeerLeft { peer: 0 }, "{error}");
@@ -291,7 +302,7 @@ fn waiting_can_be_given_up_and_taken_up_again() {
                 given_up.wait();
                 return group.barrier().unwrap();
             }
-            let work = group.barrier_async();
+            let work = group.barrier_async().unwrap();
             let work = work.wait_timeout(Duration::from_millis(20)).unwrap_err();
             assert!(!work.is_completed());
             given_up.wait();
@@ -318,8 +329,9 @@ fn an_abort_in_mid_operation_names_the_rank_everywhere() {
                         group.all_reduce(&mut vec![1.0_f32; 100_000], ReduceOp::Sum).unwrap_err(),
                     )
                 } else {
-                    let work = group.all_reduce_async(vec![1.0_f32; 100_000], ReduceOp::Sum);
-                    let behind = group.all_reduce_async(vec![1.0_f32; 10], ReduceOp::Sum);
+                    let work =
+                        group.all_reduce_async(vec![1.0_f32; 100_000], ReduceOp::Sum).unwrap();
+                    let behind = group.all_reduce_async(vec![1.0_f32; 10], ReduceOp::Sum).unwrap();
                     assert!(matches!(behind.wait().unwrap_err().error, Error::Poisoned { .. }));
                     failure(block_on(work).unwrap_err())
                 }
@@ -369,8 +381,9 @@ fn a_deadline_ends_the_operation_and_all_behind_it() {
                 let heard = failure(group.recv(&mut [0_u8], 0, 0).unwrap_err());
                 return assert_eq!(heard.culprit(), Some(1), "{heard}");
             }
-            let works: Vec<_> =
-                (0..3).map(|_| group.all_reduce_async(vec![1_u8], ReduceOp::Sum)).collect();
+            let works: Vec<_> = (0..3)
+                .map(|_| group.all_reduce_async(vec![1_u8], ReduceOp::Sum).unwrap())
+                .collect();
             let mut errors = works.into_iter().map(|work| block_on(work).unwrap_err());
             let first = failure(errors.next().unwrap());
             assert_eq!(first.cause, Cause::Timeout { waiting_for: vec![1] });
@@ -408,18 +421,16 @@ fn a_buffer_that_panics_fails_its_group_and_no_other() {
             on_threads(ranks, |groups| {
                 let [stumbles, stands] = &groups[..] else { unreachable!() };
                 let peer = 1 - stumbles.rank();
-                let slow = stands.all_reduce_async(vec![1_u8; 10], ReduceOp::Sum);
+                let slow = stands.all_reduce_async(vec![1_u8; 10], ReduceOp::Sum).unwrap();
                 let work = match (message, stumbles.rank()) {
-                    (true, 0) => stumbles.recv_async(Stumbling(vec![1.0]), 1, 0).map(Ok),
-                    (true, _) => stumbles.send_async(vec![1.0_f32], 0, 0).map(Err),
+                    (true, 0) => Ok(stumbles.recv_async(Stumbling(vec![1.0]), 1, 0)),
+                    (true, _) => Err(stumbles.send_async(vec![1.0_f32], 0, 0)),
                     (false, 0) => {
-                        Ok(Ok(stumbles.all_reduce_async(Stumbling(vec![1.0; 9]), ReduceOp::Sum)))
+                        Ok(stumbles.all_reduce_async(Stumbling(vec![1.0; 9]), ReduceOp::Sum))
                     }
-                    (false, _) => {
-                        Ok(Err(stumbles.all_reduce_async(vec![1.0_f32; 9], ReduceOp::Sum)))
-                    }
+                    (false, _) => Err(stumbles.all_reduce_async(vec![1.0_f32; 9], ReduceOp::Sum)),
                 };
-                match work.unwrap() {
+                match work.map(Result::unwrap).map_err(Result::unwrap) {
                     Ok(work) => {
                         let failure = failure(block_on(work).map(drop).unwrap_err());
                         assert!(failure.to_string().contains("stumbles on purpose"), "{failure}");
@@ -456,7 +467,7 @@ fn a_waker_that_panics_harms_nobody() {
     let polled = Barrier::new(2);
     world_with(2, &Config::default(), |group| {
         if group.rank() == 0 {
-            let mut future = pin!(group.barrier_async().into_future());
+            let mut future = pin!(group.barrier_async().unwrap().into_future());
             let waker = Waker::from(Arc::new(StumblingWaker));
             assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             polled.wait();
@@ -465,7 +476,7 @@ fn a_waker_that_panics_harms_nobody() {
             group.barrier().unwrap();
         }
         group.barrier().unwrap();
-        assert_eq!(group.all_reduce_async(vec![1_u8], ReduceOp::Sum).wait().unwrap(), [2]);
+        assert_eq!(group.all_reduce_async(vec![1_u8], ReduceOp::Sum).unwrap().wait().unwrap(), [2]);
     });
 }
 
@@ -481,8 +492,8 @@ fn a_new_group_takes_the_place_of_one_that_failed() {
                 group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                 assert_eq!(bits(&data), summed(2, life, 4000));
                 // It fails with operations of every kind under way.
-                let work = group.all_reduce_async(vec![1_u8; 3 + rank], ReduceOp::Sum);
-                let behind = group.barrier_async();
+                let work = group.all_reduce_async(vec![1_u8; 3 + rank], ReduceOp::Sum).unwrap();
+                let behind = group.barrier_async().unwrap();
                 let receive = group.recv_async(vec![0_u8], 1 - rank, 0).unwrap();
                 let failures = [
                     failure(work.wait().unwrap_err()),
@@ -506,7 +517,8 @@ fn operations_submitted_by_many_threads_all_end() {
                     let group = &group;
                     threads.spawn(move || {
                         for round in 0..100 {
-                            let work = group.all_reduce_async(vec![1_i64; 8], ReduceOp::Sum);
+                            let work =
+                                group.all_reduce_async(vec![1_i64; 8], ReduceOp::Sum).unwrap();
                             let sum = match (thread + round) % 3 {
                                 0 => work.wait().unwrap(),
                                 1 => block_on(work).unwrap(),
@@ -577,7 +589,7 @@ fn waiting_costs_no_processor_time() {
                         come_late();
                         group.barrier().unwrap();
                     }
-                    1 => drop(block_on(group.barrier_async()).unwrap()),
+                    1 => drop(block_on(group.barrier_async().unwrap()).unwrap()),
                     // In a receive, while data of the next collective lies unread in a stream.
                     2 if group.rank() == 0 => group.recv(&mut [0_u8], 2, 0).unwrap(),
                     2 if late => {

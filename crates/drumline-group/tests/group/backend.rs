@@ -66,11 +66,11 @@ fn solo(name: &str) -> (Arc<Solo>, ProcessGroup) {
 #[test]
 fn calls_come_one_after_another_in_their_order() {
     let (backend, group) = solo("order");
-    let first = group.barrier_async();
-    let second = group.all_reduce_async(vec![3_u8], Operator::premul_sum(2));
+    let first = group.barrier_async().unwrap();
+    let second = group.all_reduce_async(vec![3_u8], Operator::premul_sum(2)).unwrap();
     let mut data = [f32::MAX, 1.0];
     group.all_reduce(&mut data, ReduceOp::Avg).unwrap();
-    let third = group.barrier_async();
+    let third = group.barrier_async().unwrap();
     assert_eq!((second.wait().unwrap(), data), (vec![6], [f32::MAX, 1.0]));
     drop((first, third));
     group.destroy().unwrap();
@@ -111,7 +111,7 @@ fn a_failure_poisons_the_group() {
     };
     assert_eq!(failure.to_string().matches("the backend says: no fabric").count(), 1);
     assert_eq!((failure.sequence, &*failure.group), (0, "local"));
-    let error = group.barrier_async().wait().unwrap_err().error;
+    let error = group.barrier_async().unwrap().wait().unwrap_err().error;
     assert!(matches!(&error, Error::Poisoned { by, .. } if by.to_string() == failure.to_string()));
     assert!(group.clone().destroy().is_err());
     let seen = backend.seen.lock().unwrap();
@@ -126,9 +126,12 @@ fn a_panic_of_a_backend_is_an_error_of_the_call() {
     for in_background in [false, true] {
         let (_, group) = solo("panicking");
         let result = match in_background {
-            true => {
-                group.scan_async(vec![1_u8], ReduceOp::Sum).wait().map(drop).map_err(Error::from)
-            }
+            true => group
+                .scan_async(vec![1_u8], ReduceOp::Sum)
+                .unwrap()
+                .wait()
+                .map(drop)
+                .map_err(Error::from),
             false => group.scan(&mut [1_u8], ReduceOp::Sum),
         };
         let Err(Error::Collective(failure)) = result else { panic!("scans panic") };

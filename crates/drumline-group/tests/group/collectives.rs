@@ -246,13 +246,13 @@ fn scans_are_exact<T: Float>(group: &ProcessGroup, len: usize) {
         let mut data = own.clone();
         group.scan(&mut data, op).unwrap();
         assert_eq!(data, prefix(group.rank() + 1), "{op}, rank {}", group.rank());
-        assert_eq!(group.scan_async(own.clone(), op).wait().unwrap(), data);
+        assert_eq!(group.scan_async(own.clone(), op).unwrap().wait().unwrap(), data);
 
         let below = if group.rank() == 0 { own.clone() } else { prefix(group.rank()) };
         let mut data = own.clone();
         group.exclusive_scan(&mut data, op).unwrap();
         assert_eq!(data, below, "{op}, exclusive, rank {}", group.rank());
-        assert_eq!(group.exclusive_scan_async(own.clone(), op).wait().unwrap(), data);
+        assert_eq!(group.exclusive_scan_async(own.clone(), op).unwrap().wait().unwrap(), data);
     }
 }
 
@@ -380,8 +380,10 @@ fn several_calls_go_as_one() {
         let [first, second] = &mut sums;
         group.torch_spelling().all_reduce_coalesced(&mut [first, second], op).unwrap();
         assert!(sums.to_vec() == expected);
-        let work =
-            group.torch_spelling().all_reduce_coalesced_async(vec![a.clone(), b.clone()], op);
+        let work = group
+            .torch_spelling()
+            .all_reduce_coalesced_async(vec![a.clone(), b.clone()], op)
+            .unwrap();
         assert!(work.wait().unwrap() == expected);
 
         let empty = || vec![vec![-1; ranks * len], vec![-1; 2 * ranks * len]];

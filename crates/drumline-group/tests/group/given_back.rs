@@ -2,6 +2,7 @@
 //! wake-up that finds the group unlocked.
 
 use std::{
+    fmt::Debug,
     future::IntoFuture,
     pin::pin,
     sync::{
@@ -13,7 +14,7 @@ use std::{
 };
 
 use crate::common::{everywhere, failure, world_with};
-use drumline_group::{Cause, ProcessGroup, ReduceOp, WorkError};
+use drumline_group::{Begun, Bool, Cause, Error, ProcessGroup, ReduceOp, WorkError};
 
 /// Whether the buffer that came back is the one that lies at `at`, and belongs to its caller again.
 #[track_caller]
@@ -29,13 +30,15 @@ fn buffers_come_back_when_calls_differ() {
         world_with(2, config, |group| {
             let buffer = vec![1_u32; 1000 + group.rank()];
             let at = buffer.as_ptr();
-            let mut failed = group.all_reduce_async(buffer, ReduceOp::Sum).wait().unwrap_err();
+            let mut failed =
+                group.all_reduce_async(buffer, ReduceOp::Sum).unwrap().wait().unwrap_err();
             is_the_callers(&mut failed, at);
             assert!(matches!(failure(failed).cause, Cause::Mismatch { .. }));
 
             let buffer = vec![1_u32; 10];
             let at = buffer.as_ptr();
-            let mut poisoned = group.all_reduce_async(buffer, ReduceOp::Sum).wait().unwrap_err();
+            let mut poisoned =
+                group.all_reduce_async(buffer, ReduceOp::Sum).unwrap().wait().unwrap_err();
             is_the_callers(&mut poisoned, at);
         });
     });
@@ -50,7 +53,8 @@ fn registered_buffers_come_back_when_a_rank_leaves() {
             }
             let buffer = group.alloc_registered::<u32>(100_000).unwrap();
             let at = buffer.as_ptr();
-            let mut failed = group.all_reduce_async(buffer, ReduceOp::Sum).wait().unwrap_err();
+            let mut failed =
+                group.all_reduce_async(buffer, ReduceOp::Sum).unwrap().wait().unwrap_err();
             is_the_callers(&mut failed, at);
             assert_eq!(failure(failed).culprit(), Some(1));
         });
@@ -79,6 +83,74 @@ fn buffers_of_messages_come_back_after_an_abort() {
     });
 }
 
+/// The call cannot begin, and its buffer comes back as it was.
+#[track_caller]
+fn cannot_begin<B: Clone + PartialEq + Debug>(call: impl FnOnce(B) -> Begun<B>, buffer: B) {
+    let WorkError { error, buffer: back } = call(buffer.clone()).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    assert_eq!(back, Some(buffer), "{error}");
+}
+
+/// Only one rank calls them, with an argument that cannot be used. Whatever it calls next is still what the other calls.
+#[test]
+fn calls_that_cannot_begin_give_buffers_back_and_take_no_turn() {
+    let five = || vec![5.0_f32; 5]; // no two blocks
+    let twice = || vec![five(); 2];
+    everywhere(|config| {
+        world_with(2, config, |group| {
+            let (lists, sum, bits) = (group.torch_spelling(), ReduceOp::Sum, ReduceOp::Band);
+            if group.rank() == 1 {
+                cannot_begin(|it| group.all_reduce_async(it, bits), five());
+                cannot_begin(|it| group.all_reduce_into_async(&[1.0], it, sum), five());
+                cannot_begin(|it| group.all_reduce_into_async(&[1.0; 5], it, bits), five());
+                cannot_begin(|it| group.reduce_async(it, sum, 2), five());
+                cannot_begin(|it| group.reduce_async(it, bits, 0), five());
+                cannot_begin(|it| group.scan_async(it, bits), five());
+                cannot_begin(|it| group.exclusive_scan_async(it, bits), five());
+                cannot_begin(|it| group.broadcast_async(it, 2), five());
+                cannot_begin(|it| group.all_gather_async(five(), it), five());
+                cannot_begin(|it| group.all_gather_v_async(five(), it, &[1]), five());
+                cannot_begin(|it| group.gather_async(five(), it, 1), five());
+                cannot_begin(|it| group.gather_v_async(five(), it, &[5, 5], 0), five());
+                cannot_begin(|it| group.scatter_async(five(), it, 1), five());
+                cannot_begin(|it| group.scatter_v_async(five(), &[5, 5], it, 0), five());
+                cannot_begin(|it| group.reduce_scatter_async(five(), it, sum), five());
+                cannot_begin(|it| group.reduce_scatter_v_async(five(), &[1], it, sum), five());
+                cannot_begin(|it| group.reduce_scatter_v_async(five(), &[0, 5], it, bits), five());
+                cannot_begin(|it| group.all_to_all_async(five(), it), five());
+                cannot_begin(|it| group.all_to_all_v_async(five(), &[5, 0], it, &[0, 5]), five());
+                cannot_begin(|it| group.send_async(it, 2, 0), five());
+                cannot_begin(|it| group.recv_async(it, 2, 0), five());
+
+                cannot_begin(|it| lists.all_gather_list_async(vec![1.0], it), twice());
+                cannot_begin(|it| lists.gather_list_async(vec![1.0], it, 1), twice());
+                cannot_begin(|it| lists.scatter_list_async(&[], it, 1), five());
+                cannot_begin(|it| lists.reduce_scatter_list_async(&[&[]], it, sum), five());
+                cannot_begin(|it| lists.all_to_all_list_async(&[], it), twice());
+                cannot_begin(|it| lists.all_reduce_coalesced_async(it, bits), twice());
+                cannot_begin(|it| lists.all_gather_coalesced_async(&[], it), twice());
+                cannot_begin(|it| lists.reduce_scatter_coalesced_async(&[], it, sum), twice());
+                cannot_begin(|it| lists.all_reduce_multi_async(it, sum), vec![five(), vec![]]);
+                cannot_begin(|it| lists.all_reduce_multi_async(it, bits), twice());
+                cannot_begin(|it| lists.reduce_multi_async(it, sum, 0, 2), twice());
+                cannot_begin(|it| lists.reduce_multi_async(it, bits, 0, 0), twice());
+                cannot_begin(|it| lists.broadcast_multi_async(it, 0, 2), twice());
+                cannot_begin(|it| lists.all_gather_multi_async(&[&five()], it), twice());
+                cannot_begin(|it| lists.reduce_scatter_multi_async(&[&five()], it, sum), twice());
+
+                // The sum of this rank's members is an operation of its own.
+                let truths = || vec![vec![Bool::TRUE; 2]; 2];
+                cannot_begin(|it| lists.all_reduce_multi_async(it, ReduceOp::Avg), truths());
+                let [mut a, mut b] = [[1.0_f32]; 2];
+                let refused = lists.all_reduce_multi(&mut [&mut a, &mut b], bits).unwrap_err();
+                assert!(matches!(refused, Error::InvalidArgument { .. }), "{refused}");
+            }
+            let sum = group.all_reduce_async(vec![1_u32], sum).unwrap();
+            assert_eq!(sum.wait().unwrap(), [2]);
+        });
+    });
+}
+
 /// Makes another call on the group when it is woken.
 struct CallsAgain {
     group: ProcessGroup,
@@ -102,7 +174,7 @@ fn a_waker_finds_the_group_unlocked() {
     let mut woken = 0;
     while woken < 10 {
         let mut work =
-            pin!(group.all_reduce_async(vec![1_u8; 1 << 16], ReduceOp::Sum).into_future());
+            pin!(group.all_reduce_async(vec![1_u8; 1 << 16], ReduceOp::Sum).unwrap().into_future());
         match work.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(result) => assert_eq!(result.unwrap()[0], 1),
             Poll::Pending => {

@@ -156,7 +156,7 @@ fn operations_of_groups_are_in_flight_together_in_any_order() {
             groups.rotate_left(me);
             let works: Vec<_> = groups
                 .into_iter()
-                .map(|group| group.all_reduce_async(vec![me as f64; 5000], ReduceOp::Sum))
+                .map(|group| group.all_reduce_async(vec![me as f64; 5000], ReduceOp::Sum).unwrap())
                 .collect();
             for work in works.into_iter().rev() {
                 assert_eq!(work.wait().unwrap(), vec![3.0; 5000]);

@@ -49,8 +49,9 @@ fn what_goes_well_goes_well_beside_a_guard() {
             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             assert_eq!(sum, [expected; 3]);
         }
-        let works: Vec<_> =
-            (0..20).map(|turn| group.all_reduce_async(vec![own * turn], ReduceOp::Sum)).collect();
+        let works: Vec<_> = (0..20)
+            .map(|turn| group.all_reduce_async(vec![own * turn], ReduceOp::Sum).unwrap())
+            .collect();
         group.barrier().unwrap();
         for (turn, work) in works.into_iter().enumerate() {
             assert_eq!(work.wait().unwrap(), [expected * turn as u64]);
@@ -317,7 +318,7 @@ fn an_abort_wakes_a_rank_that_waits_for_the_others() {
         for world_size in 2..=4 {
             world_with(world_size, config, |group| {
                 if group.rank() == 0 {
-                    let work = group.barrier_async();
+                    let work = group.barrier_async().unwrap();
                     // It falls asleep in most runs. If it does not, the rest holds as well.
                     std::thread::sleep(Duration::from_millis(5));
                     group.abort();

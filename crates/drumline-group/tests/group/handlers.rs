@@ -55,7 +55,7 @@ fn within_a_call(group: &ProcessGroup) {
     let inside = "this thread is in all_reduce(sum) of 1 f32";
     let refused = problem(group.barrier());
     assert!(refused.starts_with("barrier: ") && refused.contains(inside), "{refused}");
-    let work = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum);
+    let work = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum).unwrap();
     let refused = work.wait().unwrap_err().error.to_string();
     assert!(refused.starts_with("wait: ") && refused.contains(inside), "{refused}");
     let mut got = [0.0_f32];
@@ -101,7 +101,7 @@ fn a_handler_ends_the_group_whose_call_it_interrupts() {
         ProcessGroup::barrier,
         |group| {
             // A call behind one in the background.
-            let _goes_on = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum);
+            let _goes_on = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum).unwrap();
             group.barrier()
         },
         |group| group.within(Duration::MAX).monitored_barrier(Duration::MAX),
@@ -237,10 +237,11 @@ fn a_waker_that_blocks_holds_up_no_call() {
     world_with(2, &Default::default(), |group| {
         let (let_go, blocked) = channel();
         let waker = Waker::from(Arc::new(Blocks(Mutex::new(blocked))));
-        let mut first = pin!(group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum).into_future());
+        let mut first =
+            pin!(group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum).unwrap().into_future());
         let is_pending = first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending();
         // Nobody waits, so the thread of the library carries these out.
-        let works = [0, 1].map(|_| group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum));
+        let works = [0, 1].map(|_| group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum).unwrap());
         while !works.iter().all(|work| work.is_completed()) {
             thread::yield_now();
         }

@@ -32,6 +32,7 @@ const CASES: [Case; 18] = [
     ("all_reduce in the background", 2, |group| {
         group
             .all_reduce_async(vec![1.0_f32; 1000], ReduceOp::Sum)
+            .unwrap()
             .wait()
             .map(drop)
             .map_err(Into::into)

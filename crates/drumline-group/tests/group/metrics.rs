@@ -19,7 +19,7 @@ fn calls_bytes_and_time_are_counted_by_operation() {
                 group.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum).unwrap();
             }
             let long = vec![1_u8; 1 << 20];
-            let work = group.all_reduce_async(long, ReduceOp::Max);
+            let work = group.all_reduce_async(long, ReduceOp::Max).unwrap();
             if rank == 0 {
                 group.send(&[1_u8; 5], 1, 0).unwrap();
             } else {

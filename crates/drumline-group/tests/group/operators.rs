@@ -101,20 +101,21 @@ fn an_input_is_multiplied_but_stays_as_it_is() {
     });
 }
 
-/// In the background, too.
+/// In the background, too. Only one rank makes the call, and what it calls next is still what the other calls.
 #[test]
 fn an_operator_that_a_type_does_not_have_harms_nobody() {
     everywhere(|config| {
         world_with(2, config, |group| {
-            let data = vec![Complex::new(1.0_f32, 2.0); 3];
-            let refused = group.all_reduce_async(data, ReduceOp::Max);
-            let sum = group.all_reduce_async(vec![1_u16], ReduceOp::Sum);
-            let error = refused.wait().unwrap_err();
-            assert!(matches!(error.error, Error::InvalidArgument { .. }), "{error}");
-            assert_eq!(
-                error.to_string(),
-                "all_reduce: complex64 has no operator max, but sum, avg, product [errors.md#argument]"
-            );
+            if group.rank() == 1 {
+                let data = vec![Complex::new(1.0_f32, 2.0); 3];
+                let error = group.all_reduce_async(data, ReduceOp::Max).unwrap_err();
+                assert!(matches!(error.error, Error::InvalidArgument { .. }), "{error}");
+                assert_eq!(
+                    error.to_string(),
+                    "all_reduce: complex64 has no operator max, but sum, avg, product [errors.md#argument]"
+                );
+            }
+            let sum = group.all_reduce_async(vec![1_u16], ReduceOp::Sum).unwrap();
             assert_eq!(sum.wait().unwrap(), [2]);
             group.destroy().unwrap();
         });
@@ -163,9 +164,12 @@ fn a_function_that_panics_fails_the_call_on_every_rank() {
                 });
                 let mut data = group.alloc_registered(20_000).unwrap();
                 let result = match (asynchronous, registered) {
-                    (true, _) => {
-                        group.all_reduce_async(data, operator).wait().map(drop).map_err(Error::from)
-                    }
+                    (true, _) => group
+                        .all_reduce_async(data, operator)
+                        .unwrap()
+                        .wait()
+                        .map(drop)
+                        .map_err(Error::from),
                     (false, true) => group.all_reduce(&mut data, operator),
                     (false, false) => group.all_reduce(&mut vec![1; 20_000], operator),
                 };

@@ -105,7 +105,7 @@ fn collectives_go_on_while_a_receive_waits_on_another_thread() {
                 for _ in 0..20 {
                     group.barrier().unwrap();
                     let mut sum = [1.0_f32; 5000];
-                    let work = group.all_reduce_async(vec![1_i32], ReduceOp::Sum);
+                    let work = group.all_reduce_async(vec![1_i32], ReduceOp::Sum).unwrap();
                     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
                     assert_eq!(work.wait().unwrap(), [2]);
                 }
@@ -121,7 +121,7 @@ fn collectives_go_on_while_a_receive_waits_on_another_thread() {
                 for _ in 0..20 {
                     group.barrier().unwrap();
                     let mut sum = [1.0_f32; 5000];
-                    let work = group.all_reduce_async(vec![1_i32], ReduceOp::Sum);
+                    let work = group.all_reduce_async(vec![1_i32], ReduceOp::Sum).unwrap();
                     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
                     assert_eq!(sum, [2.0; 5000]);
                     assert_eq!(work.wait().unwrap(), [2]);

@@ -85,7 +85,7 @@ fn agree<T: Element, B: PartialEq + Debug>(
             registered.copy_from_slice(&own);
             // A forced algorithm for private buffers takes registered ones, too.
             group.all_reduce(&mut registered, &operator).unwrap();
-            let asynchronous = group.all_reduce_async(own, operator).wait().unwrap();
+            let asynchronous = group.all_reduce_async(own, operator).unwrap().wait().unwrap();
             [blocking, registered.to_vec(), asynchronous]
         });
         for (rank, result) in results.iter().enumerate() {

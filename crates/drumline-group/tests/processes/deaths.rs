@@ -110,7 +110,7 @@ fn work(
     assert_all(&small, expected, "small", round);
 
     let works: Vec<_> =
-        (0..3).map(|_| group.all_reduce_async(vec![own; 2000], ReduceOp::Sum)).collect();
+        (0..3).map(|_| group.all_reduce_async(vec![own; 2000], ReduceOp::Sum).unwrap()).collect();
     for work in works {
         assert!(work.wait()?.iter().all(|value: &f32| *value == expected));
     }

@@ -122,7 +122,7 @@ fn an_abort_ends_the_calls_of_all() {
     let aborted = Barrier::new(2);
     let results = world(3, &config(), |group| match group.rank() {
         0 => {
-            let waiting = group.barrier_async();
+            let waiting = group.barrier_async().unwrap();
             group.abort();
             let ended = waiting.wait().map(drop).map_err(Error::from);
             aborted.wait();

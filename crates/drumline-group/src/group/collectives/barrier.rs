@@ -5,7 +5,7 @@ use std::time::Duration;
 use drumline_schedule::Collective;
 
 use super::{ProcessGroup, call};
-use crate::{Error, Result, Work};
+use crate::{Begun, Error, Result};
 
 impl ProcessGroup {
     /// Returns when every rank has called it.
@@ -37,13 +37,17 @@ impl ProcessGroup {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let everybody_is_here = group.barrier_async();
+    /// let everybody_is_here = group.barrier_async()?;
     /// // ... compute something else ...
     /// everybody_is_here.wait()?;
     /// # Ok::<_, drumline::Error>(())
     /// ```
-    pub fn barrier_async(&self) -> Work<Vec<u8>> {
-        self.submit(call::<u8>(Collective::Barrier, 0), None, Vec::new(), Vec::new())
+    ///
+    /// # Errors
+    ///
+    /// None: there is no argument. The [`Work`](crate::Work) has the errors of [`ProcessGroup::barrier`].
+    pub fn barrier_async(&self) -> Begun<Vec<u8>> {
+        self.submit(Ok(call::<u8>(Collective::Barrier, 0)), None, Vec::new(), Vec::new())
     }
 
     /// A [`barrier`](ProcessGroup::barrier) with a time limit of its own. When the time is over, it names

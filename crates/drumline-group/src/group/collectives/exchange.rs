@@ -1,10 +1,9 @@
 //! All-to-all: every rank has a block for every rank.
 
-use drumline_schedule::Collective;
-use drumline_schedule::Counts;
+use drumline_schedule::{Collective, Counts};
 
 use super::{ProcessGroup, call, call_of};
-use crate::{Element, Error, Result, Work};
+use crate::{Begun, Element, Error, Result};
 
 impl ProcessGroup {
     /// Sends block `i` of each rank's `input` to rank `i`. `output` gets the blocks of all ranks, in order of rank.
@@ -50,14 +49,15 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when the lengths do not fit.
-    pub fn all_to_all_async<T, I, B>(&self, input: I, output: B) -> Result<Work<B>>
+    pub fn all_to_all_async<T, I, B>(&self, input: I, output: B) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let block = self.check_exchange(input.as_ref().len(), output.as_ref().len())?;
-        Ok(self.submit(call::<T>(Collective::AllToAll, block), None, output, input))
+        let block = self.check_exchange(input.as_ref().len(), output.as_ref().len());
+        let call = block.map(|block| call::<T>(Collective::AllToAll, block));
+        self.submit(call, None, output, input)
     }
 
     /// [`ProcessGroup::all_to_all`] of blocks of different lengths: this rank sends
@@ -118,15 +118,16 @@ impl ProcessGroup {
         send_counts: &[usize],
         output: B,
         recv_counts: &[usize],
-    ) -> Result<Work<B>>
+    ) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let out = output.as_ref().len();
-        let counts = self.check_pairs(input.as_ref().len(), send_counts, out, recv_counts)?;
-        Ok(self.submit(call_of::<T>(Collective::AllToAll, counts), None, output, input))
+        let counts = self.check_pairs(input.as_ref().len(), send_counts, out, recv_counts);
+        let call = counts.map(|counts| call_of::<T>(Collective::AllToAll, counts));
+        self.submit(call, None, output, input)
     }
 
     /// The length of a block.

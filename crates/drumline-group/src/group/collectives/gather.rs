@@ -1,10 +1,9 @@
 //! Collectives that collect the blocks of all ranks: all_gather and gather.
 
-use drumline_schedule::Collective;
-use drumline_schedule::step::Rank;
+use drumline_schedule::{Collective, step::Rank};
 
 use super::{ProcessGroup, call, call_of};
-use crate::{Element, Result, Work};
+use crate::{Begun, Element, Result};
 
 impl ProcessGroup {
     /// Collects the `input` of every rank in `output`, in order of rank.
@@ -49,15 +48,16 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
-    pub fn all_gather_async<T, I, B>(&self, input: I, output: B) -> Result<Work<B>>
+    pub fn all_gather_async<T, I, B>(&self, input: I, output: B) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let len = input.as_ref().len();
-        self.check_blocks("all_gather", len, output.as_ref().len(), "an output")?;
-        Ok(self.submit(call::<T>(Collective::AllGather, len), None, output, input))
+        let fits = self.check_blocks("all_gather", len, output.as_ref().len(), "an output");
+        let call = fits.map(|()| call::<T>(Collective::AllGather, len));
+        self.submit(call, None, output, input)
     }
 
     /// [`ProcessGroup::all_gather`] of blocks of different lengths: rank `i` brings `counts[i]`
@@ -107,21 +107,16 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
-    pub fn all_gather_v_async<T, I, B>(
-        &self,
-        input: I,
-        output: B,
-        counts: &[usize],
-    ) -> Result<Work<B>>
+    pub fn all_gather_v_async<T, I, B>(&self, input: I, output: B, counts: &[usize]) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let long = output.as_ref().len();
-        let blocks =
-            self.blocks_by_rank("all_gather_v", counts, input.as_ref().len(), Some(long))?;
-        Ok(self.submit(call_of::<T>(Collective::AllGather, blocks), None, output, input))
+        let (own, long) = (input.as_ref().len(), output.as_ref().len());
+        let blocks = self.blocks_by_rank("all_gather_v", counts, own, Some(long));
+        let call = blocks.map(|blocks| call_of::<T>(Collective::AllGather, blocks));
+        self.submit(call, None, output, input)
     }
 
     /// Collects the `input` of every rank in `output` at rank `root`, in order of rank.
@@ -169,15 +164,16 @@ impl ProcessGroup {
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
     /// rank `root`.
-    pub fn gather_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Result<Work<B>>
+    pub fn gather_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (len, long) = (input.as_ref().len(), output.as_ref().len());
-        self.check_at_root("gather", root, len, long, "an output")?;
-        Ok(self.submit(call::<T>(Collective::Gather, len).rooted(root), None, output, input))
+        let fits = self.check_at_root("gather", root, len, long, "an output");
+        let call = fits.map(|()| call::<T>(Collective::Gather, len).rooted(root));
+        self.submit(call, None, output, input)
     }
 
     /// [`ProcessGroup::gather`] of blocks of different lengths: rank `i` brings `counts[i]`
@@ -234,14 +230,15 @@ impl ProcessGroup {
         output: B,
         counts: &[usize],
         root: Rank,
-    ) -> Result<Work<B>>
+    ) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let long = output.as_ref().len();
-        let blocks = self.blocks_at_root("gather_v", root, counts, input.as_ref().len(), long)?;
-        Ok(self.submit(call_of::<T>(Collective::Gather, blocks).rooted(root), None, output, input))
+        let (own, long) = (input.as_ref().len(), output.as_ref().len());
+        let blocks = self.blocks_at_root("gather_v", root, counts, own, long);
+        let call = blocks.map(|blocks| call_of::<T>(Collective::Gather, blocks).rooted(root));
+        self.submit(call, None, output, input)
     }
 }

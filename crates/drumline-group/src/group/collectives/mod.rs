@@ -16,11 +16,10 @@ use drumline_engine::{
     operator::Operator,
     typed_call::TypedCall,
 };
-use drumline_schedule::Collective;
-use drumline_schedule::{Borders, Counts, step::Rank};
+use drumline_schedule::{Borders, Collective, Counts, step::Rank};
 
 use super::ProcessGroup;
-use crate::{Element, Error, Result, Work, work::give_back};
+use crate::{Begun, Element, Error, Result, Work, WorkError, work::give_back};
 
 impl ProcessGroup {
     pub(super) fn check_rank(&self, operation: &'static str, rank: Rank) -> Result<()> {
@@ -165,43 +164,58 @@ impl ProcessGroup {
         call
     }
 
+    /// Begins the call in the background, unless its arguments cannot be used.
     fn submit<T, B, I>(
         &self,
-        call: Call,
+        call: Result<Call>,
         operator: Option<Operator<T>>,
         buffer: B,
         input: I,
-    ) -> Work<B>
+    ) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.submit_then(call, operator, buffer, input, |buffer| buffer)
+        let call = match call.and_then(|call| usable(call, &operator)) {
+            Ok(call) => call,
+            Err(error) => return Err(WorkError { error, buffer: Some(buffer) }),
+        };
+        let (promise, work) = Work::of(&self.inner, true);
+        self.submit_and(call, operator, buffer, input, move |result, buffer| {
+            promise.complete(give_back(result, buffer));
+        });
+        Ok(work)
     }
 
-    /// Begins the call in the background. When it has succeeded, `then` turns its buffer into what the caller
-    /// gets back.
-    fn submit_then<T, B, I, R, F>(
+    /// The same on a copy: `prepared` is the call, its buffer and its input. When it has succeeded, `then` copies the
+    /// buffer to those of the caller.
+    fn submit_copy<T, I, B, F>(
         &self,
-        call: Call,
+        prepared: Result<(Call, Vec<T>, I)>,
         operator: Option<Operator<T>>,
-        buffer: B,
-        input: I,
+        mut outputs: Vec<B>,
         then: F,
-    ) -> Work<R>
+    ) -> Begun<Vec<B>>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
-        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
-        R: Send + 'static,
-        F: FnOnce(B) -> R + Send + 'static,
+        B: Send + 'static,
+        F: FnOnce(&mut [T], &mut [B]) + Send + 'static,
     {
+        let (call, buffer, input) =
+            match prepared.and_then(|it| Ok((usable(it.0, &operator)?, it.1, it.2))) {
+                Ok(prepared) => prepared,
+                Err(error) => return Err(WorkError { error, buffer: Some(outputs) }),
+            };
         let (promise, work) = Work::of(&self.inner, true);
-        self.submit_and(call, operator, buffer, input, move |result, buffer: B| {
-            promise.complete(give_back(result, then(buffer)));
+        self.submit_and(call, operator, buffer, input, move |result, mut buffer: Vec<T>| {
+            if result.is_ok() {
+                then(&mut buffer, &mut outputs);
+            }
+            promise.complete(give_back(result, outputs));
         });
-        work
+        Ok(work)
     }
 
     /// Begins the call in the background. When it has ended, `end` gets its result and its buffer.
@@ -230,6 +244,14 @@ pub(super) fn call<T: Element>(operation: Collective, elements: usize) -> Call {
 
 fn call_of<T: Element>(operation: Collective, counts: Counts) -> Call {
     Call::new(operation, T::DTYPE, counts)
+}
+
+/// The call, if its type has the operator.
+fn usable<T: Element>(call: Call, operator: &Option<Operator<T>>) -> Result<Call> {
+    match operator.as_ref().and_then(|operator| operator.kind().problem_with(T::DTYPE)) {
+        None => Ok(call),
+        Some(problem) => Err(Error::InvalidArgument { operation: call.collective.name(), problem }),
+    }
 }
 
 /// A call that owns its buffers.

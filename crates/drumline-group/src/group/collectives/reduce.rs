@@ -2,11 +2,10 @@
 
 use drumline_engine::{operator::Operator, typed_call::TypedCall};
 use drumline_kernels::copy;
-use drumline_schedule::Collective;
-use drumline_schedule::step::Rank;
+use drumline_schedule::{Collective, step::Rank};
 
-use super::{ProcessGroup, call, call_of};
-use crate::{Element, Result, Work};
+use super::{ProcessGroup, call, call_of, usable};
+use crate::{Begun, Element, Result};
 
 impl ProcessGroup {
     /// Reduces `data` over all ranks, in place. Afterwards `data` is the same on every rank.
@@ -48,18 +47,22 @@ impl ProcessGroup {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum);
+    /// let work = group.all_reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum)?;
     /// // ... compute something else ...
     /// assert_eq!(work.wait()?, [1.0, 2.0]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
-    pub fn all_reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the elements do not have the operator.
+    pub fn all_reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let call = call::<T>(Collective::AllReduce, buffer.as_ref().len());
-        self.submit(call, Some(op.into()), buffer, Vec::new())
+        self.submit(Ok(call), Some(op.into()), buffer, Vec::new())
     }
 
     /// Reduces `input` over all ranks into `output`, which has the same length. `input` does not change.
@@ -113,14 +116,18 @@ impl ProcessGroup {
         input: &[T],
         mut output: B,
         op: impl Into<Operator<T>>,
-    ) -> Result<Work<B>>
+    ) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.check_len("all_reduce_into", "the output", output.as_ref().len(), input.len())?;
-        copy(output.as_mut().into(), input.into());
-        Ok(self.all_reduce_async(output, op))
+        let (len, op) = (output.as_ref().len(), Some(op.into()));
+        let fits = self.check_len("all_reduce_into", "the output", len, input.len());
+        let call = fits.and_then(|()| usable(call::<T>(Collective::AllReduce, len), &op));
+        if call.is_ok() {
+            copy(output.as_mut().into(), input.into());
+        }
+        self.submit(call, op, output, Vec::new())
     }
 
     /// Reduces the `data` of all ranks to rank `root`, in place. On other ranks `data` does not change.
@@ -172,19 +179,14 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
-    pub fn reduce_async<T, B>(
-        &self,
-        buffer: B,
-        op: impl Into<Operator<T>>,
-        root: Rank,
-    ) -> Result<Work<B>>
+    pub fn reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>, root: Rank) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.check_rank("reduce", root)?;
         let call = call::<T>(Collective::Reduce, buffer.as_ref().len()).rooted(root);
-        Ok(self.submit(call, Some(op.into()), buffer, Vec::new()))
+        let call = self.check_rank("reduce", root).map(|()| call);
+        self.submit(call, Some(op.into()), buffer, Vec::new())
     }
 
     /// Reduces the `input` of all ranks into `output` at rank `root`. There `output` has the length of
@@ -289,15 +291,16 @@ impl ProcessGroup {
         input: I,
         output: B,
         op: impl Into<Operator<T>>,
-    ) -> Result<Work<B>>
+    ) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let len = output.as_ref().len();
-        self.check_blocks("reduce_scatter", len, input.as_ref().len(), "an input")?;
-        Ok(self.submit(call::<T>(Collective::ReduceScatter, len), Some(op.into()), output, input))
+        let fits = self.check_blocks("reduce_scatter", len, input.as_ref().len(), "an input");
+        let call = fits.map(|()| call::<T>(Collective::ReduceScatter, len));
+        self.submit(call, Some(op.into()), output, input)
     }
 
     /// [`ProcessGroup::reduce_scatter`] in blocks of different lengths: rank `i` gets a block of `counts[i]`
@@ -354,16 +357,15 @@ impl ProcessGroup {
         counts: &[usize],
         output: B,
         op: impl Into<Operator<T>>,
-    ) -> Result<Work<B>>
+    ) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let own = output.as_ref().len();
-        let blocks =
-            self.blocks_by_rank("reduce_scatter_v", counts, own, Some(input.as_ref().len()))?;
-        let call = call_of::<T>(Collective::ReduceScatter, blocks);
-        Ok(self.submit(call, Some(op.into()), output, input))
+        let (own, long) = (output.as_ref().len(), input.as_ref().len());
+        let blocks = self.blocks_by_rank("reduce_scatter_v", counts, own, Some(long));
+        let call = blocks.map(|blocks| call_of::<T>(Collective::ReduceScatter, blocks));
+        self.submit(call, Some(op.into()), output, input)
     }
 }

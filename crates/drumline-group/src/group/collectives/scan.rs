@@ -4,7 +4,7 @@ use drumline_engine::operator::Operator;
 use drumline_schedule::Collective;
 
 use super::{ProcessGroup, call};
-use crate::{Element, Result, Work};
+use crate::{Begun, Element, Result};
 
 impl ProcessGroup {
     /// Reduces the `data` of the ranks up to this one, in place. Rank 0 keeps its own data, rank 1 gets the
@@ -42,16 +42,20 @@ impl ProcessGroup {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// assert_eq!(group.scan_async(vec![3], drumline::ReduceOp::Sum).wait()?, [3]);
+    /// assert_eq!(group.scan_async(vec![3], drumline::ReduceOp::Sum)?.wait()?, [3]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
-    pub fn scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
+    ///
+    /// # Errors
+    ///
+    /// As for [`ProcessGroup::all_reduce_async`].
+    pub fn scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let call = call::<T>(Collective::Scan, buffer.as_ref().len());
-        self.submit(call, Some(op.into()), buffer, Vec::new())
+        self.submit(Ok(call), Some(op.into()), buffer, Vec::new())
     }
 
     /// Reduces the `data` of the ranks below this one, in place. On rank 0, which has none below, `data` does
@@ -94,16 +98,20 @@ impl ProcessGroup {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let before = group.exclusive_scan_async(vec![3], drumline::ReduceOp::Sum).wait()?;
+    /// let before = group.exclusive_scan_async(vec![3], drumline::ReduceOp::Sum)?.wait()?;
     /// assert_eq!(before, [3]); // nothing is before rank 0: the buffer stays as it is
     /// # Ok::<_, drumline::Error>(())
     /// ```
-    pub fn exclusive_scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
+    ///
+    /// # Errors
+    ///
+    /// As for [`ProcessGroup::all_reduce_async`].
+    pub fn exclusive_scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let call = call::<T>(Collective::ExclusiveScan, buffer.as_ref().len());
-        self.submit(call, Some(op.into()), buffer, Vec::new())
+        self.submit(Ok(call), Some(op.into()), buffer, Vec::new())
     }
 }

@@ -1,10 +1,9 @@
 //! Collectives that distribute the data of one rank: broadcast and scatter.
 
-use drumline_schedule::Collective;
-use drumline_schedule::step::Rank;
+use drumline_schedule::{Collective, step::Rank};
 
 use super::{ProcessGroup, call, call_of};
-use crate::{Element, Result, Work};
+use crate::{Begun, Element, Result};
 
 impl ProcessGroup {
     /// Copies the `data` of rank `root` to every rank.
@@ -49,14 +48,14 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
-    pub fn broadcast_async<T, B>(&self, buffer: B, root: Rank) -> Result<Work<B>>
+    pub fn broadcast_async<T, B>(&self, buffer: B, root: Rank) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.check_rank("broadcast", root)?;
         let call = call::<T>(Collective::Broadcast, buffer.as_ref().len()).rooted(root);
-        Ok(self.submit(call, None, buffer, Vec::new()))
+        let call = self.check_rank("broadcast", root).map(|()| call);
+        self.submit(call, None, buffer, Vec::new())
     }
 
     /// Sends block `i` of rank `root`'s `input` to rank `i`, into `output`.
@@ -104,15 +103,16 @@ impl ProcessGroup {
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
     /// rank `root`.
-    pub fn scatter_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Result<Work<B>>
+    pub fn scatter_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let len = output.as_ref().len();
-        self.check_at_root("scatter", root, len, input.as_ref().len(), "an input")?;
-        Ok(self.submit(call::<T>(Collective::Scatter, len).rooted(root), None, output, input))
+        let (len, long) = (output.as_ref().len(), input.as_ref().len());
+        let fits = self.check_at_root("scatter", root, len, long, "an input");
+        let call = fits.map(|()| call::<T>(Collective::Scatter, len).rooted(root));
+        self.submit(call, None, output, input)
     }
 
     /// [`ProcessGroup::scatter`] of blocks of different lengths: rank `i` gets `counts[i]`
@@ -169,14 +169,15 @@ impl ProcessGroup {
         counts: &[usize],
         output: B,
         root: Rank,
-    ) -> Result<Work<B>>
+    ) -> Begun<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let own = output.as_ref().len();
-        let blocks = self.blocks_at_root("scatter_v", root, counts, own, input.as_ref().len())?;
-        Ok(self.submit(call_of::<T>(Collective::Scatter, blocks).rooted(root), None, output, input))
+        let (own, long) = (output.as_ref().len(), input.as_ref().len());
+        let blocks = self.blocks_at_root("scatter_v", root, counts, own, long);
+        let call = blocks.map(|blocks| call_of::<T>(Collective::Scatter, blocks).rooted(root));
+        self.submit(call, None, output, input)
     }
 }

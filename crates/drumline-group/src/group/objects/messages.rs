@@ -48,6 +48,7 @@ impl ProcessGroup {
     where
         T: Serialize + ?Sized,
     {
+        self.check_rank("send_object", to)?;
         let call = Call { operation: "send_object", root: self.rank() };
         let bytes =
             encode_for_anyone(object).map_err(|problem| call.error(self.rank(), problem))?;
@@ -56,7 +57,7 @@ impl ProcessGroup {
         let content = Content::Object { bytes: bytes.len() };
         let (promise, work) = Work::of(&self.inner, false);
         let call = PointCall { direction: Direction::Send, peer: Some(to), tag, content };
-        self.post_message(call, Box::new(Bytes { bytes, promise }))?;
+        self.post_message(call, Box::new(Bytes { bytes, promise }));
         work.wait()?;
         Ok(())
     }
@@ -81,6 +82,7 @@ impl ProcessGroup {
     /// As for [`ProcessGroup::recv`] when the message holds no object, or is longer than
     /// [`Config::object_bytes_max`](crate::Config::object_bytes_max); then nothing is allocated.
     pub fn recv_object<T: DeserializeOwned>(&self, from: Rank, tag: u64) -> Result<T> {
+        self.check_rank("recv_object", from)?;
         self.receive_object(Some(from), tag).map(|(object, _)| object)
     }
 
@@ -115,7 +117,7 @@ impl ProcessGroup {
             Content::Object { bytes: self.object_bytes_max().saturating_add(DIGEST_BYTES) };
         let (promise, work) = Work::of(&self.inner, false);
         let call = PointCall { direction: Direction::Receive, peer, tag, content };
-        self.post_message(call, Box::new(Bytes { bytes: Vec::new(), promise }))?;
+        self.post_message(call, Box::new(Bytes { bytes: Vec::new(), promise }));
         let (bytes, from) = work.wait()?;
         let call = Call { operation: "recv_object", root: from };
         match bytes.split_first_chunk::<DIGEST_BYTES>() {

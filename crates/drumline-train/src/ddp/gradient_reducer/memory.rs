@@ -136,7 +136,7 @@ impl Memory {
         ) -> Travelling {
             let work = group.all_reduce_async(buffer, ReduceOp::Avg);
             Travelling::new(move || {
-                let (buffer, at) = driving::wait_and_tell(work)?;
+                let (buffer, at) = driving::wait_and_tell(work?)?;
                 Ok(Arrived { whole: Some(memory(buffer)), part: None, at })
             })
         }

@@ -12,7 +12,7 @@ use super::{
     TorchSpelling, call,
     lists::{concat, deal_out, lengths},
 };
-use crate::{Element, Result, Work};
+use crate::{Begun, Element, Result};
 
 impl TorchSpelling<'_> {
     /// [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce) of several buffers as one call.
@@ -54,25 +54,28 @@ impl TorchSpelling<'_> {
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.torch_spelling().all_reduce_coalesced_async(vec![vec![1.0], vec![2.0, 3.0]], drumline::ReduceOp::Sum);
+    /// let work = group.torch_spelling().all_reduce_coalesced_async(vec![vec![1.0], vec![2.0, 3.0]], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [vec![1.0], vec![2.0, 3.0]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`ProcessGroup::all_reduce_async`](crate::ProcessGroup::all_reduce_async).
     pub fn all_reduce_coalesced_async<T, B>(
         &self,
-        mut buffers: Vec<B>,
+        buffers: Vec<B>,
         op: impl Into<Operator<T>>,
-    ) -> Work<Vec<B>>
+    ) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let all = concat(&buffers);
         let call = call::<T>(Collective::AllReduce, all.len()).in_parts(lengths(&buffers));
-        self.group.submit_then(call, Some(op.into()), all, Vec::new(), move |all: Vec<T>| {
-            deal_out(&all, &mut buffers);
-            buffers
-        })
+        let call = Ok((call, all, Vec::new()));
+        self.group
+            .submit_copy(call, Some(op.into()), buffers, |all, buffers| deal_out(all, buffers))
     }
 
     /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) of each `inputs[i]` into `outputs[i]`,
@@ -127,19 +130,18 @@ impl TorchSpelling<'_> {
     pub fn all_gather_coalesced_async<T, B>(
         &self,
         inputs: &[&[T]],
-        mut outputs: Vec<B>,
-    ) -> Result<Work<Vec<B>>>
+        outputs: Vec<B>,
+    ) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (call, own) = self.gather_together(inputs, &outputs)?;
-        let (all, parts) =
-            (vec![T::zeroed(); own.len() * self.group.world_size()], lengths(inputs));
-        Ok(self.group.submit_then(call, None, all, own, move |all: Vec<T>| {
-            deal_out_by_rank(&all, &parts, &mut outputs);
-            outputs
-        }))
+        let (ranks, parts) = (self.group.world_size(), lengths(inputs));
+        let call = self.gather_together(inputs, &outputs);
+        let call = call.map(|(call, own)| (call, vec![T::zeroed(); own.len() * ranks], own));
+        self.group.submit_copy(call, None, outputs, move |all, outputs| {
+            deal_out_by_rank(all, &parts, outputs);
+        })
     }
 
     /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of each `inputs[i]` into
@@ -197,24 +199,17 @@ impl TorchSpelling<'_> {
     pub fn reduce_scatter_coalesced_async<T, B>(
         &self,
         inputs: &[&[T]],
-        mut outputs: Vec<B>,
+        outputs: Vec<B>,
         op: impl Into<Operator<T>>,
-    ) -> Result<Work<Vec<B>>>
+    ) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (call, all) = self.scatter_together(inputs, &outputs)?;
-        Ok(self.group.submit_then(
-            call,
-            Some(op.into()),
-            concat(&outputs),
-            all,
-            move |own: Vec<T>| {
-                deal_out(&own, &mut outputs);
-                outputs
-            },
-        ))
+        let call = self.scatter_together(inputs, &outputs);
+        let call = call.map(|(call, all)| (call, concat(&outputs), all));
+        self.group
+            .submit_copy(call, Some(op.into()), outputs, |own, outputs| deal_out(own, outputs))
     }
 
     /// The call, and this rank's contribution to it.

@@ -4,11 +4,10 @@
 
 use drumline_engine::operator::Operator;
 use drumline_kernels::copy;
-use drumline_schedule::Collective;
-use drumline_schedule::step::Rank;
+use drumline_schedule::{Collective, step::Rank};
 
 use super::{TorchSpelling, call, call_of};
-use crate::{Element, Error, Result, Work};
+use crate::{Begun, Element, Error, Result};
 
 impl TorchSpelling<'_> {
     /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) into a buffer for every rank. The buffers may have
@@ -56,25 +55,17 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
-    pub fn all_gather_list_async<T, I, B>(
-        &self,
-        input: I,
-        mut outputs: Vec<B>,
-    ) -> Result<Work<Vec<B>>>
+    pub fn all_gather_list_async<T, I, B>(&self, input: I, outputs: Vec<B>) -> Begun<Vec<B>>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let counts = lengths(&outputs);
-        let blocks =
-            self.group.blocks_by_rank("all_gather_list", &counts, input.as_ref().len(), None)?;
+        let (counts, own) = (lengths(&outputs), input.as_ref().len());
         let all = vec![T::zeroed(); counts.iter().sum()];
-        let call = call_of::<T>(Collective::AllGather, blocks);
-        Ok(self.group.submit_then(call, None, all, input, move |all: Vec<T>| {
-            deal_out(&all, &mut outputs);
-            outputs
-        }))
+        let blocks = self.group.blocks_by_rank("all_gather_list", &counts, own, None);
+        let call = blocks.map(|it| (call_of::<T>(Collective::AllGather, it), all, input));
+        self.group.submit_copy(call, None, outputs, |all, outputs| deal_out(all, outputs))
     }
 
     /// [`ProcessGroup::gather`](crate::ProcessGroup::gather) into a buffer for every rank, all as long as
@@ -137,25 +128,18 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
-    pub fn gather_list_async<T, I, B>(
-        &self,
-        input: I,
-        mut outputs: Vec<B>,
-        root: Rank,
-    ) -> Result<Work<Vec<B>>>
+    pub fn gather_list_async<T, I, B>(&self, input: I, outputs: Vec<B>, root: Rank) -> Begun<Vec<B>>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let len = input.as_ref().len();
-        self.check_list_at_root("gather_list", root, &lengths(&outputs), len)?;
-        let all = vec![T::zeroed(); outputs.len() * len];
+        let fits = self.check_list_at_root("gather_list", root, &lengths(&outputs), len);
+        let all = |()| vec![T::zeroed(); outputs.len() * len];
         let call = call::<T>(Collective::Gather, len).rooted(root);
-        Ok(self.group.submit_then(call, None, all, input, move |all: Vec<T>| {
-            deal_out(&all, &mut outputs);
-            outputs
-        }))
+        let call = fits.map(all).map(|all| (call, all, input));
+        self.group.submit_copy(call, None, outputs, |all, outputs| deal_out(all, outputs))
     }
 
     /// [`ProcessGroup::scatter`](crate::ProcessGroup::scatter) of a buffer for every rank, all as long as
@@ -205,20 +189,15 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
-    pub fn scatter_list_async<T, B>(
-        &self,
-        inputs: &[&[T]],
-        output: B,
-        root: Rank,
-    ) -> Result<Work<B>>
+    pub fn scatter_list_async<T, B>(&self, inputs: &[&[T]], output: B, root: Rank) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let len = output.as_ref().len();
-        self.check_list_at_root("scatter_list", root, &lengths(inputs), len)?;
-        let call = call::<T>(Collective::Scatter, len).rooted(root);
-        Ok(self.group.submit(call, None, output, inputs.concat()))
+        let fits = self.check_list_at_root("scatter_list", root, &lengths(inputs), len);
+        let call = fits.map(|()| call::<T>(Collective::Scatter, len).rooted(root));
+        self.group.submit(call, None, output, inputs.concat())
     }
 
     /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of a buffer for every rank. The buffers
@@ -274,15 +253,15 @@ impl TorchSpelling<'_> {
         inputs: &[&[T]],
         output: B,
         op: impl Into<Operator<T>>,
-    ) -> Result<Work<B>>
+    ) -> Begun<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (counts, own) = (lengths(inputs), output.as_ref().len());
-        let blocks = self.group.blocks_by_rank("reduce_scatter_list", &counts, own, None)?;
-        let call = call_of::<T>(Collective::ReduceScatter, blocks);
-        Ok(self.group.submit(call, Some(op.into()), output, inputs.concat()))
+        let blocks = self.group.blocks_by_rank("reduce_scatter_list", &counts, own, None);
+        let call = blocks.map(|blocks| call_of::<T>(Collective::ReduceScatter, blocks));
+        self.group.submit(call, Some(op.into()), output, inputs.concat())
     }
 
     /// [`ProcessGroup::all_to_all_v`](crate::ProcessGroup::all_to_all_v) with one buffer to every rank and
@@ -333,23 +312,16 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
-    pub fn all_to_all_list_async<T, B>(
-        &self,
-        inputs: &[&[T]],
-        mut outputs: Vec<B>,
-    ) -> Result<Work<Vec<B>>>
+    pub fn all_to_all_list_async<T, B>(&self, inputs: &[&[T]], outputs: Vec<B>) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (send_counts, recv_counts) = (lengths(inputs), lengths(&outputs));
         let (input, all) = (inputs.concat(), vec![T::zeroed(); recv_counts.iter().sum()]);
-        let counts = self.group.check_pairs(input.len(), &send_counts, all.len(), &recv_counts)?;
-        let call = call_of::<T>(Collective::AllToAll, counts);
-        Ok(self.group.submit_then(call, None, all, input, move |all: Vec<T>| {
-            deal_out(&all, &mut outputs);
-            outputs
-        }))
+        let counts = self.group.check_pairs(input.len(), &send_counts, all.len(), &recv_counts);
+        let call = counts.map(|it| (call_of::<T>(Collective::AllToAll, it), all, input));
+        self.group.submit_copy(call, None, outputs, |all, outputs| deal_out(all, outputs))
     }
 
     fn check_list_at_root(

@@ -3,10 +3,12 @@
 use bytemuck::Zeroable;
 use drumline_engine::call::Call;
 use drumline_kernels::{Source, Target, combine, narrow, reduce_tree, widen};
-use drumline_schedule::Collective;
-use drumline_schedule::tree::{Node, merges};
+use drumline_schedule::{
+    Collective,
+    tree::{Node, merges},
+};
 
-use super::{call, lists::deal_out};
+use super::{call, lists::deal_out, usable};
 use crate::{Element, Error, ReduceOp, Result};
 
 /// Divides a sum by the number of `members`, if `op` is the average.
@@ -17,15 +19,17 @@ pub(super) fn finish<A: Element>(op: ReduceOp, sum: &mut [A], members: usize) {
     }
 }
 
-/// A call that reduces sums of members, in the type in which such sums are kept.
-pub(super) fn of_members<T: Element>(
+/// A call that reduces sums of members, in the type in which such sums are kept, and the sum of this rank's members.
+pub(super) fn summed<T: Element>(
     operation: Collective,
     elements: usize,
-    members: usize,
-) -> Call {
+    members: &[impl AsRef<[T]>],
+    op: ReduceOp,
+) -> Result<(Call, Vec<T::Accumulator>)> {
     // The parts also hold the type of the members, which the call shows nowhere else.
-    let parts = vec![elements, members, T::DTYPE as usize];
-    call::<T::Accumulator>(operation, elements).in_parts(parts)
+    let parts = vec![elements, members.len(), T::DTYPE as usize];
+    let call = call::<T::Accumulator>(operation, elements).in_parts(parts);
+    Ok((usable::<T>(call, &Some(op.into()))?, sum_of_members(members, op)))
 }
 
 /// The operator over the sums of all ranks. An average is divided at the end, by the number of all members.
@@ -34,10 +38,7 @@ pub(super) fn across(op: ReduceOp) -> ReduceOp {
 }
 
 /// The canonical sum of this rank's members, neither divided nor rounded.
-pub(super) fn sum_of_members<T: Element>(
-    members: &[impl AsRef<[T]>],
-    op: ReduceOp,
-) -> Vec<T::Accumulator> {
+fn sum_of_members<T: Element>(members: &[impl AsRef<[T]>], op: ReduceOp) -> Vec<T::Accumulator> {
     let leaves: Vec<Node> = (0..members.len()).map(Node::leaf).collect();
     let merges = merges(Node::root(members.len()), &leaves).unwrap_or_default();
     let mut stack: Vec<Vec<T::Accumulator>> = Vec::new();

@@ -9,7 +9,7 @@ mod lists;
 mod members;
 mod multi;
 
-use super::{super::ProcessGroup, call, call_of};
+use super::{super::ProcessGroup, call, call_of, usable};
 
 /// The collectives of a group in forms that only serve torch's spelling. Made by [`ProcessGroup::torch_spelling`].
 ///

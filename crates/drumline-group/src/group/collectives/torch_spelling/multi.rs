@@ -8,20 +8,13 @@
 use bytemuck::Zeroable;
 use drumline_engine::call::Call;
 use drumline_kernels::copy;
-use drumline_schedule::Collective;
-use drumline_schedule::step::Rank;
+use drumline_schedule::{Collective, step::Rank};
 
 use super::{
     TorchSpelling, call,
-    members::{
-        across, check_as_many, check_members, finish, of_members, round, round_and_deal_out,
-        sum_of_members,
-    },
+    members::{across, check_as_many, check_members, finish, round, round_and_deal_out, summed},
 };
-use crate::{Element, Error, ReduceOp, Result, Work};
-
-/// A call on sums of members, and the sum of this rank's members.
-type Summed<A> = (Call, Vec<A>);
+use crate::{Begun, Element, Error, ReduceOp, Result};
 
 impl TorchSpelling<'_> {
     /// Reduces all buffers of all ranks, in place. Afterwards all buffers are the same.
@@ -52,8 +45,7 @@ impl TorchSpelling<'_> {
         op: ReduceOp,
     ) -> Result<()> {
         let len = check_members("all_reduce_multi", buffers)?;
-        let mut sum = sum_of_members(buffers, op);
-        let call = of_members::<T>(Collective::AllReduce, len, buffers.len());
+        let (call, mut sum) = summed(Collective::AllReduce, len, buffers, op)?;
         self.group.run(call, Some(across(op).into()), &mut sum, &[])?;
         finish(op, &mut sum, self.members(buffers.len()));
         buffers.iter_mut().for_each(|buffer| round(&sum, buffer));
@@ -73,29 +65,19 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] as for the blocking form.
-    pub fn all_reduce_multi_async<T, B>(
-        &self,
-        mut buffers: Vec<B>,
-        op: ReduceOp,
-    ) -> Result<Work<Vec<B>>>
+    pub fn all_reduce_multi_async<T, B>(&self, buffers: Vec<B>, op: ReduceOp) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let len = check_members("all_reduce_multi", &buffers)?;
-        let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
-        let call = of_members::<T>(Collective::AllReduce, len, buffers.len());
-        Ok(self.group.submit_then(
-            call,
-            Some(across(op).into()),
-            sum,
-            Vec::new(),
-            move |mut sum: Vec<T::Accumulator>| {
-                finish(op, &mut sum, members);
-                buffers.iter_mut().for_each(|buffer| round(&sum, buffer.as_mut()));
-                buffers
-            },
-        ))
+        let members = self.members(buffers.len());
+        let call = check_members("all_reduce_multi", &buffers)
+            .and_then(|len| summed::<T>(Collective::AllReduce, len, &buffers, op))
+            .map(|(call, sum)| (call, sum, Vec::new()));
+        self.group.submit_copy(call, Some(across(op).into()), buffers, move |sum, buffers| {
+            finish(op, sum, members);
+            buffers.iter_mut().for_each(|buffer| round(sum, buffer.as_mut()));
+        })
     }
 
     /// Reduces all buffers of all ranks into buffer `root_buffer` of rank `root`. No other buffer changes.
@@ -128,9 +110,8 @@ impl TorchSpelling<'_> {
         root_buffer: usize,
     ) -> Result<()> {
         let len = self.check_root_buffer("reduce_multi", buffers, root, root_buffer)?;
-        let mut sum = sum_of_members(buffers, op);
-        let call = of_members::<T>(Collective::Reduce, len, buffers.len()).rooted(root);
-        self.group.run(call, Some(across(op).into()), &mut sum, &[])?;
+        let (call, mut sum) = summed(Collective::Reduce, len, buffers, op)?;
+        self.group.run(call.rooted(root), Some(across(op).into()), &mut sum, &[])?;
         if self.group.rank() == root {
             finish(op, &mut sum, self.members(buffers.len()));
             round(&sum, buffers[root_buffer]);
@@ -153,27 +134,26 @@ impl TorchSpelling<'_> {
     /// [`Error::InvalidArgument`] as for the blocking form.
     pub fn reduce_multi_async<T, B>(
         &self,
-        mut buffers: Vec<B>,
+        buffers: Vec<B>,
         op: ReduceOp,
         root: Rank,
         root_buffer: usize,
-    ) -> Result<Work<Vec<B>>>
+    ) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let len = self.check_root_buffer("reduce_multi", &buffers, root, root_buffer)?;
-        let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
-        let call = of_members::<T>(Collective::Reduce, len, buffers.len()).rooted(root);
-        let at_root = self.group.rank() == root;
-        let then = move |mut sum: Vec<T::Accumulator>| {
+        let (members, at_root) = (self.members(buffers.len()), self.group.rank() == root);
+        let call = self
+            .check_root_buffer("reduce_multi", &buffers, root, root_buffer)
+            .and_then(|len| summed::<T>(Collective::Reduce, len, &buffers, op))
+            .map(|(call, sum)| (call.rooted(root), sum, Vec::new()));
+        self.group.submit_copy(call, Some(across(op).into()), buffers, move |sum, buffers| {
             if at_root {
-                finish(op, &mut sum, members);
-                round(&sum, buffers[root_buffer].as_mut());
+                finish(op, sum, members);
+                round(sum, buffers[root_buffer].as_mut());
             }
-            buffers
-        };
-        Ok(self.group.submit_then(call, Some(across(op).into()), sum, Vec::new(), then))
+        })
     }
 
     /// Copies buffer `root_buffer` of rank `root` into all buffers of all ranks.
@@ -233,22 +213,21 @@ impl TorchSpelling<'_> {
     /// [`Error::InvalidArgument`] as for the blocking form.
     pub fn broadcast_multi_async<T, B>(
         &self,
-        mut buffers: Vec<B>,
+        buffers: Vec<B>,
         root: Rank,
         root_buffer: usize,
-    ) -> Result<Work<Vec<B>>>
+    ) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let len = self.check_root_buffer("broadcast_multi", &buffers, root, root_buffer)?;
-        let parts = vec![len, buffers.len()];
-        let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
-        let source = buffers[root_buffer].as_ref().to_vec();
-        Ok(self.group.submit_then(call, None, source, Vec::new(), move |data: Vec<T>| {
-            buffers.iter_mut().for_each(|buffer| copy(buffer.as_mut().into(), data[..].into()));
-            buffers
-        }))
+        let len = self.check_root_buffer("broadcast_multi", &buffers, root, root_buffer);
+        let call = len.map(|len| {
+            let parts = vec![len, buffers.len()];
+            let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
+            (call, buffers[root_buffer].as_ref().to_vec(), Vec::new())
+        });
+        self.group.submit_copy(call, None, buffers, copy_to_each)
     }
 
     /// Collects the inputs of all ranks in every output, in the order of members.
@@ -303,21 +282,15 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] as for the blocking form.
-    pub fn all_gather_multi_async<T, B>(
-        &self,
-        inputs: &[&[T]],
-        mut outputs: Vec<B>,
-    ) -> Result<Work<Vec<B>>>
+    pub fn all_gather_multi_async<T, B>(&self, inputs: &[&[T]], outputs: Vec<B>) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (call, own) = self.gather_of_members(inputs, &outputs)?;
-        let all = vec![T::zeroed(); own.len() * self.group.world_size()];
-        Ok(self.group.submit_then(call, None, all, own, move |all: Vec<T>| {
-            outputs.iter_mut().for_each(|output| copy(output.as_mut().into(), all[..].into()));
-            outputs
-        }))
+        let ranks = self.group.world_size();
+        let call = self.gather_of_members(inputs, &outputs);
+        let call = call.map(|(call, own)| (call, vec![T::zeroed(); own.len() * ranks], own));
+        self.group.submit_copy(call, None, outputs, copy_to_each)
     }
 
     /// Reduces all inputs of all ranks, and gives every member its block of the result. It undoes the
@@ -379,27 +352,21 @@ impl TorchSpelling<'_> {
     pub fn reduce_scatter_multi_async<T, B>(
         &self,
         inputs: &[&[T]],
-        mut outputs: Vec<B>,
+        outputs: Vec<B>,
         op: ReduceOp,
-    ) -> Result<Work<Vec<B>>>
+    ) -> Begun<Vec<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (call, sum) = self.scatter_of_members(inputs, &outputs, op)?;
-        let own = vec![T::Accumulator::zeroed(); sum.len() / self.group.world_size()];
-        let members = self.members(inputs.len());
-        Ok(self.group.submit_then(
-            call,
-            Some(across(op).into()),
-            own,
-            sum,
-            move |mut own: Vec<T::Accumulator>| {
-                finish(op, &mut own, members);
-                round_and_deal_out(&own, &mut outputs);
-                outputs
-            },
-        ))
+        let (ranks, members) = (self.group.world_size(), self.members(inputs.len()));
+        let call = self.scatter_of_members(inputs, &outputs, op);
+        let own = |sum: &[_]| vec![T::Accumulator::zeroed(); sum.len() / ranks];
+        let call = call.map(|(call, sum)| (call, own(&sum), sum));
+        self.group.submit_copy(call, Some(across(op).into()), outputs, move |own, outputs| {
+            finish(op, own, members);
+            round_and_deal_out(own, outputs);
+        })
     }
 
     /// The call, and this rank's contribution to it.
@@ -424,15 +391,14 @@ impl TorchSpelling<'_> {
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
         op: ReduceOp,
-    ) -> Result<Summed<T::Accumulator>> {
+    ) -> Result<(Call, Vec<T::Accumulator>)> {
         let operation = "reduce_scatter_multi";
         let all = check_members(operation, inputs)?;
         let len = check_members(operation, outputs)?;
         check_as_many(operation, outputs.len(), inputs.len())?;
         let block = len * outputs.len();
         self.group.check_blocks(operation, block, all, "an input")?;
-        let call = of_members::<T>(Collective::ReduceScatter, block, inputs.len());
-        Ok((call, sum_of_members(inputs, op)))
+        summed(Collective::ReduceScatter, block, inputs, op)
     }
 
     /// The number of members of all ranks together.
@@ -456,4 +422,9 @@ impl TorchSpelling<'_> {
             format!("there is no buffer {root_buffer}: the list has {} of them", buffers.len());
         Err(Error::InvalidArgument { operation, problem })
     }
+}
+
+/// Copies the elements to each buffer.
+fn copy_to_each<T: Element>(elements: &mut [T], buffers: &mut [impl AsMut<[T]>]) {
+    buffers.iter_mut().for_each(|buffer| copy(buffer.as_mut().into(), elements[..].into()));
 }
