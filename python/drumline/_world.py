@@ -13,11 +13,6 @@ def set_world(group: ProcessGroup) -> None:
     _world = group
 
 
-def is_set() -> bool:
-    """Whether `init_process_group` was called, even if the group has been destroyed since."""
-    return _world is not None
-
-
 def is_initialized() -> bool:
     """Whether there is a group of the whole job."""
     return _world is not None and not _world.is_destroyed

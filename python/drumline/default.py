@@ -17,7 +17,7 @@ from drumline import _core, _exit
 from drumline._non_member import GroupMember
 from drumline._operators import Op
 from drumline._registered import Shape, zeros
-from drumline._world import group_or_world, is_initialized, is_set, set_world
+from drumline._world import group_or_world, is_initialized, set_world
 from drumline.groups import ProcessGroup, Seconds, Work, seconds
 from drumline.stores import Store, core_of
 
@@ -235,7 +235,9 @@ def alloc_registered(shape: Shape, dtype: Any = np.float32, group: Any = None) -
     """
     is_ours = isinstance(group, ProcessGroup)
     if group is None:
-        is_ours = is_set() or "torch" not in sys.modules
+        torch = sys.modules.get("torch")
+        is_torchs = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+        is_ours = is_initialized() or not is_torchs
     if is_ours:
         return group_or_world(group).alloc_registered(shape, dtype)
     from drumline.ddp.groups import group_of, own_group

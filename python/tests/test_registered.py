@@ -124,6 +124,12 @@ def test_without_a_group_it_says_what_to_call():
 def tensors(rank, world_size, directory):
     torch = pytest.importorskip("torch")
     dist = torch.distributed
+    # A world that is over is not asked.
+    ours = drumline.FileStore(f"{directory}/ours", world_size)
+    drumline.init_process_group(store=ours, rank=rank, world_size=world_size)
+    drumline.destroy_process_group()
+    with pytest.raises(ValueError, match="the group has been destroyed: call init_process_group"):
+        drumline.alloc_registered(3)
     store = dist.FileStore(f"{directory}/store", world_size)
     dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
     out = []
