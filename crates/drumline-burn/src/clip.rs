@@ -10,7 +10,7 @@ use drumline::ddp::{DdpOptions, GradientNorm, Values};
 use crate::{
     Error, Result,
     averaged::AveragedGradients,
-    host::{Batch, Unreadable},
+    host::Batch,
     tensors::{VisitFloat, visit_floats},
 };
 
@@ -162,15 +162,9 @@ pub(crate) fn each<M: Module>(
     skip: &dyn Fn(&str) -> bool,
     mut look: impl FnMut(&str, Values<'_>),
 ) -> Result<()> {
-    let mut seen = Seen { gradients, skip, names: Vec::new(), batch: Batch::default() };
+    let mut seen = Seen { gradients, skip, batch: Batch::default() };
     visit_floats(model, &mut seen);
-    let Seen { names, batch, .. } = seen;
-    let tensors = batch.read().map_err(|Unreadable { first, device, problem }| Error::Device {
-        name: names[first].clone(),
-        device,
-        problem,
-    })?;
-    for (tensor, name) in tensors.into_iter().zip(names) {
+    for (name, tensor) in seen.batch.read()? {
         tensor.with_values(|values| look(&name, values)).ok_or_else(|| Error::CannotScale {
             problem: format!("the gradient of `{name}` has a type without a norm"),
         })?;
@@ -182,7 +176,6 @@ pub(crate) fn each<M: Module>(
 struct Seen<'a> {
     gradients: &'a GradientsParams,
     skip: &'a dyn Fn(&str) -> bool,
-    names: Vec<String>,
     batch: Batch,
 }
 
@@ -192,8 +185,7 @@ impl VisitFloat for Seen<'_> {
             return;
         }
         if let Some(gradient) = self.gradients.get::<D>(param.id) {
-            self.names.push(name.to_owned());
-            self.batch.add(gradient);
+            self.batch.add(name, gradient);
         }
     }
 }

@@ -18,7 +18,7 @@ use drumline::ddp::{
 use crate::{
     Error, Result,
     burn_version::shared,
-    host::{Batch, Unreadable},
+    host::Batch,
     pack::is_flex,
     tensors::{VisitFloat, visit_floats},
 };
@@ -137,8 +137,8 @@ struct Pass<'a, S> {
 /// Gradients of one bucket. They are read together, so a device is waited for once for each bucket.
 #[derive(Default)]
 struct Collected {
-    /// Slots and names of their parameters.
-    parameters: Vec<(usize, String)>,
+    /// The slots of their parameters.
+    slots: Vec<usize>,
     batch: Batch,
 }
 
@@ -164,10 +164,10 @@ impl<'a, S: Source> Pass<'a, S> {
     fn run<M: Module>(mut self, reducer: &GradientReducer, model: &M) -> Result<()> {
         visit_floats(model, &mut self);
         let mut result = Ok(());
-        for Collected { parameters, batch } in self.buckets {
+        for Collected { slots, batch } in self.buckets {
             match batch.read() {
                 Ok(gradients) => {
-                    for (&(slot, _), gradient) in parameters.iter().zip(gradients) {
+                    for (&slot, (_, gradient)) in slots.iter().zip(gradients) {
                         let pack = |place: Place<'_>| gradient.pack(place);
                         match &self.what {
                             What::Accumulate => reducer.accumulate_to(slot, pack),
@@ -175,10 +175,9 @@ impl<'a, S: Source> Pass<'a, S> {
                         }
                     }
                 }
-                Err(Unreadable { first, device, problem }) => {
-                    parameters.iter().for_each(|&(slot, _)| reducer.fail(slot, FaultKind::Unread));
-                    let name = parameters[first].1.clone();
-                    result = result.and(Err(Error::Device { name, device, problem }));
+                Err(error) => {
+                    slots.iter().for_each(|&slot| reducer.fail(slot, FaultKind::Unread));
+                    result = result.and(Err(error));
                 }
             }
         }
@@ -194,8 +193,8 @@ impl<S: Source> VisitFloat for Pass<'_, S> {
         }
         if let Some(gradient) = self.gradients.take(param) {
             let collected = &mut self.buckets[self.bucket_of[slot]];
-            collected.parameters.push((slot, name.to_owned()));
-            collected.batch.add(gradient);
+            collected.slots.push(slot);
+            collected.batch.add(name, gradient);
         }
     }
 }

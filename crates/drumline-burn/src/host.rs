@@ -59,18 +59,21 @@ fn values(data: &TensorData) -> Option<Values<'_>> {
     }
 }
 
-/// Tensors that are read together: a device is waited for once, and not once for each tensor.
+/// Tensors that are read together: a device is waited for once, and not once for each tensor. Each has the name of its
+/// parameter.
 #[derive(Default)]
 pub(crate) struct Batch {
-    items: Vec<Item>,
+    items: Vec<(String, Item)>,
     transactions: Vec<OnDevice>,
+    /// About the first tensor that is quantised. burn panics where its elements are asked for.
+    quantized: Option<Error>,
 }
 
 /// Tensors of one device that is not the host.
 struct OnDevice {
     device: Device,
-    /// The first of them, by place in the batch.
-    first: usize,
+    /// The name of the first of them.
+    first: String,
     transaction: Transaction,
 }
 
@@ -80,52 +83,54 @@ enum Item {
     In(usize),
 }
 
-/// A device that could not be read.
-#[derive(Debug)]
-pub(crate) struct Unreadable {
-    /// The first of its tensors, by place in the batch.
-    pub(crate) first: usize,
-    /// By burn's name.
-    pub(crate) device: String,
-    /// What burn says.
-    pub(crate) problem: String,
-}
-
 impl Batch {
     /// Adds a tensor without autodiff.
-    pub(crate) fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
+    pub(crate) fn add<const D: usize>(&mut self, name: &str, tensor: Tensor<D>) {
+        if let dtype @ DType::QFloat(_) = tensor.dtype() {
+            let (name, dtype) = (name.to_owned(), format!("{dtype:?}"));
+            self.quantized.get_or_insert(Error::UnsupportedDType { name, dtype });
+            return;
+        }
         let device = tensor.device().without_autodiff();
         if is_flex(&device) {
             match Dispatch::stored(tensor.into_dispatch()) {
-                Stored::Here(tensor) => self.items.push(Item::Here(tensor)),
+                Stored::Here(tensor) => self.items.push((name.to_owned(), Item::Here(tensor))),
                 #[cfg(feature = "gpu")]
                 Stored::OnDevice(_) => unreachable!("flex tensors are in the host's memory"),
             }
             return;
         }
         let at = self.transactions.iter().position(|on| on.device == device).unwrap_or_else(|| {
-            let (first, transaction) = (self.items.len(), Transaction::default());
+            let (first, transaction) = (name.to_owned(), Transaction::default());
             self.transactions.push(OnDevice { device, first, transaction });
             self.transactions.len() - 1
         });
         let OnDevice { transaction, .. } = &mut self.transactions[at];
         *transaction = std::mem::take(transaction).register(tensor);
-        self.items.push(Item::In(at));
+        self.items.push((name.to_owned(), Item::In(at)));
     }
 
-    /// The tensors in the order in which they were added. Waits for their devices.
-    pub(crate) fn read(self) -> Result<Vec<Readable>, Unreadable> {
-        let read = |OnDevice { device, first, transaction }| match transaction.try_execute() {
+    /// The tensors with their names, in the order in which they were added. Waits for their devices.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Device`] names the first tensor of a device that cannot be read, [`Error::UnsupportedDType`] one that is
+    /// quantised.
+    pub(crate) fn read(self) -> Result<Vec<(String, Readable)>> {
+        if let Some(error) = self.quantized {
+            return Err(error);
+        }
+        let read = |OnDevice { device, first: name, transaction }| match transaction.try_execute() {
             Ok(data) => Ok(data.into_iter()),
             Err(error) => {
                 let device = device_name(&device);
-                Err(Unreadable { first, device, problem: error.to_string() })
+                Err(Error::Device { name, device, problem: error.to_string() })
             }
         };
-        let mut read = self.transactions.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let tensors = self.items.into_iter().filter_map(|item| match item {
-            Item::Here(tensor) => Some(Readable::Flex(tensor)),
-            Item::In(at) => read[at].next().map(Readable::Data),
+        let mut read = self.transactions.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+        let tensors = self.items.into_iter().filter_map(|(name, item)| match item {
+            Item::Here(tensor) => Some((name, Readable::Flex(tensor))),
+            Item::In(at) => read[at].next().map(|data| (name, Readable::Data(data))),
         });
         Ok(tensors.collect())
     }
@@ -143,22 +148,15 @@ pub(crate) fn parameter_values<M: Module>(
     model: &M,
     slot_of: &dyn Fn(&str) -> Option<usize>,
 ) -> Result<Vec<ParameterValue>> {
-    let mut found = Found { slot_of, parameters: Vec::new(), batch: Batch::default() };
+    let mut found = Found { slot_of, slots: Vec::new(), batch: Batch::default() };
     visit_floats(model, &mut found);
-    let Found { parameters, batch, .. } = found;
-    let tensors = batch.read().map_err(|Unreadable { first, device, problem }| Error::Device {
-        name: parameters[first].1.clone(),
-        device,
-        problem,
-    })?;
-    let values = parameters.into_iter().zip(tensors);
-    Ok(values.map(|((slot, name), value)| ParameterValue { slot, name, value }).collect())
+    let values = found.slots.into_iter().zip(found.batch.read()?);
+    Ok(values.map(|(slot, (name, value))| ParameterValue { slot, name, value }).collect())
 }
 
 struct Found<'a> {
     slot_of: &'a dyn Fn(&str) -> Option<usize>,
-    /// Slots and names.
-    parameters: Vec<(usize, String)>,
+    slots: Vec<usize>,
     batch: Batch,
 }
 
@@ -166,7 +164,7 @@ impl VisitFloat for Found<'_> {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
         let Some(slot) = (self.slot_of)(name) else { return };
         let value = param.base();
-        self.parameters.push((slot, name.to_owned()));
-        self.batch.add(if value.is_autodiff() { value.inner() } else { value });
+        self.slots.push(slot);
+        self.batch.add(name, if value.is_autodiff() { value.inner() } else { value });
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::common::{Mlp, gradients_of, on_ranks, tensor};
 use burn::{
-    module::Module,
-    nn::{BatchNorm, BatchNormConfig},
+    module::{Module, Param},
+    nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{ModuleOptimizer, SgdConfig},
-    tensor::{Device, Tensor},
+    tensor::{Device, Tensor, quantization::QuantScheme},
 };
 use drumline::ProcessGroup;
 use drumline_burn::{
@@ -201,6 +201,33 @@ fn models_of_one_loss_are_compared_together() {
         }) {
             let wanted = "parameter `layers.0.weight of model 2` (and 3 more) on rank 1 differs";
             assert!(error.contains(wanted), "{error}");
+        }
+    }
+}
+
+/// Nothing is known of its value, so it does not count as equal: not even if no rank can read it.
+#[test]
+fn a_parameter_that_can_be_read_no_more_is_named_on_every_rank() {
+    for quantized_on in [[true, true], [false, true]] {
+        let told = on_ranks(2, |group| {
+            let layer = LinearConfig::new(4, 4).init(&device());
+            let (ddp, mut model): (_, Linear) =
+                DistributedDataParallel::wrap(layer, &group).unwrap();
+            let loss = |model: &Linear| model.forward(tensor([3, 4], 1, &device())).mean();
+            drop(ddp.backward(loss(&model), &model).unwrap());
+            let next = loss(&model);
+            if quantized_on[group.rank()] {
+                let weight = model.weight.val().inner();
+                model.weight = Param::from_tensor(weight.quantize_dynamic(&QuantScheme::default()));
+            }
+            ddp.backward(next, &model).map(drop).unwrap_err()
+        });
+        for (error, is_quantized) in told.iter().zip(quantized_on) {
+            assert!(error.to_string().contains("tensor `weight` is QFloat"), "{error}");
+            match is_quantized {
+                true => assert!(matches!(error, Error::UnsupportedDType { .. }), "{error}"),
+                false => assert!(matches!(error, Error::OnOtherRanks { .. }), "{error}"),
+            }
         }
     }
 }
