@@ -126,6 +126,13 @@ pub enum Error {
     )]
     LossWithoutGradient,
 
+    /// No parameter of the model got a gradient on any rank. All ranks get this error.
+    #[error(
+        "the loss of no rank depends on the model of this step: it was computed from another one \
+         [errors.md#models-of-burn]"
+    )]
+    LossOfAnotherModel,
+
     /// Wrapped models cannot take part in one step together.
     #[error("these models cannot take a step together: {problem} [errors.md#models-of-burn]")]
     CannotCombine {

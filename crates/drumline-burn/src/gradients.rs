@@ -16,7 +16,7 @@ use drumline::ddp::{
 };
 
 use crate::{
-    Error, Result,
+    Result,
     burn_version::shared,
     host::Batch,
     pack::is_flex,

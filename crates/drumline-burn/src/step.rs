@@ -208,7 +208,7 @@ impl<'a> Together<'a> {
             });
             let own = own.collect::<Result<Vec<_>>>()?;
             first.debug.end_step(&first.group, || reducer.stats());
-            return Ok(own);
+            return self.of_these_models(own);
         }
         let submit =
             |(part, slots): (&Part<'_>, &Slots)| part.model.submit_missing(reducer, slots, &own);
@@ -221,7 +221,18 @@ impl<'a> Together<'a> {
         let collect = |((part, slots), kept): ((&Part<'_>, &Slots), _)| {
             part.model.collect(&averaged, slots, kept, Some(&mut own))
         };
-        Ok(each.map(collect).collect())
+        self.of_these_models(each.map(collect).collect())
+    }
+
+    /// The gradients of a step, unless no rank has any: where unused parameters are ignored, nothing else tells of a loss
+    /// that was computed from another model.
+    fn of_these_models(&self, gradients: Vec<GradientsParams>) -> Result<Vec<GradientsParams>> {
+        // Those of a sharded optimizer lie on their owners.
+        let is_sharded = self.parts[0].handle.options.sharded;
+        match !is_sharded && gradients.iter().all(GradientsParams::is_empty) {
+            true => Err(Error::LossOfAnotherModel),
+            false => Ok(gradients),
+        }
     }
 
     /// Runs backward, and adds the gradients to this rank's share of the step.
@@ -249,7 +260,7 @@ impl<'a> Together<'a> {
         let collect = |((part, slots), kept): ((&Part<'_>, &Slots), _)| {
             part.model.collect(&averaged, slots, kept, None)
         };
-        Ok(Some(self.each().zip(kept).map(collect).collect()))
+        self.of_these_models(self.each().zip(kept).map(collect).collect()).map(Some)
     }
 
     /// This rank's own gradients. If `is_last`, the taps submit them.

@@ -237,6 +237,7 @@ fn is_agreed(error: &Error) -> bool {
         | Error::SharedPath { .. }
         | Error::NothingToTrain { .. }
         | Error::UnsupportedDType { .. }
+        | Error::LossOfAnotherModel
         | Error::OnOtherRanks { .. } => true,
         _ => false,
     }

@@ -119,6 +119,30 @@ fn a_parameter_that_no_rank_used_is_left_alone_momentum_and_all() {
     }
 }
 
+/// It would train nothing, without a word.
+#[test]
+fn a_loss_of_another_model_is_an_error_on_every_rank_also_if_parameters_may_be_unused() {
+    for world_size in [1, 3] {
+        on_ranks(world_size, |group| {
+            let device = device();
+            let other = Branching::new(&device);
+            let (ddp, model) =
+                DistributedDataParallel::wrap_with(Branching::new(&device), &group, &ignoring())
+                    .unwrap();
+            let has_data = group.rank() < 2;
+            let error = match has_data {
+                true => ddp.backward(other.loss(true, &device), &model).map(drop).unwrap_err(),
+                false => ddp.shadow(&model).map(drop).unwrap_err(),
+            };
+            assert!(matches!(error, Error::LossOfAnotherModel), "{error}");
+            // The next step works: for one rank the loss is that of the model, and its average is that of all.
+            let of = |is_right: bool| if is_right { &model } else { &other };
+            let loss = of(group.rank() == 0).loss(true, &device);
+            assert_eq!(ddp.backward(loss, &model).unwrap().len(), 4);
+        });
+    }
+}
+
 #[test]
 fn a_parameter_used_in_one_micro_batch_is_used() {
     on_ranks(2, |group| {
