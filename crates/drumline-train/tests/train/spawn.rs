@@ -131,7 +131,7 @@ fn who_has_only_lost_the_culprit_is_not_blamed_whoever_ends_first() {
         ("panic", 8, "boom"),
         ("panic, slow", 1, "boom"),
         ("error", 4, "boom"),
-        ("error, slow", 1, "rank "),
+        ("error, slow", 1, ""),
         ("exit", 2, ""),
         ("kill", 2, ""),
     ] {
