@@ -143,7 +143,12 @@ def ends(rank, world_size, directory, settings, times):
     return outcomes
 
 
-@pytest.mark.parametrize("settings", [{}, {"shared_memory": False}], ids=["shm", "sockets"])
+TRANSPORTS = {"shm": {}, "sockets": {"shared_memory": False}}
+if IS_LONG:
+    TRANSPORTS["tcp"] = {"shared_memory": False, "unix_sockets": False}
+
+
+@pytest.mark.parametrize("settings", TRANSPORTS.values(), ids=TRANSPORTS.keys())
 def test_a_handler_ends_the_group_of_the_call_that_it_interrupts(settings):
     ours, theirs = run(2, ends, settings, 10 if IS_LONG else 0, limit_s=1800.0 if IS_LONG else 120.0)
     for call, end, raised in ours:
@@ -347,8 +352,9 @@ def on_a_backend(rank, world_size, directory, end):
 
 @pytest.mark.parametrize("end", ["calls", "leaves"])
 def test_a_handler_in_a_backend_of_the_program(end):
-    raised, _ = run(2, on_a_backend, end)
-    assert {"calls": "RuntimeError: called", "leaves": "SystemExit: 3"}[end] in raised, raised
+    for _ in range(200 if IS_LONG else 1):
+        raised, _ = run(2, on_a_backend, end)
+        assert {"calls": "RuntimeError: called", "leaves": "SystemExit: 3"}[end] in raised, raised
 
 
 def in_a_step(rank, world_size, directory):
@@ -412,6 +418,7 @@ def test_a_handler_destroys_the_groups_of_torch(in_background):
     pytest.importorskip("torch")
     import torch.distributed  # noqa: F401 (once, for all forks)
 
-    ours, theirs = run(2, of_torch, in_background)
-    assert ours == "SystemExit: 3", ours
-    assert "rank 0" in theirs and ABORTED in theirs, theirs
+    for _ in range(100 if IS_LONG else 1):
+        ours, theirs = run(2, of_torch, in_background)
+        assert ours == "SystemExit: 3", ours
+        assert "rank 0" in theirs and ABORTED in theirs, theirs

@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from ranks import run
+from ranks import run, run_and_see, wait_for
 from torch_versions import needs_backends, needs_split
 
 torch = pytest.importorskip("torch")
@@ -289,6 +289,32 @@ def test_a_callback_may_wait_for_another_operation():
     assert run(2, waits_in_a_callback) == [[4, 4]] * 2
 
 
+def comes_late(rank, world_size, directory):
+    """Over torch's TCPStore. Returns what the process wrote to its stderr."""
+    os.dup2(os.open(f"{directory}/stderr-{rank}", os.O_CREAT | os.O_WRONLY), 2)
+    port = f"{directory}/port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        with open(f"{port}.new", "w") as file:
+            file.write(str(store.port))
+        os.rename(f"{port}.new", port)
+    else:
+        wait_for(port)
+        store = dist.TCPStore("127.0.0.1", int(open(port).read()))
+        time.sleep(0.6)
+    dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
+    if rank == 1:
+        time.sleep(0.6)
+    dist.monitored_barrier()
+    dist.destroy_process_group()
+    return open(f"{directory}/stderr-{rank}").read()
+
+
+def test_who_waits_for_a_late_rank_over_the_store_of_torch_logs_nothing():
+    for text in run(2, comes_late):
+        assert "waitForInput" not in text, text
+
+
 def someone_misses_a_barrier(rank, world_size, directory):
     connect(rank, world_size, directory)
     text = ""
@@ -345,6 +371,28 @@ def test_a_monitored_barrier_without_rank_0_names_it():
     _, *others = run(3, the_first_misses_a_barrier)
     for text in others:
         assert "Rank 0 failed to pass" in text, text
+
+
+def monitored_without(rank, world_size, directory, gone, how):
+    """A rank goes while another waits in a barrier that never ends by itself."""
+    connect(rank, world_size, directory)
+    dist.barrier()
+    if rank != gone:
+        with pytest.raises(RuntimeError) as error:
+            dist.monitored_barrier(timeout=timedelta(days=1))
+        return str(error.value)
+    if how == "ends":
+        os._exit(3)
+    dist.destroy_process_group()
+    return ""
+
+
+@pytest.mark.parametrize(("gone", "how"), [(0, "leaves"), (0, "ends"), (1, "ends"), (1, "leaves")])
+def test_a_monitored_barrier_ends_when_a_rank_has_gone(gone, how):
+    outcomes = run_and_see(2, monitored_without, gone, how)
+    assert outcomes[1 - gone][0] == "returned", outcomes
+    told = {"ends": f"the process of rank {gone} has ended", "leaves": f"rank {gone} has closed"}
+    assert told[how] in outcomes[1 - gone][1], outcomes
 
 
 def barriers_of_different_patience(rank, world_size, directory):

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -24,6 +25,11 @@ pub(crate) struct ForeignStore {
     object: Py<PyAny>,
     timeout: Mutex<Duration>,
 }
+
+/// torch's client of a store logs two warnings for each wait in vain. So a wait up to this long asks again and again, with
+/// pauses up to [`PAUSE_MAX`].
+const ASKED_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// How long `wait` gets to find a key, if the object has no `check`.
 const A_MOMENT: Duration = Duration::from_millis(10);
@@ -136,11 +142,17 @@ impl Store for ForeignStore {
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
         let started = Instant::now();
-        if timeout.is_zero() {
-            return match self.check(keys)? {
-                true => Ok(()),
-                false => Err(self.missing(keys, started)),
-            };
+        if timeout <= ASKED_MAX {
+            let mut pause = Duration::from_millis(1);
+            while !self.check(keys)? {
+                let left = timeout.saturating_sub(started.elapsed());
+                if left.is_zero() {
+                    return Err(self.missing(keys, started));
+                }
+                thread::sleep(pause.min(left));
+                pause = (2 * pause).min(PAUSE_MAX);
+            }
+            return Ok(());
         }
         // torch takes whole milliseconds, and 0 means no limit. Python and torch can count only some thousand
         // years.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use drumline::{
-    GroupOptions, ProcessGroup, backend, connect_members, deadline, init_process_group,
+    GroupOptions, ProcessGroup, backend, connect_members, deadline, driving, init_process_group,
     init_with_store, site,
 };
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
@@ -198,6 +198,12 @@ impl Group {
     fn leave(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
         let patience = duration("patience", patience)?;
         self.close(py, move |group| group.leave(patience))
+    }
+
+    /// Why this rank of the group takes no part any more, or why the group fails at its next call. A hint.
+    fn gone(&self, py: Python<'_>, rank: usize) -> PyResult<Option<String>> {
+        let group = self.get()?;
+        Ok(py.detach(|| driving::gone(&group, rank)).map(|cause| cause.to_string()))
     }
 
     /// Leaves the group without waiting for other ranks.

@@ -67,7 +67,7 @@ class DrumlineBackend(Collectives):
         self._ranks = ranks
         self._options = Backend.Options("drumline", min(timeout, LONGEST))
         self._options.global_ranks_in_group = ranks
-        self._monitored_barrier = MonitoredBarrier(store, group.rank, group.world_size)
+        self._monitored_barrier = MonitoredBarrier(store, group)
         _LIVING.add(self)
         _exit.watch(group)
 
