@@ -251,7 +251,7 @@ impl Attempt {
         }
         self.news.hear(&event);
         let is_news = matches!(event, Event::PassOn(_));
-        let is_known = matches!(event, Event::Hung { .. });
+        let is_known = matches!(event, Event::Hung { .. } | Event::CutOff);
         if let Event::Exited(exits) = &event {
             for (worker, _) in *exits {
                 self.console.has_ended(*worker);

@@ -113,6 +113,9 @@ pub enum Event<'a> {
         /// The time from SIGTERM to SIGKILL.
         within: Duration,
     },
+    /// The lease of this host has run out, or other hosts go on without it: its workers are killed. Keepers may have
+    /// done that already.
+    CutOff,
     /// Only time has passed. Due at [`Supervisor::deadline`].
     Tick,
 }
@@ -308,6 +311,10 @@ impl Supervisor {
             Event::End(signal) => self.asked_to_end(now, signal),
             Event::PassOn(signal) => self.order(signal),
             Event::Abandon { within } => self.abandon(now, now.saturating_add(within)),
+            Event::CutOff => {
+                self.abandon(now, now);
+                self.kill_all(now)
+            }
             Event::Tick => match self.phase {
                 Phase::Failing { tell_at, kill_at } if now >= tell_at => {
                     self.end(Signal::TERM, kill_at)
@@ -364,8 +371,8 @@ impl Supervisor {
     pub fn asks_for_words(&self, now: Duration, event: &Event<'_>) -> bool {
         match (self.phase, event) {
             (Phase::Failing { tell_at, .. }, Event::Tick) => now >= tell_at,
-            (Phase::Failing { .. }, Event::End(_) | Event::Abandon { .. }) => true,
-            (Phase::Running, Event::Abandon { .. }) => true,
+            (Phase::Failing { .. }, Event::End(_)) => true,
+            (Phase::Failing { .. } | Phase::Running, Event::Abandon { .. } | Event::CutOff) => true,
             _ => false,
         }
     }
@@ -378,7 +385,8 @@ impl Supervisor {
             }
             _ => false,
         };
-        is_due || self.asks_for_words(now, event)
+        // A worker that a keeper has killed goes down, too.
+        is_due || !matches!(event, Event::CutOff) && self.asks_for_words(now, event)
     }
 
     fn is_over(&self) -> bool {

@@ -675,7 +675,40 @@ fn a_launcher_that_is_stopped_loses_its_workers_before_the_others_go_on() {
     stopped.signal(Signal::TERM);
     for host in [stopped, other].map(Started::end) {
         assert_eq!(host.code, 143, "{}", host.stderr);
+        // Keepers have killed the workers.
+        assert!(!host.stderr.contains("did not send it"), "{}", host.stderr);
     }
+}
+
+/// The first host is stopped before it says where the ranks meet.
+#[test]
+fn a_launcher_that_waits_for_the_first_host_ends_on_a_signal() {
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.meeting("2", "file", &town.file());
+    let start = |host: usize, number: &str| {
+        meeting.shell(host, &["--node-rank", number], "exec sleep 100").start()
+    };
+    let waits = start(0, "1");
+    let said = |text: &str| fs::read(town.file()).is_ok_and(|it| memmem(&it, text.as_bytes()));
+    eventually("it leads", || said("\"leader\":1,"));
+    let first = start(1, "0");
+    eventually("there is a world", || said("\"phase\":\"Running\""));
+    // Before it reads that. And it must not keep the file locked.
+    let lock = fs::File::open(town.file()).unwrap();
+    lock.lock().unwrap();
+    first.signal(Signal::STOP);
+    drop(lock);
+    eventually("it waits", || said("\"world\":1,\"state\":\"Waiting\""));
+    waits.signal(Signal::TERM);
+    let waits = waits.end();
+    assert_eq!(waits.code, 143, "{}", waits.stderr);
+    first.signal(Signal::CONT);
+    first.signal(Signal::TERM);
+    assert_eq!(first.end().code, 143);
+}
+
+fn memmem(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|it| it == part)
 }
 
 /// Each rank stops the process that starts the next one. All together this takes longer than a host may be silent.

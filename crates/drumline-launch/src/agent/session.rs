@@ -215,7 +215,13 @@ impl Session<'_, '_, '_> {
         };
         let Some(signal) = signal else { return };
         match &self.membership {
-            Some(_) => self.handle(Event::Local(Local::Leaving(signal.as_raw()))),
+            Some(_) => {
+                self.handle(Event::Local(Local::Leaving(signal.as_raw())));
+                // It has no workers whose end would tell that it can leave.
+                if let Stage::Awaits(..) = self.stage {
+                    self.have_ended(Outcome::NEVER_RAN);
+                }
+            }
             // Nobody knows of this host yet.
             None => self.end = Some(End::Left(signal.as_raw())),
         }
@@ -569,24 +575,26 @@ impl Session<'_, '_, '_> {
     }
 
     fn abandon(&mut self, why: &Why) {
-        let kill_after = self.launch.job.policy.kill_after;
-        let (within, text) = match why {
-            Why::Failed => (kill_after, "a rank of another host has failed".to_owned()),
-            Why::Lost(host) => (kill_after, format!("{} is lost", shown(host))),
+        use supervisor::Event;
+        let soon = Event::Abandon { within: self.launch.job.policy.kill_after };
+        let (event, text) = match why {
+            Why::Failed => (soon, "a rank of another host has failed".to_owned()),
+            Why::Lost(host) => (soon, format!("{} is lost", shown(host))),
             Why::Left(host, signal) => {
                 let signal = signal_name(*signal);
-                let patience = self.launch.job.policy.shutdown_timeout;
-                (patience, format!("the launcher of {} got {signal}", shown(host)))
+                let within = self.launch.job.policy.shutdown_timeout;
+                let text = format!("the launcher of {} got {signal}", shown(host));
+                (Event::Abandon { within }, text)
             }
             Why::CutOff => (
-                Duration::ZERO,
+                Event::CutOff,
                 "this host does not reach the place where the hosts meet, so the others go on without it".into(),
             ),
         };
         match &mut self.stage {
             Stage::Runs(running) => {
                 say(&format!("{text}: the ranks of this host end"));
-                running.attempt.handle(supervisor::Event::Abandon { within });
+                running.attempt.handle(event);
             }
             Stage::Awaits(..) => self.have_ended(Outcome::NEVER_RAN),
             Stage::Idle | Stage::Prints(..) => {}

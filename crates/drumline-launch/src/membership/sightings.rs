@@ -193,7 +193,8 @@ impl Sightings {
                 Named { host: number, name: host.name.clone(), address: host.address.clone() }
             }
             None => {
-                Named { host: number, name: format!("number {number}"), address: String::new() }
+                let address = "an unknown address".into();
+                Named { host: number, name: format!("number {number}"), address }
             }
         }
     }

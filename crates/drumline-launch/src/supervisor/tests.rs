@@ -183,6 +183,17 @@ fn a_worker_that_goes_down_for_too_long_is_killed_and_so_it_is_for_an_impatient_
 }
 
 #[test]
+fn whom_a_keeper_kills_when_the_lease_is_over_has_not_failed() {
+    let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
+    let mut supervisor = Supervisor::new(2, Policy::default());
+    assert!(!supervisor.asks_who_goes_down(at(10), &Event::CutOff));
+    supervisor.handle(at(10), Event::GoingDown(&[1]));
+    assert_eq!(supervisor.handle(at(10), Event::CutOff), orders(&[0, 1], Signal::KILL));
+    supervisor.handle(at(11), Event::Exited(&[(0, killed), (1, killed)]));
+    assert_eq!(supervisor.verdict(), Some(Verdict::Abandoned));
+}
+
+#[test]
 fn who_went_down_before_another_host_ended_the_job_has_failed() {
     for (ending, wanted) in [(SEGV, Verdict::Failed { worker: 1 }), (OK, Verdict::Abandoned)] {
         let mut supervisor = Supervisor::new(2, Policy::default());
