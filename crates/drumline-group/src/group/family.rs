@@ -69,7 +69,7 @@ impl Family {
         Processes { keys, join: member.name == self.root, stay: self.is_launchers() }
     }
 
-    /// The last group of the family is being destroyed by all of its ranks: nobody looks for this process any more.
+    /// This rank destroys or leaves the last group of the family: nobody waits for this process any more.
     pub(super) fn forget(self: Arc<Self>, member: &Membership) {
         let is_last = Arc::strong_count(&self) <= 2; // the group's and this one
         if is_last && self.of_rank.is_none() && !self.is_launchers() {

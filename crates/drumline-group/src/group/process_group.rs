@@ -275,8 +275,8 @@ impl ProcessGroup {
             true => (timeout.min(HANDLER_WAITS), Patience::Enough),
             false => (timeout, patience),
         };
-        let waits = patience == Patience::Required;
-        if let Some(family) = inner.family().filter(|_| waits && !self.usage().has_failed()) {
+        let may_ask = !interrupt::is_handling() && !self.usage().has_failed();
+        if let Some(family) = inner.family().filter(|_| may_ask) {
             family.forget(&inner.member);
         }
         let in_good_order = match &inner.carrier {

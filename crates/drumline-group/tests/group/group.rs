@@ -70,6 +70,30 @@ fn any_duration_is_a_valid_time_limit() {
 }
 
 #[test]
+fn whoever_leaves_takes_its_keys_out_of_a_store_that_lives_on() {
+    for leaves in [ProcessGroup::destroy, |it: ProcessGroup| it.leave(Duration::from_secs(60))] {
+        let store = Arc::new(HashStore::new());
+        on_threads((0..3).collect(), |rank: usize| {
+            let config = Config::default();
+            let group = ProcessGroup::connect("job", store.clone(), rank, 3, &config).unwrap();
+            leaves(group).unwrap();
+        });
+        assert_eq!(store.list_keys().unwrap(), Vec::<String>::new());
+    }
+    // Also one that leaves without the others.
+    let store = Arc::new(HashStore::new());
+    on_threads((0..2).collect(), |rank: usize| {
+        let config = Config::default();
+        let group = ProcessGroup::connect("job", store.clone(), rank, 2, &config).unwrap();
+        group.barrier().unwrap(); // both have started up
+        if rank == 1 {
+            group.leave(Duration::ZERO).unwrap();
+            assert_eq!(store.list_keys().unwrap(), ["drumline/job/process/0"]);
+        }
+    });
+}
+
+#[test]
 fn nobody_leaves_a_barrier_before_all_have_entered() {
     let entered = AtomicUsize::new(0);
     for world_size in [1, 2, 5] {
