@@ -3,9 +3,7 @@
 //! Each call here ends in a function, `end`, which may begin other calls. `end` runs on the thread that
 //! drives the group, while the group is locked. So it must not wait for a call.
 
-use std::any::Any;
-use std::sync::Arc;
-use std::time::Instant;
+use std::{any::Any, sync::Arc, time::Instant};
 
 use drumline_engine::{operator::Operator, recorder::Recorder};
 use drumline_schedule::Collective;

@@ -56,8 +56,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let block = self.check_exchange(input.as_ref().len(), output.as_ref().len());
-        let call = block.map(|block| call::<T>(Collective::AllToAll, block));
-        self.submit(call, None, output, input)
+        self.submit(block.map(|it| call::<T>(Collective::AllToAll, it)), None, output, input)
     }
 
     /// [`ProcessGroup::all_to_all`] of blocks of different lengths: this rank sends
@@ -126,8 +125,7 @@ impl ProcessGroup {
     {
         let out = output.as_ref().len();
         let counts = self.check_pairs(input.as_ref().len(), send_counts, out, recv_counts);
-        let call = counts.map(|counts| call_of::<T>(Collective::AllToAll, counts));
-        self.submit(call, None, output, input)
+        self.submit(counts.map(|it| call_of::<T>(Collective::AllToAll, it)), None, output, input)
     }
 
     /// The length of a block.

@@ -56,8 +56,7 @@ impl ProcessGroup {
     {
         let len = input.as_ref().len();
         let fits = self.check_blocks("all_gather", len, output.as_ref().len(), "an output");
-        let call = fits.map(|()| call::<T>(Collective::AllGather, len));
-        self.submit(call, None, output, input)
+        self.submit(fits.map(|()| call::<T>(Collective::AllGather, len)), None, output, input)
     }
 
     /// [`ProcessGroup::all_gather`] of blocks of different lengths: rank `i` brings `counts[i]`
@@ -115,8 +114,7 @@ impl ProcessGroup {
     {
         let (own, long) = (input.as_ref().len(), output.as_ref().len());
         let blocks = self.blocks_by_rank("all_gather_v", counts, own, Some(long));
-        let call = blocks.map(|blocks| call_of::<T>(Collective::AllGather, blocks));
-        self.submit(call, None, output, input)
+        self.submit(blocks.map(|it| call_of::<T>(Collective::AllGather, it)), None, output, input)
     }
 
     /// Collects the `input` of every rank in `output` at rank `root`, in order of rank.

@@ -54,8 +54,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let call = call::<T>(Collective::Broadcast, buffer.as_ref().len()).rooted(root);
-        let call = self.check_rank("broadcast", root).map(|()| call);
-        self.submit(call, None, buffer, Vec::new())
+        self.submit(self.check_rank("broadcast", root).map(|()| call), None, buffer, Vec::new())
     }
 
     /// Sends block `i` of rank `root`'s `input` to rank `i`, into `output`.

@@ -2,11 +2,9 @@
 //!
 //! The data is copied from the buffers into one, and back.
 
-use drumline_schedule::step::Rank;
-
 use drumline_engine::{call::Call, operator::Operator};
 use drumline_kernels::copy;
-use drumline_schedule::Collective;
+use drumline_schedule::{Collective, step::Rank};
 
 use super::{
     TorchSpelling, call,
@@ -107,8 +105,7 @@ impl TorchSpelling<'_> {
         inputs: &[&[T]],
         outputs: &mut [&mut [T]],
     ) -> Result<()> {
-        let (call, own) = self.gather_together(inputs, outputs)?;
-        let mut all = vec![T::zeroed(); own.len() * self.group.world_size()];
+        let (call, mut all, own) = self.gather_together(inputs, outputs)?;
         self.group.run(call, None, &mut all, &own)?;
         deal_out_by_rank(&all, &lengths(inputs), outputs);
         Ok(())
@@ -136,9 +133,7 @@ impl TorchSpelling<'_> {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (ranks, parts) = (self.group.world_size(), lengths(inputs));
-        let call = self.gather_together(inputs, &outputs);
-        let call = call.map(|(call, own)| (call, vec![T::zeroed(); own.len() * ranks], own));
+        let (call, parts) = (self.gather_together(inputs, &outputs), lengths(inputs));
         self.group.submit_copy(call, None, outputs, move |all, outputs| {
             deal_out_by_rank(all, &parts, outputs);
         })
@@ -175,8 +170,7 @@ impl TorchSpelling<'_> {
         outputs: &mut [&mut [T]],
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
-        let (call, all) = self.scatter_together(inputs, outputs)?;
-        let mut own = concat(outputs);
+        let (call, mut own, all) = self.scatter_together(inputs, outputs)?;
         self.group.run(call, Some(op.into()), &mut own, &all)?;
         deal_out(&own, outputs);
         Ok(())
@@ -207,29 +201,29 @@ impl TorchSpelling<'_> {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let call = self.scatter_together(inputs, &outputs);
-        let call = call.map(|(call, all)| (call, concat(&outputs), all));
         self.group
             .submit_copy(call, Some(op.into()), outputs, |own, outputs| deal_out(own, outputs))
     }
 
-    /// The call, and this rank's contribution to it.
+    /// The call, room for its result, and this rank's contribution to it.
     fn gather_together<T: Element>(
         &self,
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
-    ) -> Result<(Call, Vec<T>)> {
+    ) -> Result<(Call, Vec<T>, Vec<T>)> {
         let (operation, parts) = ("all_gather_coalesced", lengths(inputs));
         self.check_pairs_of_buffers(operation, &parts, &lengths(outputs), "an output")?;
         let own = inputs.concat();
-        Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), own))
+        let all = vec![T::zeroed(); own.len() * self.group.world_size()];
+        Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), all, own))
     }
 
-    /// The call, and this rank's contribution to it: for each rank, its blocks of all inputs.
+    /// The same. This rank's contribution has, for each rank, its blocks of all inputs.
     fn scatter_together<T: Element>(
         &self,
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
-    ) -> Result<(Call, Vec<T>)> {
+    ) -> Result<(Call, Vec<T>, Vec<T>)> {
         let (operation, parts) = ("reduce_scatter_coalesced", lengths(outputs));
         self.check_pairs_of_buffers(operation, &parts, &lengths(inputs), "an input")?;
         let blocks_for = |rank: Rank| {
@@ -238,7 +232,7 @@ impl TorchSpelling<'_> {
         };
         let all: Vec<T> = (0..self.group.world_size()).flat_map(blocks_for).copied().collect();
         let call = call::<T>(Collective::ReduceScatter, parts.iter().sum());
-        Ok((call.in_parts(parts), all))
+        Ok((call.in_parts(parts), concat(outputs), all))
     }
 
     /// Checks that each long buffer holds a block for every rank, as long as the short buffer of the pair.

@@ -327,8 +327,7 @@ impl TorchSpelling<'_> {
         outputs: &mut [&mut [T]],
         op: ReduceOp,
     ) -> Result<()> {
-        let (call, sum) = self.scatter_of_members(inputs, outputs, op)?;
-        let mut own = vec![T::Accumulator::zeroed(); sum.len() / self.group.world_size()];
+        let (call, mut own, sum) = self.scatter_of_members(inputs, outputs, op)?;
         self.group.run(call, Some(across(op).into()), &mut own, &sum)?;
         finish(op, &mut own, self.members(inputs.len()));
         round_and_deal_out(&own, outputs);
@@ -359,10 +358,8 @@ impl TorchSpelling<'_> {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (ranks, members) = (self.group.world_size(), self.members(inputs.len()));
+        let members = self.members(inputs.len());
         let call = self.scatter_of_members(inputs, &outputs, op);
-        let own = |sum: &[_]| vec![T::Accumulator::zeroed(); sum.len() / ranks];
-        let call = call.map(|(call, sum)| (call, own(&sum), sum));
         self.group.submit_copy(call, Some(across(op).into()), outputs, move |own, outputs| {
             finish(op, own, members);
             round_and_deal_out(own, outputs);
@@ -385,20 +382,21 @@ impl TorchSpelling<'_> {
         Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), own))
     }
 
-    /// The call, and this rank's contribution to it.
+    /// The call, room for its result, and this rank's contribution to it.
     fn scatter_of_members<T: Element>(
         &self,
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
         op: ReduceOp,
-    ) -> Result<(Call, Vec<T::Accumulator>)> {
+    ) -> Result<(Call, Vec<T::Accumulator>, Vec<T::Accumulator>)> {
         let operation = "reduce_scatter_multi";
         let all = check_members(operation, inputs)?;
         let len = check_members(operation, outputs)?;
         check_as_many(operation, outputs.len(), inputs.len())?;
         let block = len * outputs.len();
         self.group.check_blocks(operation, block, all, "an input")?;
-        summed(Collective::ReduceScatter, block, inputs, op)
+        let (call, sum) = summed(Collective::ReduceScatter, block, inputs, op)?;
+        Ok((call, vec![T::Accumulator::zeroed(); block], sum))
     }
 
     /// The number of members of all ranks together.
