@@ -18,7 +18,7 @@ VARIABLE = "DRUMLINE_TEST_MPI"
 PREFIXES = [Path(it) for it in os.environ.get(VARIABLE, "").split(":") if it]
 
 # To tell a hang from a slow machine.
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 # Variables of a launcher around the tests.
 OUTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_BACKEND")
