@@ -379,7 +379,7 @@ fn join(group: &ProcessGroup, fabric: &dyn Fabric) -> Result<Arc<dyn Communicato
     loop {
         let is_ready = communicator.is_ready().map_err(&failed);
         let is_late = Instant::now() > deadline;
-        match (is_ready, driving::hear(group)) {
+        match (is_ready, driving::hear(group, None)) {
             (Ok(true), _) => return Ok(communicator),
             (Ok(false), None) if !is_late => std::thread::sleep(LOOK_EVERY),
             (ready, heard) => {

@@ -366,7 +366,7 @@ impl Watcher {
         let is_asking = self.asking.as_ref().is_some_and(|it| it.answer() == Answer::None);
         if is_under_way && !is_asking && now >= self.look_at {
             self.look_at = now + LOOK_EVERY;
-            if driving::hear(&self.shared.group).is_some() {
+            if driving::hear(&self.shared.group, None).is_some() {
                 self.agreeing += 1;
                 self.asking = Some(rounds::ask_all(&self.shared));
             }

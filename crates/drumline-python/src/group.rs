@@ -203,7 +203,7 @@ impl Group {
     /// Why this rank of the group takes no part any more, or why the group fails at its next call. A hint.
     fn gone(&self, py: Python<'_>, rank: usize) -> PyResult<Option<String>> {
         let group = self.get()?;
-        Ok(py.detach(|| driving::gone(&group, rank)).map(|cause| cause.to_string()))
+        Ok(py.detach(|| driving::hear(&group, Some(rank))).map(|cause| cause.to_string()))
     }
 
     /// Leaves the group without waiting for other ranks.

@@ -483,21 +483,17 @@ impl Driven {
         patience: Patience,
     ) -> Result<bool> {
         let _wakers = Later::begin();
-        let leave_at = match patience {
-            Patience::Required => None,
-            // A time beyond the range of the clock never comes.
-            Patience::Enough => started.checked_add(timeout),
-        };
+        // A time beyond the range of the clock never comes.
+        let leave_at = started.checked_add(timeout).filter(|_| patience == Patience::Enough);
         let break_off = || {
             self.break_off("destroy".to_owned(), started, Cause::Aborted);
             Ok(false)
         };
-        let mut lane = match interrupt::is_handling() {
-            false => self.drive("destroy")?,
-            true => match self.handoff.wait(Instant::now() + MOMENT, |_| true) {
-                Ok(lane) if !lane.is_busy() => lane,
-                _ => return break_off(),
-            },
+        let wait = || self.handoff.wait(Instant::now() + MOMENT, |_| true);
+        let mut lane = match interrupt::is_handling().then(wait) {
+            None => self.drive("destroy")?,
+            Some(Ok(lane)) if !lane.is_busy() => lane,
+            Some(_) => return break_off(),
         };
         loop {
             match self.turn(&mut lane, Instant::now()) {

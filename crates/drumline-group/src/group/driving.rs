@@ -116,20 +116,13 @@ pub fn on_device(group: &ProcessGroup) -> Option<Arc<dyn Any + Send + Sync>> {
     }
 }
 
-/// Looks whether a peer has ended or failed, also when no call is under way. What it says is a hint: a call that
-/// needs the peer names it.
-pub fn hear(group: &ProcessGroup) -> Option<Cause> {
-    let lane = group.inner.driven().upgrade()?;
-    let mut lane = lane.try_lane()?;
-    lane.hear(Instant::now()).err()
-}
-
-/// The same of one peer: also whether it has left in good order.
-pub fn gone(group: &ProcessGroup, peer: Rank) -> Option<Cause> {
+/// Looks whether a peer has ended or failed, or `peer` has left, also when no call is under way. What it says is a hint:
+/// a call that needs the peer names it.
+pub fn hear(group: &ProcessGroup, peer: Option<Rank>) -> Option<Cause> {
     let lane = group.inner.driven().upgrade()?;
     let mut lane = lane.try_lane()?;
     let heard = lane.hear(Instant::now()).err();
-    heard.or_else(|| lane.has_left(peer).then_some(Cause::PeerLeft { peer }))
+    heard.or_else(|| peer.filter(|it| lane.has_left(*it)).map(|peer| Cause::PeerLeft { peer }))
 }
 
 /// Connects to all peers, which all do the same, so that [`hear`] hears each of them.

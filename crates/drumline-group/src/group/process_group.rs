@@ -24,9 +24,6 @@ use super::{
     foreign::Foreign,
 };
 
-/// How long a handler of a signal that destroys a group waits for its other ranks.
-const HANDLER_WAITS: Duration = Duration::from_millis(500);
-
 /// A group of ranks, and the calls that they make together.
 ///
 /// Every rank makes the same collective calls in the same order. The handle can be cloned and sent to other
@@ -270,9 +267,9 @@ impl ProcessGroup {
         let inner = &self.inner;
         let started = Instant::now();
         let open = inner.recorder.phase("destroy");
-        // Other ranks may wait for the call that a handler interrupts.
+        // A handler has little time for other ranks, which may wait for the call that it interrupts.
         let (timeout, patience) = match interrupt::is_handling() {
-            true => (timeout.min(HANDLER_WAITS), Patience::Enough),
+            true => (timeout.min(Duration::from_millis(500)), Patience::Enough),
             false => (timeout, patience),
         };
         let may_ask = !interrupt::is_handling() && !self.usage().has_failed();
