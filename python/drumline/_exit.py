@@ -1,10 +1,11 @@
-"""Closes groups that are still open when the interpreter ends."""
+"""Closes groups that are still open when the interpreter ends, and what a handler of a signal closes."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import sys
+import threading
 import weakref
 from contextlib import suppress
 
@@ -14,6 +15,9 @@ _log = logging.getLogger(__name__)
 
 # Time limit, in seconds, for callbacks that are running or about to run.
 _PATIENCE_S = 5.0
+
+# How long a handler of a signal waits for other ranks, which may wait for what it interrupts.
+HANDLER_PATIENCE_S = 0.5
 
 _groups: weakref.WeakSet[_core.Group | _core.AsyncReduce] = weakref.WeakSet()
 
@@ -35,6 +39,23 @@ def watched() -> list[_core.Group | _core.AsyncReduce]:
     while True:
         with suppress(RuntimeError):  # another thread has made a group meanwhile
             return list(_groups)
+
+
+def in_handler() -> bool:
+    """Whether a handler of a signal has called the caller of this, at whatever place it has interrupted the program. A
+    handler gets the frame that it interrupts, which is also the frame below its own."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame = sys._getframe(1)
+    while (below := frame.f_back) is not None:
+        for value in frame.f_locals.values():
+            # Of ``def handler(*_)`` it is a tuple.
+            if type(value) is tuple and len(value) == 2:
+                value = value[1]
+            if value is below:
+                return True
+        frame = below
+    return False
 
 
 def _at_exit() -> None:

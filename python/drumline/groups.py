@@ -174,8 +174,11 @@ class ProcessGroup(Objects):
         self._group.abort()
 
     def destroy(self) -> None:
-        """Closes the group after all ranks have called this."""
-        self._group.destroy()
+        """Closes the group after all ranks have called this. A handler of a signal waits for them half a second."""
+        if _exit.in_handler():
+            self._group.leave(_exit.HANDLER_PATIENCE_S)
+        else:
+            self._group.destroy()
 
     def __enter__(self) -> ProcessGroup:
         return self

@@ -211,6 +211,29 @@ def test_a_handler_calls_groups_within_a_call(settings):
     assert other["result"] == [3.0, 3.0, 3.0]
 
 
+def between_calls(rank, world_size, directory):
+    """A handler interrupts the program, and the other rank waits in another group."""
+    group = meet(rank, world_size, directory)
+    other = group.new_group(name="other", timeout=NEVER_S)
+    if rank == 1:
+        return error_of(other.barrier)
+
+    def handle(*_):
+        group.destroy()
+        sys.exit(3)
+
+    signal.signal(signal.SIGUSR1, handle)
+    with pytest.raises(SystemExit):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(1)
+    return group.is_destroyed
+
+
+def test_a_handler_between_calls_leaves_a_group_in_which_nobody_comes():
+    ours, theirs = run(2, between_calls)
+    assert ours is True and "rank 0" in theirs, (ours, theirs)
+
+
 def nested(rank, world_size, directory):
     """A handler calls another group, and a second handler interrupts that and ends the first group."""
     group = meet(rank, world_size, directory)

@@ -154,9 +154,10 @@ class DrumlineBackend(Collectives):
 
     def shutdown(self) -> None:
         _LIVING.discard(self)
+        patience = _exit.HANDLER_PATIENCE_S if _exit.in_handler() else _PATIENCE_S
         try:
-            self._on_device.leave(_PATIENCE_S)
-            self._group.leave(_PATIENCE_S)
+            self._on_device.leave(patience)
+            self._group.leave(patience)
         except _core.DrumlineError as error:
             if _is_news_of_a_mismatch(error):
                 raise as_dist_error(error) from None
