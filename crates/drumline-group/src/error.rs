@@ -2,7 +2,7 @@
 
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
-use drumline_engine::{CollectiveError, Reason, membership::Membership};
+use drumline_engine::{Cause, CollectiveError, Reason, membership::Membership};
 use drumline_schedule::step::Rank;
 use drumline_store::{ErrorOrigin, in_section, of_setting, spent};
 
@@ -170,6 +170,7 @@ impl Error {
             Error::Collective(failure) | Error::Poisoned { by: failure, .. } => {
                 match failure.cause.reason() {
                     Reason::Mismatch => ErrorOrigin::User,
+                    _ if matches!(failure.cause, Cause::Protocol { .. }) => ErrorOrigin::Bug,
                     _ if failure.culprit() == Some(failure.rank) => ErrorOrigin::Surroundings,
                     _ => ErrorOrigin::Peer,
                 }

@@ -83,6 +83,8 @@ pub enum ErrorOrigin {
     Surroundings,
     /// Another process of the job, which has not come, has ended, or hangs.
     Peer,
+    /// What no correct process does: a fault of this library, another version of it, or damaged memory.
+    Bug,
 }
 
 impl ErrorOrigin {

@@ -1,8 +1,9 @@
 //! The texts of errors.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use drumline_group::Error;
+use drumline_engine::membership::{GlobalRanks, Membership};
+use drumline_group::{Cause, CollectiveError, Error, ErrorOrigin, Reason};
 
 /// Text and number of sections.
 fn told(error: Error) -> (String, usize) {
@@ -32,4 +33,29 @@ fn no_time_is_not_told_in_nanoseconds() {
         told(Error::StoreTimeout { store: "hash".into(), keys, waited: Duration::ZERO });
     assert!(text.starts_with("store hash: waited no time for never; "), "{text}");
     assert_eq!(sections, 1, "{text}");
+}
+
+#[test]
+fn only_a_mistake_of_the_user_makes_another_attempt_senseless() {
+    let member = Membership::new("world", (0, 2), GlobalRanks::default());
+    let problem = || "x".to_owned();
+    let (ours, theirs) = (problem(), problem());
+    for (cause, origin) in [
+        (Cause::Mismatch { peer: 1, theirs, ours }, ErrorOrigin::User),
+        (Cause::System { problem: problem() }, ErrorOrigin::Surroundings),
+        (Cause::Device { problem: problem() }, ErrorOrigin::Surroundings),
+        (Cause::PeerExited { peer: 1 }, ErrorOrigin::Peer),
+        (Cause::Timeout { waiting_for: vec![1] }, ErrorOrigin::Peer),
+        (
+            Cause::Reported { by: 1, culprit: Some(1), reason: Reason::Other, text: problem() },
+            ErrorOrigin::Peer,
+        ),
+        (Cause::Protocol { peer: 1, problem: problem() }, ErrorOrigin::Bug),
+    ] {
+        let failure =
+            CollectiveError::new(&member, 0, "barrier".into(), Duration::ZERO, cause.clone());
+        let by = Arc::new(failure);
+        assert_eq!(Error::Collective(by.clone()).origin(), origin, "{cause}");
+        assert_eq!(Error::Poisoned { attempted: "barrier", by }.origin(), origin, "{cause}");
+    }
 }
