@@ -10,7 +10,7 @@ use std::{
 use drumline_engine::start_up::{Answer, Answered, Ask, Desk, Outside, Step, Steps};
 use drumline_store::{
     Error as StoreError,
-    net::sign::{Sights, own},
+    net::sign::{look, own},
     store::Store,
 };
 
@@ -53,7 +53,6 @@ pub(crate) trait Origin: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Outlook {
     pub(crate) config: Config,
-    sights: Sights,
     /// If that group fails, members of this one may never come: they may have failed with it.
     origin: Option<Arc<dyn Origin>>,
     began: Instant,
@@ -61,8 +60,7 @@ pub(crate) struct Outlook {
 
 impl Outlook {
     pub(crate) fn new(config: &Config, origin: Option<Arc<dyn Origin>>) -> Outlook {
-        let (config, sights) = (config.clone(), Sights::default());
-        Outlook { config, sights, origin, began: Instant::now() }
+        Outlook { config: config.clone(), origin, began: Instant::now() }
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -90,7 +88,7 @@ impl Outlook {
                 Ok(Answer::Words(vec![own(listen).map_err(failed)?.into_bytes()]))
             }
             Ask::Look(signs) => {
-                let [reached, closed] = self.sights.look(&signs).map_err(failed)?;
+                let [reached, closed] = look(&signs).map_err(failed)?;
                 Ok(Answer::Signs { reached, closed })
             }
             question => {

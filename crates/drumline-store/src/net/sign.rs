@@ -11,14 +11,17 @@ use std::{
     io::{self, ErrorKind},
     net::SocketAddr,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use drumline_shm::{PerProcess, this_host};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    net::{connect, sockopt::socket_error},
+    net::{
+        connect,
+        sockopt::{self, socket_error},
+    },
 };
 
 use super::{
@@ -88,9 +91,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What this process sees of the signs of others.
-#[derive(Debug, Default)]
-pub struct Sights(Mutex<BTreeMap<String, Sight>>);
+/// What this process sees of the signs of others: one for all who look. A connection stays in the queue of a sign until the
+/// process of the sign ends, and that queue is limited.
+static SIGHTS: PerProcess<Mutex<Sights>> = PerProcess::new();
+
+type Sights = BTreeMap<String, Sight>;
 
 /// A connection to a sign, from the first attempt on.
 #[derive(Debug)]
@@ -110,36 +115,43 @@ enum Seen {
     Unclear,
 }
 
-impl Sights {
-    /// Looks at `signs`, without waiting. Returns those that are reached, and those that are closed or not there. What
-    /// can be said of the others may come out at the next look.
-    ///
-    /// # Errors
-    ///
-    /// The system shows which host this is, and reading that failed.
-    pub fn look(&self, signs: &BTreeSet<String>) -> io::Result<[BTreeSet<String>; 2]> {
-        let (host, network) = place()?;
-        let mut sights = lock(&self.0);
-        sights.retain(|sign, _| signs.contains(sign));
-        let [mut reached, mut closed] = [BTreeSet::new(), BTreeSet::new()];
-        for sign in signs {
-            let words: Vec<&str> = sign.split(' ').collect();
-            let address = match words[..] {
-                [theirs, net, name, ..] if (theirs, net) == (&*host, &*network) => {
-                    Some(Address::Unix(name.to_owned())).filter(|_| name != "-")
-                }
-                [_, _, _, tcp] => tcp.parse().ok().map(Address::Tcp),
-                _ => None,
-            };
-            let Some(address) = address else { continue };
-            match sights.entry(sign.clone()).or_insert(Sight::Apart).look(&address) {
-                Seen::Reached => reached.insert(sign.clone()),
-                Seen::Closed => closed.insert(sign.clone()),
-                Seen::Unclear => false,
-            };
-        }
-        Ok([reached, closed])
+/// Looks at `signs`, without waiting. Returns those that are reached, and those that are closed or not there. What can be
+/// said of the others may come out at the next look.
+///
+/// # Errors
+///
+/// The system shows which host this is, and reading that failed.
+pub fn look(signs: &BTreeSet<String>) -> io::Result<[BTreeSet<String>; 2]> {
+    look_by(&mut lock(SIGHTS.get(Mutex::default)), signs)
+}
+
+fn look_by(sights: &mut Sights, signs: &BTreeSet<String>) -> io::Result<[BTreeSet<String>; 2]> {
+    let (host, network) = place()?;
+    let [mut reached, mut closed] = [BTreeSet::new(), BTreeSet::new()];
+    for sign in signs {
+        let words: Vec<&str> = sign.split(' ').collect();
+        let address = match words[..] {
+            [theirs, net, name, ..] if (theirs, net) == (&*host, &*network) => {
+                Some(Address::Unix(name.to_owned())).filter(|_| name != "-")
+            }
+            [_, _, _, tcp] => tcp.parse().ok().map(Address::Tcp),
+            _ => None,
+        };
+        let Some(address) = address else { continue };
+        match sights.entry(sign.clone()).or_insert(Sight::Apart).look(&address) {
+            Seen::Reached => reached.insert(sign.clone()),
+            Seen::Closed => closed.insert(sign.clone()),
+            Seen::Unclear => false,
+        };
     }
+    // Others may look at the rest.
+    let lasts = |sight: &Sight| match sight {
+        Sight::Open(stream) => matches!(has_ended(stream), Ok(false)),
+        Sight::Connecting(stream) => is_connected(stream).is_ok(),
+        Sight::Apart | Sight::Ended => false,
+    };
+    sights.retain(|sign, sight| signs.contains(sign) || lasts(sight));
+    Ok([reached, closed])
 }
 
 impl Sight {
@@ -178,6 +190,10 @@ impl Sight {
     }
 }
 
+/// How often the kernel of another host is asked whether it is there, and how often it may not answer.
+const PROBED_EVERY: Duration = Duration::from_secs(2);
+const PROBES_MAX: u32 = 3;
+
 /// What a failed attempt to connect says.
 fn of(error: &io::Error) -> Seen {
     match error.kind() {
@@ -191,6 +207,11 @@ fn begin(address: &Address) -> io::Result<Sight> {
         return open(address, Instant::now()).map(Sight::Open);
     };
     let socket = tcp_socket(address)?;
+    // A host that has gone ends no connection.
+    sockopt::set_socket_keepalive(&*socket, true)?;
+    sockopt::set_tcp_keepidle(&*socket, PROBED_EVERY)?;
+    sockopt::set_tcp_keepintvl(&*socket, PROBED_EVERY)?;
+    sockopt::set_tcp_keepcnt(&*socket, PROBES_MAX)?;
     match connect(&*socket, address) {
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(Sight::Connecting(Stream::Tcp(socket))),
         Err(error) => Err(error.into()),
@@ -228,17 +249,17 @@ fn has_ended(stream: &Stream) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::Ipv4Addr, time::Duration};
+    use std::net::Ipv4Addr;
 
     use super::*;
 
     const HANG: Duration = Duration::from_secs(60);
 
     /// Looks until the sign is seen so.
-    fn see(sights: &Sights, sign: &str, wanted: Seen) {
+    fn see(sights: &mut Sights, sign: &str, wanted: Seen) {
         let end = Instant::now() + HANG;
         loop {
-            let [reached, closed] = sights.look(&[sign.to_owned()].into()).unwrap();
+            let [reached, closed] = look_by(sights, &[sign.to_owned()].into()).unwrap();
             let seen = match (reached.contains(sign), closed.contains(sign)) {
                 (true, false) => Seen::Reached,
                 (false, true) => Seen::Closed,
@@ -260,28 +281,28 @@ mod tests {
         let tcp = Listener::tcp((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let near = format!("{host} {network} {name}");
         let far = format!("elsewhere net {name} {}", tcp.address().unwrap());
-        let (early, late) = (Sights::default(), Sights::default());
-        see(&early, &near, Seen::Reached);
+        let (mut early, mut late) = (Sights::default(), Sights::default());
+        see(&mut early, &near, Seen::Reached);
         drop(unix);
-        for sights in [&early, &late] {
+        for sights in [&mut early, &mut late] {
             see(sights, &near, Seen::Closed);
             see(sights, &near, Seen::Closed);
         }
-        see(&early, &far, Seen::Reached);
-        see(&early, &far, Seen::Reached);
+        see(&mut early, &far, Seen::Reached);
+        see(&mut early, &far, Seen::Reached);
         drop(tcp);
-        for sights in [&early, &late] {
+        for sights in [&mut early, &mut late] {
             see(sights, &far, Seen::Closed);
         }
     }
 
     #[test]
     fn what_cannot_be_reached_is_unclear() {
-        let sights = Sights::default();
+        let mut sights = Sights::default();
         let (host, network) = place().unwrap();
         let all = ["", "x", "elsewhere net name", "elsewhere net name no-address"];
         for sign in all.map(str::to_owned).into_iter().chain([format!("{host} {network} -")]) {
-            let [reached, closed] = sights.look(&[sign.clone()].into()).unwrap();
+            let [reached, closed] = look_by(&mut sights, &[sign.clone()].into()).unwrap();
             assert!(reached.is_empty() && closed.is_empty(), "{sign}");
         }
     }
@@ -290,7 +311,7 @@ mod tests {
     fn this_process_shows_one_sign() {
         let sign = own(None).unwrap();
         assert_eq!(own(None).unwrap(), sign);
-        see(&Sights::default(), &sign, Seen::Reached);
+        see(&mut Sights::default(), &sign, Seen::Reached);
         let listener = || Listener::tcp((Ipv4Addr::LOCALHOST, 0).into()).ok();
         let extended = own(Some(&listener)).unwrap();
         assert!(extended.starts_with(&format!("{sign} 127.0.0.1:")), "{extended}");
@@ -298,5 +319,22 @@ mod tests {
             [own(Some(&listener)).unwrap(), own(None).unwrap()],
             [extended.clone(), extended]
         );
+    }
+
+    /// As many as groups that a process makes in its life.
+    #[test]
+    fn a_sign_is_reached_however_often_somebody_begins_to_look() {
+        let (host, network) = place().unwrap();
+        let name = format!("drumline-process-{}", random().unwrap());
+        let unix = Listener::unix(&name).unwrap();
+        let (sign, far) = (format!("{host} {network} {name}"), "elsewhere net name".to_owned());
+        for _ in 0..5000 {
+            let [reached, _] = look(&[sign.clone()].into()).unwrap();
+            assert!(reached.contains(&sign));
+            look(&[far.clone()].into()).unwrap();
+        }
+        drop(unix);
+        let [_, closed] = look(&[sign.clone()].into()).unwrap();
+        assert!(closed.contains(&sign));
     }
 }
