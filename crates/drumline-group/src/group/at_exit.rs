@@ -6,13 +6,13 @@
 use std::{
     sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use drumline_mpi::Mpi;
 use drumline_schedule::step::Rank;
 
-use super::drive::{Driven, Patience};
+use super::drive::Driven;
 
 /// The lanes of this process.
 #[derive(Default)]
@@ -54,7 +54,7 @@ fn see_off() -> bool {
         let open: Vec<_> = open.inspect(|lane| lane.take_leave()).collect();
         drop(kept);
         let now = Instant::now();
-        open.iter().all(|lane| lane.close(now, Duration::MAX, Patience::Required).is_ok())
+        open.iter().all(|lane| lane.close(now, None).is_ok())
     });
     let are_over = leaving.is_ok_and(|leaving| leaving.join().unwrap_or(false));
     are_over && !Driven::one_has_failed() // its ranks may end without a last word

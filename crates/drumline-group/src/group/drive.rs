@@ -49,15 +49,6 @@ const PATIENCE_MIN: Duration = Duration::from_secs(1);
 /// How long a handler of a signal that destroys a group waits for the lane before it breaks calls of other threads off.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// What [`Driven::close`] does when other ranks have not closed the group in time.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
-    /// It fails.
-    Required,
-    /// It leaves without those ranks.
-    Enough,
-}
-
 /// A group's lane, which the threads that need it drive in turns.
 pub(crate) struct Driven {
     /// Keeps the store alive, which this process may host for other ranks.
@@ -474,17 +465,10 @@ impl Driven {
         }
     }
 
-    /// Closes the lane once all ranks have called this. Calls that are under way end first; but a handler of a signal
-    /// breaks them off. Returns whether it has left with the other ranks, or at least waited for them.
-    pub(super) fn close(
-        &self,
-        started: Instant,
-        timeout: Duration,
-        patience: Patience,
-    ) -> Result<bool> {
+    /// Closes the lane once all ranks have called this, or leaves without them. Calls that are under way end first; but a
+    /// handler of a signal breaks them off. Returns whether it has left with the other ranks, or at least waited for them.
+    pub(super) fn close(&self, started: Instant, leave_at: Option<Instant>) -> Result<bool> {
         let _wakers = Later::begin();
-        // A time beyond the range of the clock never comes.
-        let leave_at = started.checked_add(timeout).filter(|_| patience == Patience::Enough);
         let break_off = || {
             self.break_off("destroy".to_owned(), started, Cause::Aborted);
             Ok(false)

@@ -28,7 +28,7 @@ use drumline_engine::{
 };
 use drumline_schedule::step::Rank;
 
-use super::{drive::Patience, family::FamilyCell, guard::Warden, round::Word};
+use super::{family::FamilyCell, guard::Warden, round::Word};
 use crate::{
     backend::{Backend, Call, Label, Outgoing, Request, Signature, Wanted},
     interrupt,
@@ -223,33 +223,42 @@ impl Foreign {
     }
 
     /// Closes the group once all ranks have called this. Calls that are under way end first; but a handler of a signal
-    /// breaks them off. Returns whether it has left in good order.
-    pub(super) fn close(
-        &self,
-        started: Instant,
-        timeout: Duration,
-        patience: Patience,
-    ) -> Result<bool> {
+    /// breaks them off, and so does the end of the patience. Returns whether it has left in good order.
+    pub(super) fn close(&self, started: Instant, patience: Option<Duration>) -> Result<bool> {
+        let break_off = || {
+            self.fail_because("destroy", Cause::Aborted);
+            Ok(false)
+        };
+        let give_up_at = after(started, patience.unwrap_or(Duration::MAX));
+        let leave_at = patience.map(|_| give_up_at);
         let mut state = self.lock();
         let is_inside = state.inside.is_some_and(|(thread, _)| interrupt::is_this(thread));
         let is_busy = state.turn < state.ticket || !state.queues.is_empty();
         if is_inside || interrupt::is_handling() && is_busy {
             drop(state);
-            self.fail_because("destroy", Cause::Aborted);
-            return Ok(false);
+            return break_off();
         }
         let ticket = state.draw();
         drop(state);
-        let _turn = self.await_turn(ticket, "destroy")?;
+        let _turn = match self.await_turn(ticket, "destroy", leave_at) {
+            Err(_) if Instant::now() >= give_up_at => return Ok(false),
+            turn => turn?,
+        };
         let mut state = self.lock();
         // Collectives that were called before this have had their turns, and later ones wait.
         while state.queues.keys().any(|queue| *queue != Queue::Collectives) {
-            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = give_up_at.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(state);
+                return break_off();
+            }
+            let waited = self.moved.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let sequence = state.sequence;
         drop(state);
         self.check_open("destroy")?;
-        match self.shut_down(started, timeout, patience) {
+        match self.shut_down(started, patience) {
             Ok(()) => {
                 self.lock().ended = Some(Ended::Left);
                 Ok(true)
@@ -258,18 +267,13 @@ impl Foreign {
         }
     }
 
-    fn shut_down(
-        &self,
-        started: Instant,
-        timeout: Duration,
-        patience: Patience,
-    ) -> Result<(), Cause> {
-        let deadline = after(started, timeout);
+    fn shut_down(&self, started: Instant, patience: Option<Duration>) -> Result<(), Cause> {
+        let deadline = after(started, patience.unwrap_or(self.timeout));
         let shut_down = || self.shielded(|| self.backend.shutdown(deadline));
         let Some(guard) = &self.guard else { return shut_down() };
         // All ranks must come before the backend closes its connections.
-        let leave_at = (patience == Patience::Enough).then_some(deadline);
-        let limit = if leave_at.is_some() { self.timeout.max(timeout) } else { timeout };
+        let leave_at = patience.map(|_| deadline);
+        let limit = patience.map_or(self.timeout, |it| it.max(self.timeout));
         match guard.begin(Word::Destroy, limit).and_then(|()| guard.finish(leave_at)) {
             Ok(true) => {}
             // Some rank does not come, or has dropped its handle. So nobody waits for the others.
@@ -281,7 +285,7 @@ impl Foreign {
             Err(cause) => return Err(cause),
         }
         shut_down().map_err(|cause| guard.explain(cause))?;
-        guard.close(started, timeout)
+        guard.close(started)
     }
 
     fn enqueue(self: &Arc<Self>, mut state: MutexGuard<'_, State>, queue: Queue, task: Task) {
@@ -316,7 +320,7 @@ impl Foreign {
                 }
                 Task::Message(mut point) => {
                     let result = self.message(&mut point);
-                    point.complete(result);
+                    shielded(|| point.complete(result));
                 }
             }
         }
@@ -325,7 +329,7 @@ impl Foreign {
     fn collective(&self, ticket: u64, operation: &mut dyn AnyCall) -> Result<()> {
         let call = operation.call().clone();
         let name = call.collective.name();
-        let _turn = self.await_turn(ticket, name)?;
+        let _turn = self.await_turn(ticket, name, None)?;
         self.check_open(name)?;
         self.check_supported(&call)?;
         let sequence = {
@@ -445,13 +449,9 @@ impl Foreign {
         started: Instant,
         cause: Cause,
     ) -> Error {
-        let failure = Arc::new(CollectiveError::new(
-            &self.member,
-            sequence,
-            operation,
-            started.elapsed(),
-            cause,
-        ));
+        let elapsed = started.elapsed();
+        let failure = CollectiveError::new(&self.member, sequence, operation, elapsed, cause);
+        let failure = Arc::new(failure);
         let mut state = self.lock();
         if let Some(Ended::Failed(by)) = &state.ended {
             return Error::Poisoned { attempted, by: by.clone() };
@@ -472,8 +472,13 @@ impl Foreign {
     ///
     /// # Errors
     ///
-    /// For as long as the time limit of the group no turn has ended: then the group fails.
-    fn await_turn(&self, ticket: u64, attempted: &'static str) -> Result<Turn<'_>> {
+    /// It is `leave_at`, or for as long as the time limit of the group no turn has ended: then the group fails.
+    fn await_turn(
+        &self,
+        ticket: u64,
+        attempted: &'static str,
+        leave_at: Option<Instant>,
+    ) -> Result<Turn<'_>> {
         let started = Instant::now();
         let (mut since, mut turn) = (started, None);
         let mut state = self.lock();
@@ -482,7 +487,8 @@ impl Foreign {
                 since = Instant::now();
             }
             let limit = after(since, self.timeout);
-            let until = interrupt::look_again_at().map_or(limit, |at| at.min(limit));
+            let until = interrupt::look_again_at().into_iter().chain(leave_at);
+            let until = until.fold(limit, Instant::min);
             let left = until.saturating_duration_since(Instant::now());
             let waited = self.moved.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -490,7 +496,8 @@ impl Foreign {
                 continue;
             }
             drop(state);
-            let is_aborted = interrupt::is_wanted();
+            let is_aborted =
+                interrupt::is_wanted() || leave_at.is_some_and(|at| Instant::now() >= at);
             state = self.lock();
             let is_late = state.turn != ticket && Instant::now() >= limit;
             if is_aborted || is_late {

@@ -25,7 +25,7 @@ use drumline_schedule::step::Rank;
 
 use super::{
     at_exit,
-    drive::{Driven, Patience},
+    drive::Driven,
     round::{Round, Word},
 };
 use crate::{
@@ -193,8 +193,8 @@ impl Warden {
     }
 
     /// Says goodbye, and waits until all ranks have.
-    pub(super) fn close(&self, started: Instant, timeout: Duration) -> Result<(), Cause> {
-        self.driven.close(started, timeout, Patience::Required).map(drop).map_err(cause_of)
+    pub(super) fn close(&self, started: Instant) -> Result<(), Cause> {
+        self.driven.close(started, None).map(drop).map_err(cause_of)
     }
 
     /// Says goodbye without waiting. Until the process ends it must hear whether the others come to their end.

@@ -9,6 +9,7 @@ use std::{
 use drumline_engine::{
     any_call::{AnyCall, Job},
     call::Call,
+    deadline::after,
     membership::Membership,
     transport::Point,
     usage::Usage,
@@ -19,7 +20,7 @@ use drumline_shm::Arena;
 use crate::{Config, Explanation, Result, interrupt, start_up::Origin, trace::GroupTrace};
 
 use super::{
-    drive::{Driven, Patience},
+    drive::Driven,
     family::{Family, FamilyCell},
     foreign::Foreign,
 };
@@ -242,8 +243,7 @@ impl ProcessGroup {
     /// [`Error::Collective`](crate::Error::Collective) when a peer fails or never comes, or when a peer has
     /// made a call that no other rank has made.
     pub fn destroy(self) -> Result<()> {
-        let timeout = self.inner.config.timeout;
-        self.close(timeout, Patience::Required)
+        self.close(None)
     }
 
     /// Like [`destroy`](ProcessGroup::destroy), but waits at most `patience` for ranks that have not called
@@ -260,26 +260,27 @@ impl ProcessGroup {
     ///
     /// As for [`ProcessGroup::destroy`], when a rank has failed or made another call.
     pub fn leave(self, patience: Duration) -> Result<()> {
-        self.close(patience, Patience::Enough)
+        self.close(Some(patience))
     }
 
-    fn close(self, timeout: Duration, patience: Patience) -> Result<()> {
+    fn close(self, patience: Option<Duration>) -> Result<()> {
         let inner = &self.inner;
         let started = Instant::now();
         let open = inner.recorder.phase("destroy");
         // A handler has little time for other ranks, which may wait for the call that it interrupts.
-        let (timeout, patience) = match interrupt::is_handling() {
-            true => (timeout.min(Duration::from_millis(500)), Patience::Enough),
-            false => (timeout, patience),
+        let patience = match interrupt::is_handling() {
+            true => Some(patience.unwrap_or(inner.config.timeout).min(Duration::from_millis(500))),
+            false => patience,
         };
         let may_ask = !interrupt::is_handling() && !self.usage().has_failed();
         if let Some(family) = inner.family().filter(|_| may_ask) {
             family.forget(&inner.member);
         }
         let in_good_order = match &inner.carrier {
-            Carrier::Lane(lane) => lane.close(started, timeout, patience)?,
-            Carrier::Backend(backend) => backend.close(started, timeout, patience)?,
+            Carrier::Lane(lane) => lane.close(started, patience.map(|it| after(started, it)))?,
+            Carrier::Backend(backend) => backend.close(started, patience)?,
         };
+        let timeout = patience.unwrap_or(inner.config.timeout);
         let timeout = if in_good_order { timeout } else { Duration::ZERO };
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(family) = family {

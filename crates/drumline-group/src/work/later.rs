@@ -83,7 +83,7 @@ fn wake_all() {
 /// Calls `waker`, at once or when the last [`Later`] of this thread is dropped.
 pub(super) fn wake(waker: Waker) {
     match NESTED.get() {
-        0 => waker.wake(),
+        0 => shielded(|| waker.wake()),
         _ => {
             WAKERS.with_borrow_mut(|wakers| wakers.push(waker));
             KEPT.set(true);

@@ -1,14 +1,20 @@
 //! What the library does for a backend, whatever that does.
 
 use std::{
-    sync::{Arc, Mutex},
+    future::{Future, IntoFuture},
+    pin::pin,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    task::{Context, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
 
 use drumline_group::{
     Cause, Collective, CollectiveError, Config, DType, Error, Operator, ProcessGroup, ReduceOp,
-    backend::{Backend, BackendOptions, Request, register_backend},
+    backend::{Arrived, Backend, BackendOptions, Outgoing, Request, Wanted, register_backend},
     store::HashStore,
 };
 
@@ -169,6 +175,115 @@ fn ranks_on_different_backends_are_told_so() {
         let theirs = theirs.unwrap_err().to_string();
         assert!(theirs.contains("rank 0"), "{theirs}");
     }
+}
+
+/// Nothing ends in it before it is let go or aborted.
+#[derive(Debug, Default)]
+struct Slow {
+    goes_on: Mutex<bool>,
+    changed: Condvar,
+    has_begun: AtomicBool,
+}
+
+impl Slow {
+    fn let_go(&self) {
+        *self.goes_on.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) -> Result<(), Cause> {
+        self.has_begun.store(true, SeqCst);
+        drop(self.changed.wait_while(self.goes_on.lock().unwrap(), |goes_on| !*goes_on).unwrap());
+        Ok(())
+    }
+}
+
+impl Backend for Slow {
+    fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+        self.wait()
+    }
+
+    fn has_messages(&self) -> bool {
+        true
+    }
+
+    fn send(&self, _: &Outgoing<'_>) -> Result<(), Cause> {
+        self.wait()
+    }
+
+    fn recv(&self, _: &Wanted) -> Result<Arrived, Cause> {
+        self.wait()?;
+        Err(Cause::Backend { problem: "nothing has arrived".to_owned() })
+    }
+
+    fn abort(&self, _: &CollectiveError) {
+        self.let_go();
+    }
+
+    fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+        Ok(())
+    }
+}
+
+/// Rank 0 of a world of two on a [`Slow`] under this name.
+fn slow(name: &str) -> (Arc<Slow>, ProcessGroup) {
+    let slow = Arc::new(Slow::default());
+    let made = slow.clone();
+    register_backend(name, move |_: &BackendOptions| Ok(made.clone())).unwrap();
+    let config = Config::default().backend(name);
+    (slow, ProcessGroup::local_world_with(2, &config).unwrap().remove(0))
+}
+
+/// The time limit of the group is ten minutes, and nobody lets the calls go on.
+#[test]
+fn a_rank_that_leaves_breaks_off_what_does_not_end_in_time() {
+    let calls: [fn(&ProcessGroup) -> Box<dyn FnOnce() -> Result<(), Error>>; 3] = [
+        |group| {
+            let work = group.barrier_async().unwrap();
+            Box::new(|| work.wait().map(drop).map_err(Error::from))
+        },
+        |group| {
+            let work = group.send_async(vec![1_u8], 1, 0).unwrap();
+            Box::new(|| work.wait().map(drop).map_err(Error::from))
+        },
+        |group| {
+            let work = group.recv_async(vec![1_u8], 1, 0).unwrap();
+            Box::new(|| work.wait().map(drop).map_err(Error::from))
+        },
+    ];
+    for (number, call) in calls.into_iter().enumerate() {
+        let (backend, group) = slow(&format!("slow-{number}"));
+        let end = call(&group);
+        while !backend.has_begun.load(SeqCst) {
+            thread::yield_now();
+        }
+        group.clone().leave(Duration::from_millis(50)).unwrap();
+        assert!(*backend.goes_on.lock().unwrap(), "it was not aborted");
+        // What is under way when a group is aborted may succeed nevertheless.
+        drop(end());
+        assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
+    }
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("in a waker");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_takes_no_thread_of_a_backend_with_it() {
+    let (backend, group) = slow("panicking-waker");
+    let mut first = pin!(group.send_async(vec![1_u8], 1, 0).unwrap().into_future());
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let second = group.send_async(vec![2_u8], 1, 0).unwrap();
+    backend.let_go();
+    assert_eq!(second.wait().unwrap(), [2]);
+    // It waits for all that is under way.
+    group.destroy().unwrap();
 }
 
 /// [`Duration::MAX`] means no limit: for the start, a call, a message, and the end.
