@@ -28,6 +28,7 @@ OTHERS = {
         "set by the launcher",
         "What else the launcher has set and a user might set. It does not count in a job that a rank starts.",
     ),
+    "DRUMLINE_LEASE": ("set by the launcher", "On several hosts: the descriptor of a timer. A rank ends when it has run out."),
     "DRUMLINE_STEPS": ("set by the launcher", "`step` tells the launcher which step a rank begins."),
     "TORCH_DISTRIBUTED_DEBUG": ("`debug`", "Read where `DRUMLINE_DEBUG` is not set: `OFF`, `INFO`, `DETAIL`."),
     "RANK": ("`env://`", "The number of this rank. Every launcher sets it."),

@@ -1,7 +1,7 @@
 //! How long workers may run without a word from the store in which the hosts of a job meet.
 //!
 //! A host that the others do not hear must have ended its workers before the others start new ones. So its keepers
-//! kill them when the lease has run out, even if the launcher itself is stopped.
+//! kill them when the lease has run out, and [ranks](drumline::LEASE_VARIABLE) end by themselves, whoever is stopped.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -13,11 +13,11 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     time::{
         ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, clock_gettime,
-        timerfd_create, timerfd_settime,
+        timerfd_create, timerfd_gettime, timerfd_settime,
     },
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, secret::inheritable};
 
 /// A time of the clock that goes on while the machine is suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,10 +78,22 @@ impl Lease {
         set().map(|_| ()).map_err(named("timerfd_settime")).map_err(Error::system("set a timer"))
     }
 
+    /// From now on it never runs out.
+    pub(crate) fn lift(&self) -> Result<()> {
+        self.run_out_at(BootTime(Duration::ZERO))
+    }
+
     /// Whether it has run out.
     pub(crate) fn has_run_out(&self) -> bool {
         let mut run_out = [PollFd::new(&self.0, PollFlags::IN)];
         poll(&mut run_out, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// The same lease, as programs inherit it. `None` if it never runs out.
+    pub(crate) fn to_inherit(&self) -> std::io::Result<Option<OwnedFd>> {
+        let set = timerfd_gettime(&self.0).map_err(named("timerfd_gettime"))?;
+        let runs_out = set.it_value != Timespec::default();
+        runs_out.then(|| inheritable(self.0.as_fd())).transpose()
     }
 
     /// The same lease, for another process.
@@ -113,6 +125,14 @@ mod tests {
         assert!(lease.has_run_out() && other.has_run_out());
         lease.run_out_at(later).unwrap();
         assert!(!other.has_run_out());
-        assert!(!Lease::new(None).unwrap().has_run_out());
+        lease.run_out_at(now).unwrap();
+        lease.lift().unwrap();
+        assert!(!other.has_run_out());
+        let never = Lease::new(None).unwrap();
+        assert!(!never.has_run_out() && never.to_inherit().unwrap().is_none());
+        lease.run_out_at(later).unwrap();
+        let inherited = Lease::over(other.to_inherit().unwrap().unwrap());
+        lease.run_out_at(now).unwrap();
+        assert!(inherited.has_run_out());
     }
 }

@@ -11,9 +11,9 @@
 
 use std::{
     fs::{File, Permissions},
-    io::Write,
+    io::{self, Write},
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::fs::PermissionsExt,
     },
 };
@@ -68,7 +68,7 @@ impl JobSecret {
 }
 
 /// A file in memory that only this user can open, that cannot be changed, and that survives exec.
-fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
+fn sealed(secret: &Secret) -> io::Result<OwnedFd> {
     let create = |flags| memfd_create("drumline-secret", flags);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // If vm.memfd_noexec is 2, the kernel requires this flag. Kernels before 6.3 do not know it.
@@ -80,9 +80,14 @@ fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
     file.set_permissions(Permissions::from_mode(0o400))?;
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     fcntl_add_seals(&file, all).map_err(named("fcntl"))?;
-    let file = match fcntl_dupfd_cloexec(file.as_fd(), DESCRIPTOR_MIN) {
+    inheritable(file.as_fd())
+}
+
+/// A duplicate that survives exec.
+pub(crate) fn inheritable(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let file = match fcntl_dupfd_cloexec(file, DESCRIPTOR_MIN) {
         // The limit of open files is lower than DESCRIPTOR_MIN.
-        Err(Errno::INVAL) => file.into(),
+        Err(Errno::INVAL) => file.try_clone_to_owned()?,
         other => other.map_err(named("fcntl"))?,
     };
     fcntl_setfd(&file, FdFlags::empty()).map_err(named("fcntl"))?;

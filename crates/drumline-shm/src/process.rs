@@ -1,19 +1,24 @@
 //! The process at the other end of a Unix socket: its user, and whether it is alive. And processes that end with this
-//! one.
+//! one, or at a time that another one sets.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::{net::UnixStream, process::CommandExt};
 use std::process::Command;
-use std::{io, mem};
+use std::{env, io, mem, thread};
 
 use bytemuck::Pod;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, set_parent_process_death_signal,
+    Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open,
+    set_parent_process_death_signal,
 };
+use rustix::time::timerfd_gettime;
 
 use crate::error::{Error, Result};
+use crate::forbidden::named;
+use crate::inherited::inherited;
+use crate::per_process::PerProcess;
 
 /// The process and the user at the other end of a Unix socket, as the kernel knows them. It is the process
 /// that connected the socket or listened on it.
@@ -166,6 +171,42 @@ pub fn kill_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec the closure makes two system calls. It takes no lock, allocates and frees nothing
     // (both errors are plain numbers), and touches no memory but its own copy of `parent`.
     unsafe { command.pre_exec(ask) }
+}
+
+/// The variable with the number of an inherited descriptor: the lease of this process, a timer (`timerfd`) that others set
+/// again and again.
+pub const LEASE_VARIABLE: &str = "DRUMLINE_LEASE";
+
+/// Has a thread end this process, by SIGKILL, once its lease has run out, even if all those who should end it are stopped.
+/// Does nothing without a lease, or if a program in between has closed the descriptor.
+///
+/// ```
+/// # use drumline_shm::end_with_lease;
+/// end_with_lease()?; // nobody has set one
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The thread cannot be started.
+pub fn end_with_lease() -> io::Result<()> {
+    static WATCHED: PerProcess<Option<i32>> = PerProcess::new();
+    let watch = || {
+        let number = env::var(LEASE_VARIABLE).ok().and_then(|number| number.parse().ok());
+        let lease = number.and_then(|number| inherited(number).ok());
+        // The number may belong to another file by now.
+        let lease = lease.filter(|lease| timerfd_gettime(lease).is_ok())?;
+        let end = move || {
+            if retry_on_intr(|| poll(&mut [PollFd::new(&lease, PollFlags::IN)], None)).is_ok() {
+                let _ = kill_process(getpid(), Signal::KILL);
+            }
+        };
+        let started = thread::Builder::new().name("drumline-lease".to_owned()).spawn(end);
+        started.err().map(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))
+    };
+    WATCHED
+        .get(watch)
+        .map_or(Ok(()), |number| Err(named("clone3")(io::Error::from_raw_os_error(number))))
 }
 
 /// Whether a descriptor has one of `events`, an error or a hang-up now.

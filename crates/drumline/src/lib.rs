@@ -84,9 +84,11 @@ pub use drumline_group::{
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline, driving, free_port, interface_with, site};
-pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
 #[doc(hidden)]
-pub use drumline_shm::{files, inherited, kill_with_parent, limit_of, named, take_signals};
+pub use drumline_shm::{
+    LEASE_VARIABLE, files, inherited, kill_with_parent, limit_of, named, take_signals,
+};
+pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
 #[doc(hidden)]
 pub use drumline_trace::{ERASE, Outlet, write_all};
 pub use drumline_trace::{Stderr, stderr};

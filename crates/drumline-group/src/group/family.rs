@@ -38,7 +38,10 @@ impl Family {
         Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default(), of_rank: None })
     }
 
+    /// That of a job. From now on this process ends with its lease.
     pub(super) fn of(root: &str, rendezvous: Rendezvous) -> Arc<Family> {
+        let watched = drumline_shm::end_with_lease();
+        drop(watched.inspect_err(|error| tracing::warn!(%error, "nobody watches the lease")));
         let (root, store) = (root.to_owned(), rendezvous.store.clone());
         Arc::new(Family {
             root,
