@@ -281,14 +281,9 @@ impl Attempt {
 
     /// Hears what the workers have told of their failures.
     pub(crate) fn hear_words(&mut self) {
-        let words = Telling {
-            console: &self.console,
-            files: &self.files,
-            started_at: self.started_at,
-            first_rank: self.world.first_rank,
-            now: self.started.elapsed(),
-        };
-        let words = words.of(&self.supervisor);
+        let (now, first_rank) = (self.started.elapsed(), self.world.first_rank);
+        let of = |worker| LastWords::of(worker, &self.console, &self.files);
+        let words = told(&self.supervisor, of, self.started_at, first_rank, now);
         self.supervisor.handle(self.started.elapsed(), Event::Said(&words));
     }
 
@@ -383,10 +378,11 @@ impl Attempt {
     }
 
     /// What is to be told of this world. Call it once there is a verdict. `events` no longer tells of the keeper.
-    pub(crate) fn end(self, events: &Events) -> Result<Ended> {
+    pub(crate) fn end(mut self, events: &Events) -> Result<Ended> {
         let lived = self.ended.unwrap_or_else(|| self.started.elapsed());
         let left = self.left.unwrap_or_default();
         events.remove(&self.keeper)?;
+        self.keeper.lift_lease()?;
         let stepped = self.stores.has_stepped(self.workers.len());
         let exits = self.workers.iter().zip(self.supervisor.exits()).zip(self.waits);
         let hung = |local_rank| self.hung.clone().filter(|it| it.worker == local_rank);
@@ -417,14 +413,8 @@ impl Attempt {
 impl Ended {
     /// All that the workers have written is read now.
     pub(crate) fn has_read_all(&mut self) {
-        let words = Telling {
-            console: &self.console,
-            files: &self.files,
-            started_at: self.started_at,
-            first_rank: self.first_rank,
-            now: self.lived,
-        };
-        let words = words.of(&self.supervisor);
+        let of = |worker| LastWords::of(worker, &self.console, &self.files);
+        let words = told(&self.supervisor, of, self.started_at, self.first_rank, self.lived);
         self.supervisor.handle(self.lived, Event::Said(&words));
         self.news.over(self.verdict(), self.lived);
     }
@@ -490,27 +480,20 @@ impl Ended {
     }
 }
 
-/// Reads what workers have told.
-struct Telling<'a> {
-    console: &'a Console,
-    files: &'a WorldFiles,
+/// What each worker has told, by the supervisor's time and numbers. One that ended well has told nothing.
+fn told(
+    supervisor: &Supervisor,
+    words_of: impl Fn(usize) -> LastWords,
     started_at: SystemTime,
     first_rank: usize,
     now: Duration,
-}
-
-impl Telling<'_> {
-    /// What each worker has told, by the supervisor's time and numbers. One that ended well has told nothing.
-    fn of(&self, supervisor: &Supervisor) -> Vec<(usize, Words)> {
-        let exits = supervisor.exits();
-        let count = exits.len();
-        let may_tell = |exit: Option<Exit>| !exit.is_some_and(|exit| exit.ending.is_success());
-        let telling = exits.enumerate().filter(|(_, exit)| may_tell(*exit));
-        let words = telling.map(|(worker, exit)| {
-            let words = LastWords::of(worker, self.console, self.files);
-            let noticed = exit.map_or(self.now, |exit| exit.at);
-            (worker, words.tell(self.started_at, noticed).of_ranks(self.first_rank, count))
-        });
-        words.collect()
-    }
+) -> Vec<(usize, Words)> {
+    let exits = supervisor.exits();
+    let count = exits.len();
+    let may_tell = |exit: Option<Exit>| !exit.is_some_and(|exit| exit.ending.is_success());
+    let tell = |(worker, exit): (usize, Option<Exit>)| {
+        let noticed = exit.map_or(now, |exit| exit.at);
+        (worker, words_of(worker).tell(started_at, noticed).of_ranks(first_rank, count))
+    };
+    exits.enumerate().filter(|(_, exit)| may_tell(*exit)).map(tell).collect()
 }

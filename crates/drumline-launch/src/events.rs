@@ -46,13 +46,16 @@ pub(crate) struct Events {
     monitor: Monitor,
 }
 
-const SIGNALS: u64 = u64::MAX;
-const OUTPUT: u64 = u64::MAX - 1;
-const CHANNEL: u64 = u64::MAX - 2;
-const PARENT: u64 = u64::MAX - 3;
-const HOSTS: u64 = u64::MAX - 4;
-const WATCH: u64 = u64::MAX - 5;
-const LEASE: u64 = u64::MAX - 6;
+/// Those beside workers. The number of each, for the kernel, is its place, counted down from the greatest number.
+const BESIDE: [Source; 7] = [
+    Source::Signals,
+    Source::Output,
+    Source::Channel,
+    Source::Parent,
+    Source::Hosts,
+    Source::Watch,
+    Source::Lease,
+];
 
 impl Events {
     pub(crate) fn new() -> Result<Events> {
@@ -84,15 +87,10 @@ impl Events {
         source: Source,
         flags: epoll::EventFlags,
     ) -> Result<()> {
+        let place = BESIDE.iter().position(|it| *it == source).unwrap_or_default();
         let data = epoll::EventData::new_u64(match source {
-            Source::Signals => SIGNALS,
-            Source::Output => OUTPUT,
-            Source::Channel => CHANNEL,
-            Source::Parent => PARENT,
-            Source::Lease => LEASE,
-            Source::Hosts => HOSTS,
-            Source::Watch => WATCH,
             Source::Worker(rank) => rank as u64,
+            _ => u64::MAX - place as u64,
         });
         epoll::add(&self.epoll, descriptor, data, flags)
             .map_err(named("epoll_ctl"))
@@ -122,15 +120,7 @@ impl Events {
 
 impl Source {
     fn of(data: u64) -> Source {
-        match data {
-            SIGNALS => Source::Signals,
-            OUTPUT => Source::Output,
-            CHANNEL => Source::Channel,
-            PARENT => Source::Parent,
-            LEASE => Source::Lease,
-            HOSTS => Source::Hosts,
-            WATCH => Source::Watch,
-            rank => Source::Worker(rank as usize),
-        }
+        let beside = BESIDE.get((u64::MAX - data) as usize);
+        beside.copied().unwrap_or(Source::Worker(data as usize))
     }
 }

@@ -11,27 +11,19 @@
 //! the keeper. So all processes that a rank has started, even by wrappers, double forks or `setsid`, stay
 //! below the keeper, and no other processes do. A launcher that is killed by SIGKILL cannot end any process.
 //!
-//! No keeper relies on another, because each may be killed or stopped at any time, together with the launcher:
-//!
-//! | what happens | who acts |
-//! |---|---|
-//! | the launcher ends | each keeper hears it by the channel, or by the end of its own parent, and ends all below it |
-//! | a guard ends | the keeper below it does the same. The launcher hears the end of the channel, which all keepers hold |
-//! | the innermost ends | its orphans come to the guard above, which ends them and tells the launcher |
-//! | all keepers end at once | the kernel kills the ranks: each asked for that between fork and exec |
-//! | the [lease](crate::lease) runs out | each keeper that is not stopped kills all ranks below it |
-//! | the innermost is stopped | it does not answer the launcher, which [ends all](crate::keeper) |
+//! No keeper relies on another, because each may be killed or stopped at any time, together with the launcher. Who acts
+//! then is told in `docs/inside/two-worlds.md`.
 //!
 //! The launcher executes its own binary to start a keeper, because only unsafe code may run between fork
 //! and exec.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env,
     ffi::{OsStr, OsString},
     fs, io,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::{
             ffi::{OsStrExt, OsStringExt},
             net::UnixStream,
@@ -43,7 +35,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{NumaBinding, bind_to_cores, kill_with_parent, named};
+use drumline::{LEASE_VARIABLE, NumaBinding, bind_to_cores, kill_with_parent, named};
 use rustix::{
     process::{
         Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
@@ -169,6 +161,8 @@ enum Over {
 struct Keeper {
     channel: Channel,
     lease: Lease,
+    /// The lease as workers inherit it, if it may run out.
+    inherited: Option<OwnedFd>,
     /// Readable once the parent has ended. The channel may still be open then, in a process that the
     /// launcher has forked.
     _parent: Option<OwnedFd>,
@@ -179,6 +173,8 @@ struct Keeper {
     /// The workers, by their ranks. The kernel keeps their exit statuses until this process
     /// ends. So no other process gets their numbers, and the launcher's signals never hit a stranger.
     workers: BTreeMap<usize, (Pid, OwnedFd)>,
+    /// Workers that have ended while a debugger traces them: the kernel says how when it lets go of them.
+    held: BTreeSet<usize>,
     /// When ranks are killed again, once their lease has run out.
     kill_at: Option<Instant>,
     /// A worker could not start, and so none starts after it.
@@ -211,14 +207,20 @@ impl Keeper {
             }
             None => events.add(&channel, Source::Channel)?,
         }
+        let inherited = match &guarded {
+            Some(_) => None,
+            None => lease.to_inherit().map_err(Error::system("share a timer"))?,
+        };
         let keeper = Keeper {
             channel,
             lease,
+            inherited,
             _parent: parent,
             events,
             signals,
             guarded,
             workers: BTreeMap::new(),
+            held: BTreeSet::new(),
             kill_at: None,
             has_refused: false,
             private: told.private,
@@ -240,10 +242,10 @@ impl Keeper {
                     Source::Worker(rank) => match &mut self.guarded {
                         None => self.tell_exit(rank)?,
                         Some((keeper, _)) => {
-                            let status = keeper.wait().map_err(named("waitid"));
-                            return status
-                                .map(Over::Guarded)
-                                .map_err(Error::system("wait for a keeper"));
+                            let status = keeper.try_wait().map_err(named("waitid"));
+                            let status = status.map_err(Error::system("wait for a keeper"))?;
+                            // A debugger may hide how it has ended.
+                            return Ok(status.map_or(Over::Gone, Over::Guarded));
                         }
                     },
                     Source::Signals => {
@@ -275,6 +277,9 @@ impl Keeper {
             if reap_at.is_some_and(|at| at <= Instant::now()) {
                 reap_at = None;
                 self.reap();
+                for rank in self.held.clone() {
+                    self.tell_exit(rank)?;
+                }
             }
         }
     }
@@ -303,7 +308,7 @@ impl Keeper {
             _ if self.has_refused => Err(rustix::io::Errno::CANCELED.into()),
             _ if self.lease.has_run_out() => Err(rustix::io::Errno::TIME.into()),
             None => Err(io::Error::from(rustix::io::Errno::INVAL)),
-            Some(rank) => spawn(fields, streams).map(|pid| (rank, pid)),
+            Some(rank) => spawn(fields, streams, self.inherited.as_ref()).map(|pid| (rank, pid)),
         };
         match pid {
             Ok((rank, pid)) => {
@@ -324,14 +329,20 @@ impl Keeper {
         Ok(())
     }
 
-    fn tell_exit(&self, rank: usize) -> Result<()> {
+    fn tell_exit(&mut self, rank: usize) -> Result<()> {
         let Some((_, pidfd)) = self.workers.get(&rank) else { return Ok(()) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::PidFd(pidfd.as_fd()), options)
             .map_err(named("waitid"))
             .map_err(Error::system("wait for a worker"))?;
-        let Some(status) = status else { return Ok(()) };
-        self.events.remove(pidfd)?;
+        // It stays readable.
+        if !self.held.remove(&rank) {
+            self.events.remove(pidfd)?;
+        }
+        let Some(status) = status else {
+            self.held.insert(rank);
+            return Ok(());
+        };
         let mut told = vec![EXITED.to_owned(), rank.to_string()];
         match status.exit_status() {
             Some(code) => told.push(code.to_string()),
@@ -365,6 +376,8 @@ impl Keeper {
             format!("{} (pid {}{still})", process.name, process.pid)
         });
         self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
+        // No rank is left, and one that has run out would stay readable.
+        let _ = self.events.remove(&self.lease);
         let mut is_needed = true;
         while is_needed && let Ok(sources) = self.events.wait(None) {
             for source in sources {
@@ -432,7 +445,7 @@ fn start_keeper(told: &Told, below: usize) -> Result<(Child, OwnedFd)> {
 }
 
 /// Starts a worker, in the process group that is told (0: its own), and with an empty stdin if none comes.
-fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
+fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>, lease: Option<&OwnedFd>) -> io::Result<Pid> {
     let invalid = || io::Error::from(rustix::io::Errno::INVAL);
     let mut fields = fields.into_iter().skip(2).map(OsString::from_vec);
     let (program, name) = fields.next().zip(fields.next()).ok_or_else(invalid)?;
@@ -457,6 +470,7 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
         let child = kill_with_parent(command)
             .args(&arguments)
             .envs(variables.iter().map(|(name, value)| (name, value)))
+            .envs(lease.map(|lease| (LEASE_VARIABLE, lease.as_raw_fd().to_string())))
             .stdin(match &stdin {
                 Some(stdin) => Stdio::from(stdin.try_clone()?),
                 None => Stdio::null(),

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::named;
+use drumline::{ErrorOrigin, named};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::retry_on_intr,
@@ -215,6 +215,11 @@ impl Keeper {
     /// All workers are killed at this time unless this is called again before.
     pub(crate) fn lease_until(&mut self, time: BootTime) -> Result<()> {
         self.lease.run_out_at(time)
+    }
+
+    /// No worker is left, nor anything that one has started.
+    pub(crate) fn lift_lease(&mut self) -> Result<()> {
+        self.lease.lift()
     }
 
     /// Gives the processes that workers have left behind a moment to end, and ends the others. [`News::Left`] follows. Call
@@ -417,11 +422,12 @@ fn not_understood() -> io::Error {
     io::Error::other("the keeper's answer is not understood; has the program been replaced?")
 }
 
-/// The error of a program that cannot be started.
+/// The error of a program that cannot be started. What may pass is no fault of the program.
 pub(crate) fn refused(program: &Path, error: io::Error) -> Error {
-    use io::ErrorKind::{OutOfMemory, WouldBlock};
+    if ErrorOrigin::of_system(&error) != ErrorOrigin::User {
+        return Error::system("start a worker")(error);
+    }
     let hint = match error.kind() {
-        WouldBlock | OutOfMemory => return Error::system("start a worker")(error),
         // The program itself existed when the launcher looked.
         io::ErrorKind::NotFound => {
             format!("{error}; is the interpreter installed that its first line names?")
@@ -438,4 +444,19 @@ fn ending(status: ExitStatus) -> Ending {
         number,
         core_dumped: status.core_dumped(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn only_a_program_that_cannot_be_executed_forbids_another_attempt() {
+        let code = |errno: Errno| refused(Path::new("train"), errno.into()).exit_code();
+        assert_eq!([Errno::ACCESS, Errno::NOENT, Errno::INVAL].map(code), [126; 3]);
+        // The last one tells that the lease has run out.
+        assert_eq!([Errno::AGAIN, Errno::MFILE, Errno::TXTBSY, Errno::TIME].map(code), [1; 4]);
+    }
 }

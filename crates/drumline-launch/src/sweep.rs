@@ -248,41 +248,22 @@ pub(crate) fn collect_adopted(own: impl Fn(Pid) -> bool) {
 /// Kills these workers and the processes below them, without a keeper. It does not find processes that have
 /// lost their parent.
 pub(crate) fn end_trees(workers: &[Worker]) {
-    let mut living: Vec<&Worker> = workers.iter().filter(|worker| !worker.has_ended()).collect();
-    if living.is_empty() {
-        return;
-    }
-    let table = processes::all();
-    for worker in &living {
-        for pidfd in processes::below(worker.pid(), &table).into_iter().filter_map(open) {
-            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-        }
-        worker.kill();
-    }
-    let began = Instant::now();
-    while !living.is_empty() && began.elapsed() < PATIENCE {
-        wait_for_any(&[living[0].pidfd()], LOOK_EVERY);
-        living.retain(|worker| !worker.has_ended());
-    }
+    let living: Vec<&Worker> = workers.iter().filter(|worker| !worker.has_ended()).collect();
+    let table = if living.is_empty() { Vec::new() } else { processes::all() };
+    let below = living.iter().flat_map(|worker| processes::below(worker.pid(), &table));
+    let own = living.iter().filter_map(|worker| Process::read(worker.pid()));
+    let all: Vec<Process> = below.cloned().chain(own).collect();
+    living.iter().for_each(|worker| worker.kill());
+    let is_there =
+        |it: &Process| Process::read(it.pid).is_some_and(|now| now.is(it) && !now.has_ended());
+    kill_found(|| all.iter().filter(|it| is_there(it)).cloned().collect());
 }
 
 /// Kills all processes below this one, and those that they start meanwhile, but for keepers, which have the process
 /// group of this one. The exit statuses of its children stay.
 pub(crate) fn kill_ranks_below() {
-    let began = Instant::now();
     let is_keeper = |it: &Process| getpgid(Some(it.pid)).is_ok_and(|group| group == getpgrp());
-    loop {
-        let living = living_below().into_iter().filter(|it| !is_keeper(it));
-        let pidfds: Vec<OwnedFd> =
-            living.take(AT_ONCE).filter_map(|process| open(&process)).collect();
-        for pidfd in &pidfds {
-            let _ = pidfd_send_signal(pidfd, Signal::KILL);
-        }
-        if pidfds.is_empty() || began.elapsed() >= PATIENCE {
-            return;
-        }
-        wait_for_any(&pidfds, LOOK_EVERY);
-    }
+    kill_found(|| living_below().into_iter().filter(|it| !is_keeper(it)).collect());
 }
 
 /// Kills all processes that were started with this variable, `NAME=value`, without a keeper: those, too, that have lost
@@ -290,11 +271,14 @@ pub(crate) fn kill_ranks_below() {
 pub(crate) fn end_started_with(variable: &str) {
     let is_started_with =
         |it: &Process| it.pid != getpid() && !it.has_ended() && it.was_started_with(variable);
+    kill_found(|| processes::all().into_iter().filter(is_started_with).collect());
+}
+
+/// Kills the processes that a look finds, and looks again, until it finds none.
+fn kill_found(look: impl Fn() -> Vec<Process>) {
     let began = Instant::now();
     loop {
-        let found: Vec<Process> =
-            processes::all().into_iter().filter(is_started_with).take(AT_ONCE).collect();
-        let pidfds: Vec<OwnedFd> = found.iter().filter_map(open).collect();
+        let pidfds: Vec<OwnedFd> = look().iter().take(AT_ONCE).filter_map(open).collect();
         for pidfd in &pidfds {
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }

@@ -1,14 +1,21 @@
 //! Launcher and keepers are killed and stopped, alone and together, while ranks start, run, start again and end: no rank is
 //! left, and no two worlds run at once.
 
-use std::{fs, thread, time::Duration};
+use std::{
+    fs,
+    io::Read,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::{
-    hosts::{Meeting, Town},
+    hosts::{Meeting, Town, summing},
     launch::{Launch, Started, eventually, is_anyone_marked},
+    network::skip,
 };
 
 /// The launcher, and the keepers below it, the last of which is the parent of the ranks.
@@ -83,6 +90,81 @@ fn a_keeper_that_is_stopped_is_told_of_and_nothing_goes_on() {
         "{}",
         ended.stderr
     );
+}
+
+/// The ranks of a host whose launcher and keepers are all stopped: they have a guard of their own.
+#[test]
+fn ranks_end_by_themselves_if_launcher_and_keepers_are_stopped_and_the_lease_runs_out() {
+    let Some(town) = Town::of(2) else { return };
+    let meeting = town.meeting("2", "file", town.shared.path().join("job").to_str().unwrap());
+    let start = |host| summing(&meeting, host, &[]).variable("HOSTS_TEST_SUM", "stays").start();
+    let mut hosts = [0, 1].map(start);
+    hosts.iter_mut().for_each(|host| host.wait_for("late sum 10", 2));
+    let chain = chain(&hosts[1]);
+    assert_eq!(chain.len(), CHAIN);
+    send(Signal::STOP, &chain);
+    let (marker, own) = (hosts[1].marker.clone(), |pid: &Pid| chain.contains(pid));
+    let nsenter = Pid::from_child(&hosts[1].child);
+    eventually("no rank is left", || !is_marked_but(&marker, |pid| own(pid) || *pid == nsenter));
+    send(Signal::CONT, &chain);
+    hosts[1].signal(Signal::CONT);
+    hosts.iter().for_each(|host| host.signal(Signal::TERM));
+    for mut host in hosts {
+        host.wait();
+        eventually("no process is left", || !is_anyone_marked(&host.marker));
+    }
+}
+
+/// Traces a process until its input ends.
+const DEBUGGER: &str = "import ctypes, sys
+PTRACE_SEIZE = 0x4206
+ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+if ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None):
+    sys.exit(f'no trace: errno {ctypes.get_errno()}')
+print('traced', flush=True)
+sys.stdin.read()";
+
+/// The kernel shows that such a rank has ended, and not yet how. Its keeper waits for that, and sleeps.
+#[test]
+fn a_rank_that_ends_under_a_debugger_keeps_no_core_busy_and_is_told_of_later() {
+    // Traced, it would stop at each signal, such as that of the end of a child.
+    let mut launch = Launch::script(1, "mkfifo go; echo rank $$; read line <go; exit 3");
+    launch.wait_for("\n", 1);
+    let printed = String::from_utf8_lossy(&launch.printed).into_owned();
+    let rank: i32 = printed.split_whitespace().last().unwrap().parse().unwrap();
+    let keeper = chain(&launch)[CHAIN - 1];
+    let mut debugger = Command::new("python3")
+        .args(["-S", "-c", DEBUGGER, &rank.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = [0; 7];
+    if debugger.stdout.take().unwrap().read_exact(&mut told).is_err() {
+        assert!(!debugger.wait().unwrap().success());
+        return skip("no process may be traced here");
+    }
+    let go = launch.directory.path().join("go");
+    fs::write(&go, "\n").unwrap();
+    fs::remove_file(go).unwrap();
+    let state = |pid: i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    };
+    eventually("the rank has ended", || state(rank) == 'Z');
+    eventually("the keeper sleeps", || {
+        let mut looks = 0..20;
+        looks.all(|_| {
+            thread::sleep(Duration::from_millis(5));
+            state(keeper.as_raw_pid()) == 'S'
+        })
+    });
+    assert!(launch.is_running());
+    drop(debugger.stdin.take());
+    assert!(debugger.wait().unwrap().success());
+    let ended = launch.end();
+    assert_eq!(ended.code, 3, "{}", ended.stderr);
 }
 
 /// A rank that no library of ours helps. It writes down when it runs, and in which world.
