@@ -3,7 +3,7 @@
 use std::{
     env, fs,
     io::{self, Write as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     path::Path,
     process::Command,
     thread,
@@ -255,6 +255,55 @@ fn hosts_of_two_networks_take_the_one_of_local_addr() {
     end_sum([start(0, "198.19.0.1"), start(1, "198.19.0.2")]);
 }
 
+/// The system's resolver takes minutes here. Nobody waits for it longer than for the job: neither where the hosts or the
+/// ranks meet, nor for an own address.
+#[test]
+fn a_resolver_that_never_answers_takes_no_more_time_than_the_job() {
+    let Some(town) = Town::of(1) else { return };
+    let _deaf = town.network.within(Some(0), || UdpSocket::bind(("127.0.0.1", 53)).unwrap());
+    let settings = town.shared.path().join("resolv.conf");
+    fs::write(&settings, "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n").unwrap();
+    let mut mount = town.network.on(0, town.shared.path());
+    let mount = mount.args(["mount", "--bind"]).arg(&settings).arg("/etc/resolv.conf");
+    assert!(mount.status().unwrap().success());
+    let names: Vec<String> = (0..7).map(|number| format!("deaf{number}.example")).collect();
+    let waits = |more: &str| format!("join_timeout=2{more}");
+    let launch = |backend: &str, endpoint: &str, conf: &str, more: &[&str]| {
+        let endpoint = ["--rdzv-backend", backend, "--rdzv-endpoint", endpoint];
+        let options = [&["--nnodes", "2", "--rdzv-conf", conf][..], &endpoint, more, &["true"]];
+        let directory = TempDir::new_in(town.shared.path()).unwrap();
+        Launch::new(options.concat())
+            .on(&town.network, 0, directory)
+            .variable("DRUMLINE_SECRET", SECRET)
+    };
+    let at = |number: usize, port: u16| format!("{}:{port}", names[number]);
+    let local = ["--local-addr", &*names[4]];
+    let launchers = [
+        launch("c10d", &at(0, 29400), &waits(""), &[]),
+        launch("c10d", &at(1, 29400), &waits(",is_host=1"), &[]),
+        launch("c10d", &at(2, 29400), &waits(",is_host=0"), &[]),
+        launch("etcd", &at(3, 2379), &waits(""), &[]),
+        launch("file", &town.file(), &waits(""), &local),
+    ];
+    let mut all: Vec<Started> = launchers.into_iter().map(Launch::start).collect();
+    for (rank, master) in [(0, &names[5]), (1, &names[6])] {
+        let directory = TempDir::new_in(town.shared.path()).unwrap();
+        let rank = Launch::new(["bench", "--sizes", "8", "--rounds", "1"])
+            .on(&town.network, 0, directory)
+            .variable("DRUMLINE_SECRET", SECRET)
+            .variable("DRUMLINE_TIMEOUT_S", "2")
+            .variable("RANK", &rank.to_string())
+            .variable("WORLD_SIZE", "2")
+            .variable("MASTER_ADDR", master)
+            .variable("MASTER_PORT", "29500");
+        all.push(rank.start_as(Command::new(env!("CARGO_BIN_EXE_drumline"))));
+    }
+    for (ended, name) in all.into_iter().map(Started::end).zip(&names) {
+        assert_ne!(ended.code, 0);
+        assert!(ended.stderr.contains(&**name), "{}", ended.stderr);
+    }
+}
+
 /// Not at the door on loopback to torch's store.
 #[test]
 fn check_says_in_a_rank_where_the_other_hosts_reach_it() {
@@ -296,7 +345,7 @@ fn start_sum(meeting: &Meeting<'_>, host: usize, options: &[&str]) -> Started {
 }
 
 /// Two ranks that sum.
-fn summing(meeting: &Meeting<'_>, host: usize, options: &[&str]) -> Launch {
+pub(crate) fn summing(meeting: &Meeting<'_>, host: usize, options: &[&str]) -> Launch {
     let program = this_test("hosts::rank_that_sums");
     let program: Vec<&str> = program.iter().map(String::as_str).collect();
     let options = [&["--nproc-per-node", "2"], options, &program].concat();
