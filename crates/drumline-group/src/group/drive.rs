@@ -70,7 +70,7 @@ pub(crate) struct Driven {
 }
 
 /// The waker of a lane, and the way from the lane to the progress thread.
-struct Outside {
+pub(super) struct Outside {
     waker: Waker,
     group: Weak<Driven>,
 }
@@ -346,21 +346,15 @@ impl Driven {
         let running = || self.usage.collectives_ended();
         let sequence = self.handoff.reach().map_or_else(running, |lane| lane.sequence());
         let elapsed = started.elapsed();
-        let failure = CollectiveError::new(&self.member, sequence, call, elapsed, cause);
-        let failure = Arc::new(failure);
+        let failure = Arc::new(CollectiveError::new(&self.member, sequence, call, elapsed, cause));
         self.fail_with(&failure);
         Error::Collective(failure)
     }
 
     /// The lane, once its driver has left it, to begin `attempted`.
     #[inline]
-    fn drive(&self, attempted: &'static str) -> Result<Driver<'_, Lane, Outside>> {
+    pub(super) fn drive(&self, attempted: &'static str) -> Result<Driver<'_, Lane, Outside>> {
         self.handoff.try_drive().map_or_else(|| self.wait(attempted), Ok)
-    }
-
-    /// The same.
-    pub(super) fn lane(&self, attempted: &'static str) -> Result<impl DerefMut<Target = Lane>> {
-        self.drive(attempted)
     }
 
     /// Why this thread cannot wait for a collective of the background: it is in a handler of a signal, and must first go
@@ -430,11 +424,6 @@ impl Driven {
             }
             None => self.handoff.send(Box::new(move |lane| lane.fail_with(failure))),
         }
-    }
-
-    /// The same for a cause.
-    pub(super) fn fail_because(&self, operation: &str, cause: Cause) {
-        self.break_off(operation.to_owned(), Instant::now(), cause);
     }
 
     /// Fails if the group has failed, also if no call is under way. See [`Lane::check`].

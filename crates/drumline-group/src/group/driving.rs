@@ -136,7 +136,7 @@ pub fn meet_all(group: &ProcessGroup, deadline: Instant) {
 /// as it is. Not to be called by an `end`.
 pub fn fail(group: &ProcessGroup, operation: &'static str, cause: Cause) {
     match &group.inner.carrier {
-        Carrier::Lane(lane) => lane.fail_because(operation, cause),
+        Carrier::Lane(lane) => drop(lane.break_off(operation.into(), Instant::now(), cause)),
         Carrier::Backend(backend) => backend.fail_because(operation, cause),
     }
 }

@@ -450,8 +450,8 @@ impl Foreign {
         cause: Cause,
     ) -> Error {
         let elapsed = started.elapsed();
-        let failure = CollectiveError::new(&self.member, sequence, operation, elapsed, cause);
-        let failure = Arc::new(failure);
+        let failure =
+            Arc::new(CollectiveError::new(&self.member, sequence, operation, elapsed, cause));
         let mut state = self.lock();
         if let Some(Ended::Failed(by)) = &state.ended {
             return Error::Poisoned { attempted, by: by.clone() };

@@ -101,7 +101,7 @@ impl Warden {
     /// Begins a round in which this rank says `word`. The round before must be over.
     pub(super) fn begin(&self, word: Word, timeout: Duration) -> Result<(), Cause> {
         self.known()?;
-        let mut lane = self.driven.lane("round").map_err(cause_of)?;
+        let mut lane = self.driven.drive("round").map_err(cause_of)?;
         self.round().begin(word, timeout);
         self.in_round.store(true, Ordering::Release);
         self.turn(&mut lane, &Now::lazy(Instant::now), Spin::No).map(drop)

@@ -280,8 +280,8 @@ impl ProcessGroup {
             Carrier::Lane(lane) => lane.close(started, patience.map(|it| after(started, it)))?,
             Carrier::Backend(backend) => backend.close(started, patience)?,
         };
-        let timeout = patience.unwrap_or(inner.config.timeout);
-        let timeout = if in_good_order { timeout } else { Duration::ZERO };
+        let limit = patience.unwrap_or(inner.config.timeout);
+        let timeout = if in_good_order { limit } else { Duration::ZERO };
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(family) = family {
             family.leave(timeout.saturating_sub(started.elapsed()));
