@@ -77,12 +77,9 @@ pub(crate) const LOST: &str = "lost";
 /// their parent.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// How often the keeper collects processes that have ended without a parent.
-const REAP_EVERY: Duration = Duration::from_millis(100);
-
-/// How often ranks are killed once their lease has run out. One look at all processes may miss some that are just being
-/// started.
-const KILL_EVERY: Duration = Duration::from_millis(100);
+/// How often the keeper collects processes that have ended without a parent, and kills ranks once their lease has run out.
+/// One look at all processes may miss some that are just being started.
+const EVERY: Duration = Duration::from_millis(100);
 
 /// Keeps the ranks of the launcher at the other end of stdin. Returns when no rank is left, and no process
 /// that a rank has started.
@@ -113,9 +110,12 @@ pub fn keep() -> Result<()> {
     match &lives {
         Ok(Over::Asked) => keeper.finish(),
         Ok(Over::Guarded(status)) => keeper.stand_in(*status),
-        Ok(Over::Gone) | Err(_) => keeper.clean_up(),
+        // There is no launcher that could end anything.
+        Ok(Over::Gone) | Err(_) => drop(sweep::end_all_below(Duration::ZERO)),
     }
-    keeper.remove_private();
+    if let Some(private) = &keeper.private {
+        let _ = fs::remove_dir_all(private); // The launcher may have done it.
+    }
     lives.map(|_| ())
 }
 
@@ -251,7 +251,7 @@ impl Keeper {
                     Source::Signals => {
                         let mut arrived = self.signals.arrived();
                         if arrived.any(|it| it.signal == Signal::CHILD) && self.guarded.is_none() {
-                            reap_at.get_or_insert_with(|| Instant::now() + REAP_EVERY);
+                            reap_at.get_or_insert_with(|| Instant::now() + EVERY);
                         }
                     }
                     Source::Channel => {
@@ -272,11 +272,11 @@ impl Keeper {
                     Some(_) => sweep::kill_ranks_below(),
                     None => sweep::kill_all_below(|pid| self.is_worker(pid)),
                 }
-                self.kill_at = Some(Instant::now() + KILL_EVERY);
+                self.kill_at = Some(Instant::now() + EVERY);
             }
             if reap_at.is_some_and(|at| at <= Instant::now()) {
                 reap_at = None;
-                self.reap();
+                sweep::collect_adopted(|pid| self.is_worker(pid));
                 for rank in self.held.clone() {
                     self.tell_exit(rank)?;
                 }
@@ -355,11 +355,6 @@ impl Keeper {
         Ok(())
     }
 
-    /// Collects processes that have ended after their parents.
-    fn reap(&self) {
-        sweep::collect_adopted(|pid| self.is_worker(pid));
-    }
-
     fn is_worker(&self, pid: Pid) -> bool {
         self.workers.values().any(|(worker, _)| *worker == pid)
     }
@@ -388,18 +383,6 @@ impl Keeper {
                     _ => {}
                 }
             }
-        }
-    }
-
-    /// Ends all that workers have started: there is no launcher that could.
-    fn clean_up(&self) {
-        sweep::end_all_below(Duration::ZERO);
-    }
-
-    /// Removes what the launcher has not removed.
-    fn remove_private(&self) {
-        if let Some(private) = &self.private {
-            let _ = fs::remove_dir_all(private);
         }
     }
 
