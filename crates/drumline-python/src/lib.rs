@@ -5,6 +5,11 @@
 //! ([`memory`]). The package makes sure that the elements are contiguous. Calls that may take long run
 //! without the interpreter's lock.
 
+#![allow(
+    clippy::result_large_err,
+    reason = "the buffer, which is large, comes back with the error of a call that cannot begin"
+)]
+
 mod async_reduce;
 mod backend;
 mod call;

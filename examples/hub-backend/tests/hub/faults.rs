@@ -166,7 +166,7 @@ fn messages_overtake_each_other_by_tag_only() {
         let receives: Vec<_> = (0..ranks)
             .flat_map(|from| [1, 0].map(|tag| (from, tag)))
             .map(|(from, tag)| group.recv_async(vec![0_u64; 2], from, tag))
-            .collect::<Result<_>>()?;
+            .collect::<Result<_, _>>()?;
         for to in 0..ranks {
             for tag in [0, 1] {
                 group.send(&[rank as u64, tag], to, tag)?;
@@ -202,7 +202,7 @@ fn sides_of_a_message_that_differ_are_told_so() {
 fn there_is_a_limit_to_messages_that_wait() {
     let results = world(1, &config(), |group| {
         let receive = |tag| group.recv_async(vec![0_u8], 0, tag);
-        let waiting: Vec<_> = (0..1_024).map(receive).collect::<Result<_>>()?;
+        let waiting: Vec<_> = (0..1_024).map(receive).collect::<Result<_, _>>()?;
         let refused = receive(1_024)?.wait().unwrap_err();
         assert!(refused.to_string().contains("1024"), "{refused}");
         group.abort();

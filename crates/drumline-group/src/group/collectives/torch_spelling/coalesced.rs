@@ -2,12 +2,12 @@
 //!
 //! The data is copied from the buffers into one, and back.
 
-use drumline_engine::{call::Call, operator::Operator};
+use drumline_engine::operator::Operator;
 use drumline_kernels::copy;
 use drumline_schedule::{Collective, step::Rank};
 
 use super::{
-    TorchSpelling, call,
+    Prepared, TorchSpelling, call,
     lists::{concat, deal_out, lengths},
 };
 use crate::{Begun, Element, Result};
@@ -210,7 +210,7 @@ impl TorchSpelling<'_> {
         &self,
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
-    ) -> Result<(Call, Vec<T>, Vec<T>)> {
+    ) -> Prepared<T> {
         let (operation, parts) = ("all_gather_coalesced", lengths(inputs));
         self.check_pairs_of_buffers(operation, &parts, &lengths(outputs), "an output")?;
         let own = inputs.concat();
@@ -223,7 +223,7 @@ impl TorchSpelling<'_> {
         &self,
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
-    ) -> Result<(Call, Vec<T>, Vec<T>)> {
+    ) -> Prepared<T> {
         let (operation, parts) = ("reduce_scatter_coalesced", lengths(outputs));
         self.check_pairs_of_buffers(operation, &parts, &lengths(inputs), "an input")?;
         let blocks_for = |rank: Rank| {

@@ -9,7 +9,13 @@ mod lists;
 mod members;
 mod multi;
 
+use drumline_engine::call::Call;
+
 use super::{super::ProcessGroup, call, call_of, usable};
+use crate::Result;
+
+/// A call, its buffer and its input, if the arguments can be used.
+type Prepared<T> = Result<(Call, Vec<T>, Vec<T>)>;
 
 /// The collectives of a group in forms that only serve torch's spelling. Made by [`ProcessGroup::torch_spelling`].
 ///

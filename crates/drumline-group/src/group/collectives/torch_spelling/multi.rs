@@ -11,7 +11,7 @@ use drumline_kernels::copy;
 use drumline_schedule::{Collective, step::Rank};
 
 use super::{
-    TorchSpelling, call,
+    Prepared, TorchSpelling, call,
     members::{across, check_as_many, check_members, finish, round, round_and_deal_out, summed},
 };
 use crate::{Begun, Element, Error, ReduceOp, Result};
@@ -388,7 +388,7 @@ impl TorchSpelling<'_> {
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
         op: ReduceOp,
-    ) -> Result<(Call, Vec<T::Accumulator>, Vec<T::Accumulator>)> {
+    ) -> Prepared<T::Accumulator> {
         let operation = "reduce_scatter_multi";
         let all = check_members(operation, inputs)?;
         let len = check_members(operation, outputs)?;
