@@ -13,7 +13,8 @@ use std::{
 };
 
 use drumline_group::{
-    Cause, Collective, CollectiveError, Config, DType, Error, Operator, ProcessGroup, ReduceOp,
+    Begun, Cause, Collective, CollectiveError, Config, DType, Error, Operator, ProcessGroup,
+    ReduceOp,
     backend::{Arrived, Backend, BackendOptions, Outgoing, Request, Wanted, register_backend},
     store::HashStore,
 };
@@ -237,30 +238,22 @@ fn slow(name: &str) -> (Arc<Slow>, ProcessGroup) {
 /// The time limit of the group is ten minutes, and nobody lets the calls go on.
 #[test]
 fn a_rank_that_leaves_breaks_off_what_does_not_end_in_time() {
-    let calls: [fn(&ProcessGroup) -> Box<dyn FnOnce() -> Result<(), Error>>; 3] = [
-        |group| {
-            let work = group.barrier_async().unwrap();
-            Box::new(|| work.wait().map(drop).map_err(Error::from))
-        },
-        |group| {
-            let work = group.send_async(vec![1_u8], 1, 0).unwrap();
-            Box::new(|| work.wait().map(drop).map_err(Error::from))
-        },
-        |group| {
-            let work = group.recv_async(vec![1_u8], 1, 0).unwrap();
-            Box::new(|| work.wait().map(drop).map_err(Error::from))
-        },
+    type Begin = fn(&ProcessGroup) -> Begun<Vec<u8>>;
+    let calls: [Begin; 3] = [
+        |group| group.barrier_async(),
+        |group| group.send_async(vec![1], 1, 0),
+        |group| group.recv_async(vec![1], 1, 0),
     ];
     for (number, call) in calls.into_iter().enumerate() {
         let (backend, group) = slow(&format!("slow-{number}"));
-        let end = call(&group);
+        let work = call(&group).unwrap();
         while !backend.has_begun.load(SeqCst) {
             thread::yield_now();
         }
         group.clone().leave(Duration::from_millis(50)).unwrap();
         assert!(*backend.goes_on.lock().unwrap(), "it was not aborted");
         // What is under way when a group is aborted may succeed nevertheless.
-        drop(end());
+        drop(work.wait());
         assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
     }
 }
