@@ -211,7 +211,7 @@ print('hello', name, flush=True)
 print('ready' if rank == '0' else 'waits', flush=True)
 while not heard:
     time.sleep(0.01)
-time.sleep(0.3)
+time.sleep(1)
 print('heard', len(heard), flush=True)
 ";
     for ranks in ["1", "2"] {
