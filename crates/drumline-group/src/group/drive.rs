@@ -422,7 +422,17 @@ impl Driven {
                 lane.fail_with(failure);
                 self.say_why(&mut lane);
             }
-            None => self.handoff.send(Box::new(move |lane| lane.fail_with(failure))),
+            // Who goes on after this, and perhaps ends, may count on it that the peers hear.
+            None => {
+                let has_failed = Arc::new(AtomicBool::new(false));
+                let told = has_failed.clone();
+                let errand = Box::new(move |lane: &mut Lane| {
+                    lane.fail_with(failure);
+                    told.store(true, Ordering::SeqCst);
+                });
+                let limit = Instant::now() + MOMENT;
+                self.handoff.await_errand(errand, limit, || has_failed.load(Ordering::SeqCst));
+            }
         }
     }
 
