@@ -472,11 +472,13 @@ impl Driven {
             self.break_off("destroy".to_owned(), started, Cause::Aborted);
             Ok(false)
         };
-        let wait = || self.handoff.wait(Instant::now() + MOMENT, |_| true);
-        let mut lane = match interrupt::is_handling().then(wait) {
-            None => self.drive("destroy")?,
-            Some(Ok(lane)) if !lane.is_busy() => lane,
-            Some(_) => return break_off(),
+        let mut lane = if interrupt::is_handling() {
+            let lane = self.handoff.wait(Instant::now() + MOMENT, |_| true).ok();
+            // A lane that is busy is dropped here, so that it can be broken off.
+            let Some(lane) = lane.filter(|lane| !lane.is_busy()) else { return break_off() };
+            lane
+        } else {
+            self.drive("destroy")?
         };
         loop {
             match self.turn(&mut lane, Instant::now()) {
