@@ -117,9 +117,9 @@ macro_rules! mixed {
 }
 
 macro_rules! by_operator {
-    ($op:expr, [$($($name:ident)|+ => $loops:ident),*], $operands:tt) => {
+    ($op:expr, [$($($name:ident)|+ => $shapes:ident::<$loops:ident>),*], $operands:tt) => {
         match $op {
-            $($(ReduceOp::$name)|+ => by_shape::<_, _, $loops> $operands,)*
+            $($(ReduceOp::$name)|+ => $shapes::<_, _, $loops> $operands,)*
             #[allow(unreachable_patterns, reason = "some types have all operators")]
             op => unreachable!("`reduce_tree` refuses {op}"),
         }
@@ -128,27 +128,37 @@ macro_rules! by_operator {
 
 kernels!(
     u8, u16, u32, u64, i8, i16, i32, i64 => [
-        Sum | Avg => Sum, Product => Product, Min => Min, Max => Max,
-        Band => And, Bor => Or, Bxor => Xor
+        Sum | Avg => rolled::<Sum>, Product => rolled::<Product>, Min => rolled::<Min>, Max => rolled::<Max>,
+        Band => rolled::<And>, Bor => rolled::<Or>, Bxor => rolled::<Xor>
     ],
     scaled by Product, wide
 );
 kernels!(
-    F8E4M3, F8E5M2, f16, bf16 => [
-        Sum | Avg => Sum, Product => Product, Min => Min, Max => Max
+    F8E4M3, F8E5M2 => [
+        Sum | Avg => rolled::<Sum>, Product => rolled::<Product>, Min => rolled::<Min>, Max => rolled::<Max>
     ],
     scaled by Product, narrow
 );
 kernels!(
-    f32, f64 => [Sum | Avg => Sum, Product => Product, Min => Min, Max => Max],
+    f16, bf16 => [
+        Sum | Avg => unrolled::<Sum>, Product => rolled::<Product>, Min => rolled::<Min>, Max => rolled::<Max>
+    ],
+    scaled by Product, narrow
+);
+kernels!(
+    f32, f64 => [
+        Sum | Avg => unrolled::<Sum>, Product => rolled::<Product>, Min => rolled::<Min>, Max => rolled::<Max>
+    ],
     scaled by Product, wide
 );
 kernels!(
-    Complex<f32>, Complex<f64> => [Sum | Avg => Sum, Product => Product],
+    Complex<f32>, Complex<f64> => [Sum | Avg => rolled::<Sum>, Product => rolled::<Product>],
     scaled by Product, wide
 );
 kernels!(
-    Bool => [Sum | Max | Bor => Or, Product | Min | Band => And, Bxor => Xor],
+    Bool => [
+        Sum | Max | Bor => rolled::<Or>, Product | Min | Band => rolled::<And>, Bxor => rolled::<Xor>
+    ],
     scaled by And, wide
 );
 
@@ -197,34 +207,43 @@ impl<T: Lanes> Input<T::Wide> for Addend<'_, T> {
     }
 }
 
-/// Chooses the loop for the number of inputs.
-fn by_shape<T: Lanes, I: Input<T::Wide>, O: Operator<T::Wide>>(
+/// Loops for the canonical trees over four and eight inputs besides. They are for sums of gradients alone: each takes as
+/// long to compile as all other loops of its operator.
+fn unrolled<T: Lanes, I: Input<T::Wide>, O: Operator<T::Wide>>(
+    isa: Isa,
+    reduction: &Reduction<'_>,
+    dsts: &[Target<'_, T>],
+    srcs: &[I],
+) {
+    match reduction.merges {
+        [0, 1, 0, 2] => few::<T, I, O, 4>(isa, reduction.divisor, dsts, srcs),
+        [0, 1, 0, 2, 0, 1, 0, 3] => few::<T, I, O, 8>(isa, reduction.divisor, dsts, srcs),
+        _ => rolled::<T, I, O>(isa, reduction, dsts, srcs),
+    }
+}
+
+/// A loop for the only tree over two inputs, and one for every other tree.
+fn rolled<T: Lanes, I: Input<T::Wide>, O: Operator<T::Wide>>(
     isa: Isa,
     reduction: &Reduction<'_>,
     dsts: &[Target<'_, T>],
     srcs: &[I],
 ) {
     let &Reduction { merges, divisor, .. } = reduction;
-    // The only program for two inputs, and the programs of the canonical trees over four and eight.
-    match merges {
-        [0, 1] => few::<T, I, O, 2>(isa, divisor, dsts, srcs),
-        [0, 1, 0, 2] => few::<T, I, O, 4>(isa, divisor, dsts, srcs),
-        [0, 1, 0, 2, 0, 1, 0, 3] => few::<T, I, O, 8>(isa, divisor, dsts, srcs),
-        _ => {
-            let on_stack = &mut [[T::Wide::zeroed(); MANY_BLOCK]; DEPTH_ON_STACK];
-            let mut on_heap;
-            let depth = depth(merges);
-            let waiting = if depth <= DEPTH_ON_STACK {
-                &mut on_stack[..]
-            } else {
-                on_heap = vec![[T::Wide::zeroed(); MANY_BLOCK]; depth];
-                &mut on_heap[..]
-            };
-            let op = PhantomData::<O>;
-            let blocks = Many { dsts, srcs, merges, divisor, waiting, op };
-            isa.run(Walk::<MANY_BLOCK, _> { len: srcs[0].len(), blocks });
-        }
+    if let [0, 1] = merges {
+        return few::<T, I, O, 2>(isa, divisor, dsts, srcs);
     }
+    let on_stack = &mut [[T::Wide::zeroed(); MANY_BLOCK]; DEPTH_ON_STACK];
+    let mut on_heap;
+    let depth = depth(merges);
+    let waiting = if depth <= DEPTH_ON_STACK {
+        &mut on_stack[..]
+    } else {
+        on_heap = vec![[T::Wide::zeroed(); MANY_BLOCK]; depth];
+        &mut on_heap[..]
+    };
+    let blocks = Many { dsts, srcs, merges, divisor, waiting, op: PhantomData::<O> };
+    isa.run(Walk::<MANY_BLOCK, _> { len: srcs[0].len(), blocks });
 }
 
 #[inline]
