@@ -98,6 +98,7 @@ links:
 	$(PYTHON) docs/check_diffs.py
 	$(PYTHON) docs/settings.py --check
 	$(PYTHON) .ci/check_imports.py
+	$(PYTHON) .ci/test_cargo_test.py --quiet
 
 lint:
 	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
@@ -110,7 +111,7 @@ build-tests:
 
 # Many tests wait, so two more of them run at a time than there are cores.
 unit:
-	$(OWN) env RUST_TEST_THREADS=$$(( 2 + $$(getconf _NPROCESSORS_ONLN) )) cargo test --locked --workspace $(FEATURES)
+	$(OWN) env RUST_TEST_THREADS=$$(( 2 + $$(getconf _NPROCESSORS_ONLN) )) $(PYTHON) .ci/cargo_test.py --locked --workspace $(FEATURES)
 
 # The inner loop, in less than a minute once built: the crates that differ from the last commit.
 CHANGED = $(shell { git diff --name-only HEAD; git ls-files --others --exclude-standard; } | \
@@ -353,8 +354,14 @@ SUITE := $(OWN) env $(FOR_RANKS) $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_
 
 python: $(PYTEST_PARTS) python-types torch-suite
 
+# As in .ci/cargo_test.py: what fails runs once more, without the tests that did not.
+CACHE = target/pytest-$*
+PART_ARGS = --part=$*/$(words $(PYTEST_PARTS)) -o cache_dir=$(CACHE) $(PYTEST_ARGS)
+
 $(PYTEST_PARTS): pytest-%: python-package $(PYTHON_VENV)/matplotlib
-	$(PYTEST) --part=$*/$(words $(PYTEST_PARTS)) $(PYTEST_ARGS)
+	rm -rf $(CACHE)
+	$(PYTEST) $(PART_ARGS) || { $(PYTEST) $(PART_ARGS) --last-failed && \
+	    echo 'tests of Python failed beside the others and passed alone (above), so they are to be mended'; }
 
 HAS_TORCH := $(PYTHON_VENV)/bin/python -c 'import importlib.util; exit(importlib.util.find_spec("torch") is None)'
 
