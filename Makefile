@@ -109,9 +109,9 @@ docs:
 build-tests:
 	cargo build --locked --workspace --all-targets $(FEATURES)
 
-# Many tests wait, so two more of them run at a time than there are cores.
+# Many tests wait: so many programs run at a time as there are cores, and so many tests in each.
 unit:
-	$(OWN) env RUST_TEST_THREADS=$$(( 2 + $$(getconf _NPROCESSORS_ONLN) )) $(PYTHON) .ci/cargo_test.py --locked --workspace $(FEATURES)
+	$(OWN) env RUST_TEST_THREADS=$$(getconf _NPROCESSORS_ONLN) $(PYTHON) .ci/cargo_test.py --locked --workspace $(FEATURES)
 
 # The inner loop, in less than a minute once built: the crates that differ from the last commit.
 CHANGED = $(shell { git diff --name-only HEAD; git ls-files --others --exclude-standard; } | \

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""`cargo test` that goes on after a failure: python3 .ci/cargo_test.py [ARGUMENT OF CARGO TEST ...]
+"""`cargo test` with as many test programs at once as there are cores: python3 .ci/cargo_test.py [ARGUMENT OF CARGO ...]
+
+Cargo runs one after the other, and many of them wait. The output of each is printed when it ends.
 
 Few tests that fail beside all others run once more, each alone. One that fails again ends the run with an error. One that
 passes has shown a fault that comes and goes, in it or in what it tests: it is named in the last line, to be mended.
@@ -7,60 +9,75 @@ passes has shown a fault that comes and goes, in it or in what it tests: it is n
 
 from __future__ import annotations
 
-import re
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
 import subprocess
 import sys
 
 # More than these fail for one reason.
 FEW = 3
-# What cargo says before it runs a program: its kind or file, and the program with a hash behind its name.
-RUNNING = re.compile(r"\s+Running (unittests )?(\S+) \(.*/(.+)-[0-9a-f]{16}\)")
 
 
-def run(*command: str) -> tuple[int, list[str]]:
-    """Its exit status, and what it printed, which is passed on."""
-    lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as it:
-        assert it.stdout is not None
-        for line in it.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.rstrip("\n"))
-    return it.returncode, lines
+@dataclasses.dataclass(frozen=True)
+class Program:
+    name: str
+    command: tuple[str, ...]
+    folder: pathlib.Path | None = None
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Its exit status and what it printed."""
+        where = {} if self.folder is None else {"CARGO_MANIFEST_DIR": str(self.folder)}
+        print(f"     Running {self.name}", *arguments, flush=True)
+        done = subprocess.run(
+            [*self.command, *arguments], cwd=self.folder, env=os.environ | where, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        print(f"\n     Ended {self.name}: {done.returncode}\n{done.stdout}", flush=True)
+        return done.returncode, done.stdout
 
 
-def failed_tests(lines: list[str]) -> list[tuple[str, ...]] | None:
-    """The options that choose the target of a test, and its name, for each that failed. None if anything else failed."""
-    failed: list[tuple[str, ...]] = []
-    targets, programs, target, named = 0, 0, (), []
-    for line in lines:
-        if found := RUNNING.fullmatch(line):
-            unit, file, program = found.groups()
-            target = ("--test", program) if not unit else ("--lib",) if file == "src/lib.rs" else ("--bins",)
-        elif line.startswith("   Doc-tests"):
-            target = ()
-        elif line == "failures:":
-            named = []  # again before the names alone
-        elif line.startswith("    "):
-            named.append(line.strip())
-        elif line.startswith("test result: FAILED"):
-            failed += [(*target, test) for test in named if target]
-            programs += bool(named and target)
-        elif found := re.fullmatch(r"error: (\d+) targets? failed:", line):
-            targets = int(found[1])
-    return failed if programs == targets > 0 else None
+def program(line: str) -> Program | None:
+    """The test program that this message of cargo is about, if any."""
+    it = json.loads(line) if line.startswith("{") else {}
+    if not (it.get("executable") and it.get("profile", {}).get("test")):
+        return None
+    folder = pathlib.Path(it["manifest_path"]).parent
+    source = pathlib.Path(it["target"]["src_path"]).relative_to(folder)
+    return Program(f"{folder.name}/{source}", (it["executable"],), folder)
+
+
+def failures(output: str) -> list[str]:
+    """The tests that the end of a program's output names: a line for each, between the last `failures:` and a blank one."""
+    _, found, names = output.rpartition("\nfailures:\n")
+    return [line.strip() for line in names.splitlines() if line.startswith("    ")] if found else []
 
 
 def main(arguments: list[str]) -> int:
-    status, lines = run("cargo", "test", "--no-fail-fast", *arguments)
-    failed = failed_tests(lines) if status != 0 else None
-    if failed is None or len(failed) > FEW:
-        return status
-    for *target, test in failed:
-        print("once more, alone:", test, flush=True)
-        again, lines = run("cargo", "test", *arguments, *target, "--", "--exact", test)
-        if again != 0 or not any(it.startswith("test result: ok. 1 passed") for it in lines):
-            return status
-    print("failed beside the others and passed alone, so it is to be mended:", *(test for *_, test in failed))
+    build = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *arguments]
+    built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=False)
+    if built.returncode != 0:
+        return built.returncode
+    found = [it for it in map(program, built.stdout.splitlines()) if it]
+    # Programs of a folder `tests` take longer than those of the sources, and the examples of the documentation longest.
+    found.sort(key=lambda it: "/tests/" not in it.name)
+    found.insert(0, Program("the examples of the documentation", ("cargo", "test", "--doc", *arguments)))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        ended = list(zip(found, pool.map(Program.run, found), strict=True))
+
+    failed = [(it, failures(output)) for it, (status, output) in ended if status != 0]
+    tests = [(it, test) for it, names in failed for test in names]
+    print(f"{len(ended)} programs, of which {len(failed)} failed", *(f"{it.name}: {test}" for it, test in tests), sep="\n    ")
+    if not all(it.folder and names for it, names in failed) or len(tests) > FEW:
+        return 1
+    for it, test in tests:
+        status, output = it.run("--exact", test)
+        if status != 0 or "test result: ok. 1 passed" not in output:
+            return 1
+    if tests:
+        print("failed beside the others and passed alone, so it is to be mended:", *(test for _, test in tests))
     return 0
 
 
