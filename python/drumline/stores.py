@@ -77,7 +77,11 @@ class Store:
         return self._inner.delete_key(key)
 
     def append(self, key: str, value: Value) -> None:
-        """Appends ``value`` to that of ``key``. A missing key counts as empty."""
+        """Appends ``value`` to that of ``key``. A missing key counts as empty.
+
+        The method of torch's own stores in files appends nothing if ``key`` holds exactly ``value`` already. If
+        processes share a file with torch's, give the key another value first.
+        """
         self._inner.append(key, _bytes(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:

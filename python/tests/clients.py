@@ -21,6 +21,12 @@ def client(function):
     return function
 
 
+def client_since(*version):
+    """A client of what older versions of torch lack."""
+    known = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= version
+    return client if known else lambda function: function
+
+
 def model():
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
@@ -90,7 +96,7 @@ def ddp_buffers():
     return train(parallel(torch.nn.Sequential(model(), torch.nn.BatchNorm1d(4))))
 
 
-@client
+@client_since(2, 6)
 def fsdp2():
     from torch.distributed.fsdp import fully_shard
 
@@ -101,7 +107,7 @@ def fsdp2():
     return train(module)
 
 
-@client
+@client_since(2, 14)
 def fsdp2_in_memory_of_the_group():
     from torch.distributed.fsdp import fully_shard
 
@@ -125,7 +131,7 @@ def zero_optimizer():
     return train(module, ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, lr=0.01))
 
 
-@client
+@client_since(2, 5)
 def dtensor():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -146,7 +152,7 @@ def functional_collectives():
     return reduced.tolist(), gathered.sum().item(), scattered.tolist()
 
 
-@client
+@client_since(2, 6)
 def checkpoint():
     """A sharded model and its optimizer, saved by all ranks and loaded into others."""
     import torch.distributed.checkpoint as dcp

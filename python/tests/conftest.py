@@ -30,6 +30,20 @@ def pytest_collection_modifyitems(config, items):
     items[:] = chosen
 
 
+def pytest_generate_tests(metafunc):
+    """A test that uses ``torch_base`` runs with drumline as each of what it can be for this torch."""
+    if "torch_base" in metafunc.fixturenames:
+        from torch_versions import BASES
+
+        metafunc.parametrize("torch_base", BASES, indirect=True)
+
+
+@pytest.fixture
+def torch_base(request, monkeypatch):
+    monkeypatch.setenv("DRUMLINE_TORCH_BASE", request.param)
+    return request.param
+
+
 def pytest_sessionfinish(session, exitstatus):
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash.get(IN_OTHER_PARTS, False):
         session.exitstatus = pytest.ExitCode.OK

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import needs_backends
+from torch_versions import VERSION, needs_backends
 
 pytest.importorskip("torch")
-pytestmark = needs_backends
+pytestmark = [needs_backends, pytest.mark.usefixtures("torch_base")]
 
 PROGRAM = str(Path(__file__).with_name("clients.py"))
-CLIENTS = re.findall(r"^@client\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)
+FOUND = re.findall(r"^@client(?:_since\((\d+), (\d+)\))?\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)
+CLIENTS = [name for large, small, name in FOUND if VERSION >= (int(large or 0), int(small or 0))]
 # Clients that take more than a minute on a busy machine.
 SLOW = ["compiled"]
 QUICK = [name for name in CLIENTS if name not in SLOW]

@@ -230,9 +230,12 @@ def test_a_program_without_a_guard_ends_and_says_what_is_missing(tmp_path):
 
 
 def waits(directory):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path(directory, f"terminated-{rank()}").touch()))
+    # Blocked until it waits: a handler could run just before the wait, which would not end then.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     Path(directory, f"pid-{rank()}").write_text(f"{os.getpid()} {os.getppid()}")
-    time.sleep(600)
+    signal.sigwait([signal.SIGTERM])
+    sys.exit(Path(directory, f"terminated-{rank()}").touch())
 
 
 WAITING = """

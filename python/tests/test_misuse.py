@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 import torch._dynamo  # noqa: E402, F401 (DDP imports it, for seconds: once, for all forks)
 import torch.distributed as dist  # noqa: E402
 
-pytestmark = needs_backends
+pytestmark = [needs_backends, pytest.mark.usefixtures("torch_base")]
 
 
 def connect(rank, world_size, directory, name="store", **options):

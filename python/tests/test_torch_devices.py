@@ -11,7 +11,7 @@ import pytest
 from ranks import run
 from torch_versions import needs_backends
 
-pytestmark = needs_backends
+pytestmark = [needs_backends, pytest.mark.usefixtures("torch_base")]
 
 
 def devices():

@@ -26,13 +26,14 @@ def tell(what: str, content: object) -> None:
     draft.rename(FOLDER / f"{NAME}, {what}.json")
 
 
-def heard(number: int, _frame: object) -> None:
+def heard(number: int) -> None:
     """Tells which signal came. Dies of those that end a program."""
     tell("signal", signal.Signals(number).name)
     if number in (signal.SIGUSR1, signal.SIGUSR2):
         sys.exit(0)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
 
 
 def ready() -> None:
@@ -40,12 +41,13 @@ def ready() -> None:
 
 
 def wait() -> None:
-    """Until a signal comes."""
+    """Until a signal comes. It is blocked until then, so none comes too early to end the wait. The launcher looks for
+    handlers."""
     for number in HEARD:
-        signal.signal(number, heard)
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     ready()
-    while True:
-        signal.pause()
+    heard(signal.sigwait(HEARD))
 
 
 def ignore() -> None:

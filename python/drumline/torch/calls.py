@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend
 
 from drumline import _core
 from drumline.torch import profile
@@ -16,20 +15,19 @@ from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
 
 PER_GROUP = timedelta(milliseconds=-1)
+"""torch passes this if the program gives no time limit."""
 
 # Some 30 years: torch's clocks count so far in any unit. Longer limits count as this one.
 LONGEST = timedelta(days=10_000)
-"""torch passes this if the program gives no time limit."""
 
 Call = tuple[Any, ...]
 """A method of the core's groups by its name, and its arguments: those between ``stream`` and ``background``."""
 
 
-class Calls(Backend):
-    """The part of the backend that calls the group of the core."""
+class Calls:
+    """The part of the backend that calls the group of the core. It knows none of torch's groups."""
 
     def __init__(self, group: _core.Group, timeout: timedelta) -> None:
-        super().__init__(group.rank, group.world_size)
         self._group = group
         self._timeout = timeout
         self._sequence = 0
@@ -61,13 +59,13 @@ class Calls(Backend):
         """
         self._sequence += 1
         group = self._within(opts.timeout)
+        # Before 2.7 torch does not say of every call whether it waits. Then it may not.
+        background = getattr(opts, "asyncOp", True)
 
         def start() -> list[Any]:
             if isinstance(staging, Placing):
                 return [staging.queue(*call) for call in calls]
-            return [
-                getattr(group, method)(*arguments, opts.asyncOp) for method, *arguments in calls
-            ]
+            return [getattr(group, method)(*arguments, background) for method, *arguments in calls]
 
         return self._begin(title, inputs, outputs, staging, start)
 

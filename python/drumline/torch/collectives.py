@@ -68,7 +68,7 @@ class Collectives(Calls):
         tensor, root = only(tensors, "reduce"), opts.rootRank
         staging = self._staging(tensor)
         # Other ranks' tensors stay as they are.
-        take = staging.write if self.rank() == root else staging.read
+        take = staging.write if self._group.rank == root else staging.read
         data = take(tensor, reduce=True)
         call = ("reduce", data, *operator(opts), root)
         return self._run("reduce", opts, tensors, tensors, staging, call)
@@ -77,7 +77,7 @@ class Collectives(Calls):
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> DrumlineWork:
         filled, own = only(outputs, "all_gather"), only(inputs, "all_gather")
-        check_list(filled, self.size(), "output")
+        check_list(filled, self._group.world_size, "output")
         staging = self._staging(own)
         call = ("all_gather", staging.read(own), staging.fill_all(filled))
         return self._run("all_gather", opts, inputs, filled, staging, call)
@@ -86,7 +86,7 @@ class Collectives(Calls):
         self, outputs: list[Tensors], inputs: Tensors, opts: Any
     ) -> DrumlineWork:
         """``outputs[r][i]`` is ``inputs[i]`` of rank ``r``."""
-        check_list(outputs, self.size(), "output")
+        check_list(outputs, self._group.world_size, "output")
         for row in outputs:
             if [(t.shape, t.dtype) for t in row] != [(t.shape, t.dtype) for t in inputs]:
                 raise ValueError("all_gather_coalesced: outputs must be like the inputs")
@@ -100,7 +100,7 @@ class Collectives(Calls):
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> DrumlineWork:
         own, root = only(inputs, "gather"), opts.rootRank
-        filled = list_at_root(outputs, self.rank() == root, self.size(), "output")
+        filled = list_at_root(outputs, self._group.rank == root, self._group.world_size, "output")
         staging = self._staging(own)
         data = staging.read(own)
         call = ("gather", data, staging.fill_all(filled), root, None)
@@ -108,7 +108,7 @@ class Collectives(Calls):
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> DrumlineWork:
         own, root = only(outputs, "scatter"), opts.rootRank
-        dealt = list_at_root(inputs, self.rank() == root, self.size(), "input")
+        dealt = list_at_root(inputs, self._group.rank == root, self._group.world_size, "input")
         staging = self._staging(own)
         data = staging.fill(own)
         call = ("scatter", staging.read_all(dealt), data, root, None)
@@ -116,15 +116,15 @@ class Collectives(Calls):
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> DrumlineWork:
         dealt, own = only(inputs, "reduce_scatter"), only(outputs, "reduce_scatter")
-        check_list(dealt, self.size(), "input")
+        check_list(dealt, self._group.world_size, "input")
         staging = self._staging(own)
         data = staging.fill(own, reduce=True)
         call = ("reduce_scatter", staging.read_all(dealt, True), data, *operator(opts))
         return self._run("reduce_scatter", opts, dealt, outputs, staging, call)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DrumlineWork:
-        check_list(outputs, self.size(), "output")
-        check_list(inputs, self.size(), "input")
+        check_list(outputs, self._group.world_size, "output")
+        check_list(inputs, self._group.world_size, "input")
         staging = self._staging(*inputs)
         read, filled = staging.read_all(inputs), staging.fill_all(outputs)
         call = ("all_to_all", read, _counts(read), filled, _counts(filled))
@@ -181,13 +181,13 @@ class Collectives(Calls):
         opts: Any,
     ) -> DrumlineWork:
         staging = self._staging(input)
-        send = split_counts(input, input_split_sizes, self.size())
-        receive = split_counts(output, output_split_sizes, self.size())
+        send = split_counts(input, input_split_sizes, self._group.world_size)
+        receive = split_counts(output, output_split_sizes, self._group.world_size)
         call = ("all_to_all", [staging.read(input)], send, [staging.fill(output)], receive)
         return self._run("all_to_all", opts, [input], [output], staging, call)
 
     def barrier(self, opts: Any) -> DrumlineWork:
-        staging = self._staging_on(opts.device)
+        staging = self._staging_on(getattr(opts, "device", None))
         return self._run("barrier", opts, [], [], staging, ("barrier",))
 
 

@@ -239,6 +239,10 @@ class Placing(Staging):
         return Queued(work, is_barrier=method == "barrier")
 
     @property
+    def is_idle(self) -> bool:
+        return not self._works
+
+    @property
     def devices(self) -> list[torch.device]:
         return GPUS.of_futures(self._device)
 

@@ -10,6 +10,7 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 
 from drumline import _core
+from drumline.torch.register import version_of
 from drumline.torch.work import when_all_ended
 
 
@@ -27,11 +28,14 @@ class Event:
         self._thread = threading.get_ident()
         self._inner[0].__enter__()
 
+    def end_here(self) -> None:
+        self._inner.pop().__exit__(None, None, None)
+
     def end(self, _: object = None) -> None:
         if threading.get_ident() == self._thread:
             _Ender.of_this_process().end(self)
         else:
-            self._inner.pop().__exit__(None, None, None)
+            self.end_here()
 
 
 def begin(title: str, tensors: list[torch.Tensor]) -> Event | None:
@@ -40,9 +44,17 @@ def begin(title: str, tensors: list[torch.Tensor]) -> Event | None:
 
 
 def end(event: Event | None, handles: list[_core.Work]) -> None:
-    """Ends the event when the calls have ended."""
-    if event is not None:
+    """Ends the event when the calls have ended. An older torch loses an event that ends on another thread, so there
+    it ends with the part of the call that is on this one."""
+    if event is None:
+        return
+    if _ENDS_ELSEWHERE:
         when_all_ended(handles, event.end)
+    else:
+        event.end_here()
+
+
+_ENDS_ELSEWHERE = version_of(torch.__version__) >= (2, 14)
 
 
 class _Ender:

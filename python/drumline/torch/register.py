@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from contextlib import suppress
+from importlib import metadata
 from typing import Any
 
 from drumline.compat import is_asked_for
 
 NAME = "drumline"
-TORCH_MIN = (2, 14)
+TORCH_MIN = (2, 4)
+
+# From here on torch has backends in Python.
+_BACKENDS_MIN = (2, 14)
+
+# From here on `import torch` calls what packages have registered.
+_ENTRY_POINTS_MIN = (2, 5)
+
+# What drumline is for torch: a backend of its process groups, or the process group itself.
+_BASES = ("backend", "process-group")
 
 
 def register() -> None:
@@ -24,14 +35,43 @@ def register() -> None:
         raise ImportError("this torch was built without torch.distributed")
     if why := too_old():
         raise ImportError(why)
-    for name in _names():
-        if dist.Backend._plugins.get(name.upper(), _NONE).creator_fn is not _create:
-            dist.Backend.register_backend(
-                name, _create, extended_api=True, devices=["cpu", "cuda"]
-            )
-
-
+    _register(NAME)
+    if _replaces_gloo():
+        # Before, torch makes groups of gloo itself, whatever is registered.
+        _register("gloo") if _has_backends() else _stand_in_for_gloo()
     _register_rendezvous()
+
+
+def _register(name: str) -> None:
+    import torch.distributed as dist
+
+    if not is_ours(name):
+        dist.Backend.register_backend(name, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def is_ours(name: str) -> bool:
+    """Whether the backend of this name is drumline."""
+    import torch.distributed as dist
+
+    return dist.Backend._plugins.get(name.upper(), _NONE).creator_fn is _create
+
+
+def _stand_in_for_gloo() -> None:
+    """Has torch read ``gloo`` as drumline where it looks up which backend a device has."""
+    from torch.distributed.distributed_c10d import BackendConfig
+
+    theirs = BackendConfig.__init__
+    if hasattr(theirs, "_drumline"):
+        return
+
+    def init(self: Any, backend: Any) -> None:
+        theirs(self, backend)
+        for device, name in self.device_backend_map.items():
+            if name == "gloo":
+                self.device_backend_map[device] = NAME
+
+    init._drumline = True  # type: ignore[attr-defined]
+    BackendConfig.__init__ = init
 
 
 def _register_rendezvous() -> None:
@@ -53,21 +93,48 @@ def too_old() -> str:
     """Why this torch cannot have the backend, and what works instead; empty if it is new enough."""
     import torch
 
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version >= TORCH_MIN:
+    if version_of(torch.__version__) >= TORCH_MIN:
         return ""
-    return (
-        f"drumline as a backend needs torch 2.14 or newer, and this is {torch.__version__}: older ones "
-        "have no backends in Python. drumline.DistributedDataParallel does without, on a group of gloo "
-        "or of drumline.init_process_group, and so does all else of drumline's own."
-    )
+    return f"drumline needs torch 2.4 or newer, and this is {torch.__version__}"
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version of torch."""
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2])
+
+
+def _has_backends() -> bool:
+    """Whether this torch has backends in Python."""
+    import torch
+
+    return version_of(torch.__version__) >= _BACKENDS_MIN
+
+
+def base() -> str:
+    """What drumline is for this torch. Raises ValueError if the setting is wrong."""
+    asked = os.environ.get("DRUMLINE_TORCH_BASE") or _BASES[not _has_backends()]
+    if asked not in _BASES:
+        raise ValueError(f"DRUMLINE_TORCH_BASE is {' or '.join(_BASES)}, and not {asked!r}")
+    if asked == "backend" and not _has_backends():
+        raise ValueError("DRUMLINE_TORCH_BASE=backend needs torch 2.14 or newer")
+    return asked
+
+
+def will_be_called() -> bool:
+    """Whether torch is not imported yet, and its import calls `autoload`. Without torch nothing needs to."""
+    if "torch" in sys.modules:
+        return False
+    try:
+        return version_of(metadata.version("torch")) >= _ENTRY_POINTS_MIN
+    except metadata.PackageNotFoundError:
+        return True
 
 
 def autoload() -> None:
     """Like `register`, but never raises: an error at the end of ``import torch`` would break every program.
     `init_process_group` raises the error for programs that ask for the backend.
 
-    Entry point ``torch.backends``, which torch 2.4 does not know: there, `drumline.ddp` calls it.
+    Entry point ``torch.backends``, which torch 2.4 does not know: there, ``import drumline.torch`` calls it.
     """
     try:
         register()
@@ -92,17 +159,16 @@ def _refuse(why: str) -> None:
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _names() -> list[str]:
-    return [NAME, "gloo"] if _replaces_gloo() else [NAME]
-
-
 def _replaces_gloo() -> bool:
     return os.environ.get("DRUMLINE_REPLACE_GLOO", "0") not in ("", "0")
 
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Called for every new group. Only now the rest of the package is imported."""
-    from drumline.torch.backend import create
+    if base() == "backend":
+        from drumline.torch.backend import create
+    else:
+        from drumline.torch.process_group import create
 
     return create(options, backend_options)
 

@@ -47,6 +47,11 @@ class Staging:
         """The devices to which streams copy results back."""
         return list(self._sides)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `finish` has nothing to do."""
+        return not self._back and not self._sides
+
     def read(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The elements of a tensor that the call only reads."""
         return memory_of(tensor if _is_on_host(tensor) else self._copied(tensor), reduce)

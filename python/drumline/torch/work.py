@@ -142,6 +142,15 @@ class DrumlineWork(dist.Work):
             except _core.DrumlineError as error:
                 raise as_dist_error(error) from None
 
+    def drop_tensors(self) -> bool:
+        """Drops the result, if the call has ended and nothing needs to be copied back. Returns whether it has."""
+        if not (self._staging.is_idle and all(handle.is_completed() for handle in self._handles)):
+            return False
+        for handle in self._handles:
+            handle.error()  # the core keeps the memory of an ended call until it is asked
+        self._result, self._future = [], None
+        return True
+
     def is_completed(self) -> bool:
         if not all(handle.is_completed() for handle in self._handles):
             return False

@@ -202,14 +202,16 @@ fn a_rank_that_handles_a_signal_saves_with_its_children_alive_also_below_a_shell
     let rank = "
 import os, signal, subprocess, sys, time
 child = subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL)
-def save(*_):
-    time.sleep(0.2)
-    print('saved', child.poll(), flush=True)
-    os._exit(0)
-for it in ('TERM', 'INT', 'HUP', 'USR1'):
-    signal.signal(getattr(signal, 'SIG' + it), save)
+heard = [getattr(signal, 'SIG' + it) for it in ('TERM', 'INT', 'HUP', 'USR1')]
+for it in heard:
+    signal.signal(it, lambda *_: None)
+# A handler could run within the first print, or just before a sleep, which would not end then.
+signal.pthread_sigmask(signal.SIG_BLOCK, heard)
 print('ready', flush=True)
-time.sleep(1000)
+signal.sigwait(heard)
+time.sleep(0.2)
+print('saved', child.poll(), flush=True)
+os._exit(0)
 ";
     let directory = TempDir::new().unwrap();
     let program = directory.path().join("rank");
@@ -239,8 +241,9 @@ time.sleep(1000)
 /// A rank without a handler ends with all that it has started.
 #[test]
 fn a_rank_that_does_not_handle_a_signal_ends_with_its_group() {
-    let child = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True) or exit()); \
-                 print('ready', flush=True); time.sleep(1000)";
+    let child = "import signal; TERM = [signal.SIGTERM]; signal.signal(*TERM, lambda *_: None); \
+                 signal.pthread_sigmask(signal.SIG_BLOCK, TERM); print('ready', flush=True); \
+                 signal.sigwait(TERM); print('told', flush=True)";
     let rank = format!("import subprocess, sys; subprocess.run([sys.executable, '-c', {child:?}])");
     let mut launch = Launch::new(["python3", "-c", &rank]).start();
     launch.wait_for("ready", 1);
