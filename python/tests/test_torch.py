@@ -41,7 +41,7 @@ def beyond_gloo(rank, world_size, directory):
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
     out["premul_sum"] = tensor.tolist()
     moved = {}
-    for name in [*names.split(), "float8_e8m0fnu", "float8_e4m3fnuz"]:
+    for name in [*names.split(), "float8_e4m3fnuz", *["float8_e8m0fnu"] * (VERSION >= (2, 7))]:
         kind = getattr(torch, name)
         tensor = torch.full((3,), rank + 1.0).to(kind)
         dist.broadcast(tensor, 1)

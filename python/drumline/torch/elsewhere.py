@@ -25,11 +25,12 @@ def elsewhere(
         for name in others.values()
     }
     default = next(iter(types))
-    if hasattr(ProcessGroup, "Options"):  # before 2.6
-        options = ProcessGroup.Options(default)
-        holder = ProcessGroup(place.store, place.rank, len(place.ranks), options)
+    make: Any = ProcessGroup
+    holder: Any
+    if hasattr(make, "Options"):  # before 2.6
+        holder = make(place.store, place.rank, len(place.ranks), make.Options(default))
     else:
-        holder = ProcessGroup(place.store, place.rank, len(place.ranks))
+        holder = make(place.store, place.rank, len(place.ranks))
         holder._set_default_backend(types[default])
     made: dict[str, Any] = {}
     for kind, name in others.items():
@@ -37,7 +38,7 @@ def elsewhere(
             made[name] = _made(name, kind, place, backend_options)
         holder._register_backend(torch.device(kind), types[name], made[name])
     holder._set_group_name(place.name)
-    return dict.fromkeys(others, holder)
+    return {kind: holder for kind in others}
 
 
 def _made(name: str, kind: str, place: Place, backend_options: Any) -> Any:

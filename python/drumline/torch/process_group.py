@@ -65,7 +65,7 @@ def _have_torch_call(name: str, ours: Callable[[DrumlineProcessGroup], None]) ->
     setattr(distributed_c10d, name, function)
 
 
-class DrumlineProcessGroup(Operations, ProcessGroup):
+class DrumlineProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]
     """drumline as a process group of torch's."""
 
     def __init__(self, place: Place, backends: dict[str, str], backend_options: Any) -> None:
@@ -91,7 +91,7 @@ class DrumlineProcessGroup(Operations, ProcessGroup):
     def setGroupDesc(self, text: str) -> None:  # noqa: N802
         self._names[1] = text
 
-    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc  # type: ignore[assignment]
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     # What it knows of its backends.
@@ -140,8 +140,8 @@ class DrumlineProcessGroup(Operations, ProcessGroup):
             {kind: self._backends[kind] for kind in kinds},
             opts,
         )
-        part._set_group_name(name)
-        part._set_group_desc(group_desc or f"{self.group_desc}:split")
+        part.setGroupName(name)
+        part.setGroupDesc(group_desc or f"{self.group_desc}:split")
         return part
 
     def shutdown(self) -> None:
@@ -157,7 +157,7 @@ class DrumlineProcessGroup(Operations, ProcessGroup):
             if hasattr(other, method):
                 getattr(other, method)()
             else:  # before 2.7
-                distributed_c10d._shutdown_backend(other)
+                getattr(distributed_c10d, "_shutdown_backend")(other)  # noqa: B009 (newer ones lack it)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing(device)._start_coalescing(device)
@@ -173,26 +173,21 @@ class DrumlineProcessGroup(Operations, ProcessGroup):
         return self._elsewhere[device.type]
 
 
-def _method(name: str, ours: str, tensors: int, kind: Any = None, *fields: str) -> Any:
+def _method(name: str, ours: str, tensors: int, kind: Any, fields: tuple[str, ...]) -> Any:
     """A method of torch's class: ``ours``, whose first arguments are ``tensors``, and the last one options of a kind.
 
     In the place of options it takes their ``fields`` and a time limit, and in the place of lists of one tensor a
     tensor. Either may be left out.
     """
-    run: Callable[..., DrumlineWork] = getattr(Operations, ours)
-    if _DROPS_WORKS:
-        operation = run
-
-        def run(*given: Any) -> DrumlineWork:
-            return _kept.add(operation(*given))
-
+    operation: Callable[..., DrumlineWork] = getattr(Operations, ours)
+    keep: Callable[[DrumlineWork], DrumlineWork] = _kept.add if _DROPS_WORKS else lambda work: work
     takes_lists = "single" not in ours
 
     def method(self: DrumlineProcessGroup, *given: Any, **named: Any) -> Any:
-        if self._elsewhere and (other := self._elsewhere.get(_kind_of(given))):
+        if self._elsewhere and (other := self._elsewhere.get(_kind_of(given) or "")):
             return getattr(other, name)(*given, **named)
         if kind is None or (len(given) == tensors + 1 and type(given[-1]) is kind):
-            return run(self, *given)
+            return keep(operation(self, *given))
         lists, others = list(given[:tensors]), list(given[tensors:])
         if takes_lists and any(isinstance(it, torch.Tensor) for it in lists):
             lists = [[it] for it in lists]
@@ -203,7 +198,7 @@ def _method(name: str, ours: str, tensors: int, kind: Any = None, *fields: str) 
             for field, value in named.items():
                 if value is not None:
                     setattr(opts, _FIELDS.get(field, field), value)
-        return run(self, *lists, opts)
+        return keep(operation(self, *lists, opts))
 
     method.__name__ = method.__qualname__ = name
     return method
@@ -223,26 +218,26 @@ def _kind_of(given: Sequence[Any]) -> str | None:
     return None
 
 
-_METHODS = [
-    ("broadcast", 1, c10d.BroadcastOptions, "rootRank"),
-    ("allreduce", 1, c10d.AllreduceOptions, "reduceOp"),
-    ("allreduce_coalesced", 1, c10d.AllreduceCoalescedOptions),
-    ("reduce", 1, c10d.ReduceOptions, "rootRank", "reduceOp"),
-    ("allgather", 2, c10d.AllgatherOptions),
-    ("allgather_coalesced", 2, c10d.AllgatherOptions),
-    ("gather", 2, c10d.GatherOptions, "rootRank"),
-    ("scatter", 2, c10d.ScatterOptions, "rootRank"),
-    ("reduce_scatter", 2, c10d.ReduceScatterOptions, "reduceOp"),
-    ("alltoall", 2, c10d.AllToAllOptions),
-    ("all_gather_single", 2, c10d.AllgatherOptions),
-    ("all_gather_single_coalesced", 2, c10d.AllgatherOptions),
-    ("reduce_scatter_single", 2, c10d.ReduceScatterOptions),
-    ("reduce_scatter_single_coalesced", 2, c10d.ReduceScatterOptions),
-    ("all_to_all_single", 4, c10d.AllToAllOptions),
-    ("barrier", 0, c10d.BarrierOptions),
-    ("send", 1),
-    ("recv", 1),
-    ("recv_anysource", 1),
+_METHODS: list[tuple[str, int, Any, tuple[str, ...]]] = [
+    ("broadcast", 1, c10d.BroadcastOptions, ("rootRank",)),
+    ("allreduce", 1, c10d.AllreduceOptions, ("reduceOp",)),
+    ("allreduce_coalesced", 1, c10d.AllreduceCoalescedOptions, ()),
+    ("reduce", 1, c10d.ReduceOptions, ("rootRank", "reduceOp")),
+    ("allgather", 2, c10d.AllgatherOptions, ()),
+    ("allgather_coalesced", 2, c10d.AllgatherOptions, ()),
+    ("gather", 2, c10d.GatherOptions, ("rootRank",)),
+    ("scatter", 2, c10d.ScatterOptions, ("rootRank",)),
+    ("reduce_scatter", 2, c10d.ReduceScatterOptions, ("reduceOp",)),
+    ("alltoall", 2, c10d.AllToAllOptions, ()),
+    ("all_gather_single", 2, c10d.AllgatherOptions, ()),
+    ("all_gather_single_coalesced", 2, c10d.AllgatherOptions, ()),
+    ("reduce_scatter_single", 2, c10d.ReduceScatterOptions, ()),
+    ("reduce_scatter_single_coalesced", 2, c10d.ReduceScatterOptions, ()),
+    ("all_to_all_single", 4, c10d.AllToAllOptions, ()),
+    ("barrier", 0, c10d.BarrierOptions, ()),
+    ("send", 1, None, ()),
+    ("recv", 1, None, ()),
+    ("recv_anysource", 1, None, ()),
 ]
 
 # What torch calls them too: before 2.14, or in C++.
@@ -255,6 +250,6 @@ _OTHER_NAMES = {
     "recv_anysource": "recvAnysource",
 }
 
-for _ours, *_form in _METHODS:
+for _ours, _tensors, _kind, _fields in _METHODS:
     for _name in {_ours, _OTHER_NAMES.get(_ours, _ours)}:
-        setattr(DrumlineProcessGroup, _name, _method(_name, _ours, *_form))
+        setattr(DrumlineProcessGroup, _name, _method(_name, _ours, _tensors, _kind, _fields))

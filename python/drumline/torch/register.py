@@ -167,10 +167,11 @@ def _create(options: Any, backend_options: Any) -> Any:
     """Called for every new group. Only now the rest of the package is imported."""
     if base() == "backend":
         from drumline.torch.backend import create
-    else:
-        from drumline.torch.process_group import create
 
-    return create(options, backend_options)
+        return create(options, backend_options)
+    from drumline.torch.process_group import create as create_process_group
+
+    return create_process_group(options, backend_options)
 
 
 class _NONE:
