@@ -64,6 +64,11 @@ def ddp():
 
 
 @client
+def ddp_once():
+    return train(parallel(model()))
+
+
+@client
 def ddp_fp16_hook():
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 

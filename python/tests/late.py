@@ -38,6 +38,8 @@ def through_torch() -> None:
     import torch
     import torch.distributed as dist
 
+    import drumline.torch  # noqa: F401 (for torch 2.4)
+
     os.environ["DRUMLINE_WARN_AFTER_S"] = "1"
     store = dist.FileStore(f"{DIRECTORY}/store", WORLD_SIZE)
     dist.init_process_group("drumline", store=store, rank=RANK, world_size=WORLD_SIZE)

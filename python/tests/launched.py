@@ -27,6 +27,8 @@ def callbacks() -> None:
     import torch
     import torch.distributed as dist
 
+    import drumline.torch  # noqa: F401 (for torch 2.4)
+
     def callback(future) -> None:
         for _ in range(100):
             time.sleep(0.001)

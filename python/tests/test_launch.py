@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import needs_backends, needs_torchrun
+from torch_versions import needs_backends, needs_entry_points, needs_torchrun
 
 PROGRAM = str(Path(__file__).with_name("launched.py"))
 DRUMLINE = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--", sys.executable]
@@ -33,6 +33,7 @@ def launch(launcher, *args, expected=0, **environment):
         ("torchrun", ["drumline", "gloo"], {"DRUMLINE_REPLACE_GLOO": "1"}),
     ],
 )
+@needs_entry_points
 @needs_backends
 def test_a_script_needs_nothing_but_the_name_and_may_just_end(launcher, backends, environment):
     out, errors = launch(launcher, "unmodified", *backends, **environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ranks import run
+from torch_versions import EVENTS_ARE_ASYNC
 
 torch = pytest.importorskip("torch")
 
@@ -35,13 +36,13 @@ def profiled_calls(rank, world_size, directory):
 def test_the_direct_api_is_shown():
     for seen in run(2, profiled_calls):
         assert seen == {
-            "drumline:all_reduce": ([[2, 3]], True),
-            "drumline:broadcast": ([[4]], True),
-            "drumline:all_gather": ([[10]], True),
-            "drumline:barrier": ([], True),
-            "drumline:reduce": ([[2]], True),
-            "drumline:send": ([[2]], True),
-            "drumline:recv": ([[2]], True),
+            "drumline:all_reduce": ([[2, 3]], EVENTS_ARE_ASYNC),
+            "drumline:broadcast": ([[4]], EVENTS_ARE_ASYNC),
+            "drumline:all_gather": ([[10]], EVENTS_ARE_ASYNC),
+            "drumline:barrier": ([], EVENTS_ARE_ASYNC),
+            "drumline:reduce": ([[2]], EVENTS_ARE_ASYNC),
+            "drumline:send": ([[2]], EVENTS_ARE_ASYNC),
+            "drumline:recv": ([[2]], EVENTS_ARE_ASYNC),
         }
 
 

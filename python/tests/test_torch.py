@@ -13,7 +13,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from ranks import run, run_and_see, wait_for
-from torch_versions import VERSION, needs_backends, needs_monitored_barrier, needs_split
+from torch_versions import EVENTS_ARE_ASYNC, VERSION, needs_backends, needs_monitored_barrier, needs_split
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
@@ -440,13 +440,11 @@ def profiled(rank, world_size, directory):
 
 
 def test_the_profiler_sees_operations_with_their_sizes():
-    # Events of an older torch end on the thread on which they have begun.
-    is_async = VERSION >= (2, 14)
     for events in run(2, profiled):
         assert events == {
-            "drumline:all_reduce": ([[2, 3]], is_async),
-            "drumline:broadcast": ([[4]], is_async),
-            "drumline:_all_gather_base": ([[5]], is_async),
+            "drumline:all_reduce": ([[2, 3]], EVENTS_ARE_ASYNC),
+            "drumline:broadcast": ([[4]], EVENTS_ARE_ASYNC),
+            "drumline:_all_gather_base": ([[5]], EVENTS_ARE_ASYNC),
         }
 
 

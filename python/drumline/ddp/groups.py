@@ -78,9 +78,9 @@ def core_group(process_group: Any = None) -> _core.Group:
 
 def own_group(process_group: Any) -> _core.Group | None:
     """The group of the core behind a torch group on the backend drumline; None for other backends."""
-    module = sys.modules.get("drumline.torch.backend")
+    module = sys.modules.get("drumline.torch.operations")
     backend = _backend(process_group)
-    if module is None or not isinstance(backend, module.DrumlineBackend):
+    if module is None or not isinstance(backend, module.Operations):
         return None
     group: _core.Group = backend._group
     return group
