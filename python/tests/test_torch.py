@@ -13,7 +13,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from ranks import run, run_and_see, wait_for
-from torch_versions import EVENTS_ARE_ASYNC, VERSION, needs_backends, needs_monitored_barrier, needs_split
+from torch_versions import EVENTS_ARE_ASYNC, VERSION, needs_backends, needs_monitored_barrier, needs_split, since
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
@@ -554,6 +554,48 @@ def unwaited(rank, world_size, directory):
 def test_tensors_of_works_for_which_nobody_waits_are_dropped():
     for left in run(2, unwaited):
         assert left == 0
+
+
+def tells_its_hooks(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    group, told = dist.group.WORLD, []
+    group.register_abort_hook(1, lambda: told.append("abort"))
+    group.register_abort_hook(2, lambda: told.append("never"))
+    group.unregister_abort_hook(2)
+    group.register_abort_hook(3, lambda: 1 / 0)
+    dist.all_reduce(torch.ones(2))
+    before = list(told)
+    if rank == 1:
+        dist.distributed_c10d._abort_process_group()
+        return before, told
+    for _ in range(2):
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(2), async_op=True).wait()
+    return before, told
+
+
+@since(2, 14, what="abort hooks")
+def test_hooks_hear_once_of_a_failed_group_and_of_an_abort():
+    assert run(2, tells_its_hooks) == [([], ["abort"])] * 2
+
+
+def refuses(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    said = []
+    for call in (lambda: dist.shrink_group([1]), dist.group.WORLD.new_window):
+        with pytest.raises((TypeError, RuntimeError, NotImplementedError)) as error:
+            call()
+        said.append(str(error.value))
+    dist.all_reduce(torch.ones(2))
+    dist.destroy_process_group()
+    return said
+
+
+@since(2, 14, what="windows")
+def test_what_drumline_lacks_is_refused_by_name_and_the_group_goes_on():
+    for shrink, window in run(2, refuses):
+        assert "does not support shrinking" in shrink, shrink
+        assert "new_window" in window and "drumline" in window, window
 
 
 def forked_after_a_group(rank, world_size, directory):

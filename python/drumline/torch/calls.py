@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,8 @@ from drumline.torch import profile
 from drumline.torch.on_device import OnDevice, Placing
 from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
+
+_log = logging.getLogger(__name__)
 
 PER_GROUP = timedelta(milliseconds=-1)
 """torch passes this if the program gives no time limit."""
@@ -32,6 +35,8 @@ class Calls:
         self._timeout = timeout
         self._sequence = 0
         self._on_device = OnDevice(group)
+        self._abort_hooks: dict[int, Callable[[], None]] = {}
+        self._has_told = False
 
     def _staging(self, *tensors: torch.Tensor) -> Staging:
         """How the tensors of a call reach the core, where they are."""
@@ -98,12 +103,28 @@ class Calls:
         try:
             handles = [handle for handle in start() if handle is not None]
         except _core.DrumlineError as error:
-            raise as_dist_error(error) from None
+            raise self._failed(error) from None
         finally:
             profile.end(event, handles)
         if not handles:
             staging.finish()
-        return DrumlineWork(title, handles, staging, outputs)
+        return DrumlineWork(title, handles, staging, outputs, self._failed)
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """The error of a call as torch's, after its hooks have seen the group fail."""
+        self._tell_of_abort()
+        return as_dist_error(error)
+
+    def _tell_of_abort(self) -> None:
+        """Calls the hooks: a failed group stays failed, so once. One that raises keeps nobody from the error."""
+        if self._has_told:
+            return
+        self._has_told = True
+        for hook in list(self._abort_hooks.values()):
+            try:
+                hook()
+            except Exception:
+                _log.exception("a hook for the end of a failed group has raised")
 
     def _within(self, timeout: timedelta) -> _core.Group:
         """A handle of the group with this time limit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -93,9 +94,19 @@ class Operations(Collectives):
     supports_shrinking = property(lambda self: False)
     supports_reconfigure = property(lambda self: False)
     supports_window = property(lambda self: False)
-    supports_abort_hooks = property(lambda self: False)
+    supports_abort_hooks = property(lambda self: True)
     supports_completion_hooks = property(lambda self: False)
     _supports_time_estimate = property(lambda self: False)
+
+    # Hooks that run before a failed or aborted group is of no use.
+
+    def registerAbortHook(self, number: int, hook: Callable[[], None]) -> None:  # noqa: N802
+        self._abort_hooks[number] = hook
+
+    def unregisterAbortHook(self, number: int) -> None:  # noqa: N802
+        self._abort_hooks.pop(number, None)
+
+    register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
 
     # Memory that is reduced without a copy. FSDP2 uses it if configured so.
 
@@ -171,6 +182,7 @@ class Operations(Collectives):
 
     def abort(self) -> None:
         _LIVING.discard(self)
+        self._tell_of_abort()
         self._on_device.abort()
         self._group.abort()
 

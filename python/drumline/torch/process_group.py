@@ -159,6 +159,9 @@ class DrumlineProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]
             else:  # before 2.7
                 getattr(distributed_c10d, "_shutdown_backend")(other)  # noqa: B009 (newer ones lack it)
 
+    def new_window(self, tensor: torch.Tensor | None = None) -> Any:
+        raise NotImplementedError("Backend drumline does not support new_window")
+
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing(device)._start_coalescing(device)
 

@@ -74,9 +74,15 @@ class DrumlineWork(dist.Work):
     """
 
     def __init__(
-        self, title: str, handles: list[Any], staging: Staging, result: list[torch.Tensor]
+        self,
+        title: str,
+        handles: list[Any],
+        staging: Staging,
+        result: list[torch.Tensor],
+        as_error: Callable[[BaseException], BaseException] = as_dist_error,
     ) -> None:
         super().__init__()
+        self._as_error = as_error
         self._title = title
         self._handles = handles
         self._staging = staging
@@ -90,7 +96,7 @@ class DrumlineWork(dist.Work):
             try:
                 ended = handle.wait(limit if limit > 0 else None)
             except _core.DrumlineError as error:
-                raise as_dist_error(error) from None
+                raise self._as_error(error) from None
             if not ended:
                 raise dist.DistBackendError(
                     f"{self._title} has not ended within the {limit} s of wait(); it goes on, and "
@@ -122,7 +128,7 @@ class DrumlineWork(dist.Work):
         # raised in a callback is an error there, too.
         def result(_: Future[Any]) -> list[torch.Tensor]:
             if error is not None:
-                raise as_dist_error(error)
+                raise self._as_error(error)
             self._finish()
             return self._result
 
@@ -140,7 +146,7 @@ class DrumlineWork(dist.Work):
             try:
                 self._staging.finish()
             except _core.DrumlineError as error:
-                raise as_dist_error(error) from None
+                raise self._as_error(error) from None
 
     def drop_tensors(self) -> bool:
         """Drops the result, if the call has ended and nothing needs to be copied back. Returns whether it has."""
@@ -164,7 +170,7 @@ class DrumlineWork(dist.Work):
     def exception(self) -> BaseException | None:
         errors = (handle.error() for handle in self._handles)
         error = next((error for error in errors if error is not None), None)
-        return None if error is None else as_dist_error(error)
+        return None if error is None else self._as_error(error)
 
     def result(self) -> list[torch.Tensor]:
         return self._result
@@ -173,7 +179,7 @@ class DrumlineWork(dist.Work):
         try:
             source = self._handles[0].source() if self._handles else None
         except _core.DrumlineError as error:
-            raise as_dist_error(error) from None
+            raise self._as_error(error) from None
         if source is None:
             raise RuntimeError(f"{self._title} has no source: it receives from no open rank")
         return source
