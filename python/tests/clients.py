@@ -13,6 +13,8 @@ import warnings
 import torch
 import torch.distributed as dist
 
+import drumline.torch  # noqa: F401 (for torch 2.4)
+
 CLIENTS = {}
 
 
@@ -101,7 +103,7 @@ def ddp_buffers():
     return train(parallel(torch.nn.Sequential(model(), torch.nn.BatchNorm1d(4))))
 
 
-@client_since(2, 6)
+@client_since(2, 8)  # older ones have it for GPUs alone
 def fsdp2():
     from torch.distributed.fsdp import fully_shard
 
@@ -157,7 +159,7 @@ def functional_collectives():
     return reduced.tolist(), gathered.sum().item(), scattered.tolist()
 
 
-@client_since(2, 6)
+@client_since(2, 8)  # older ones have it for GPUs alone
 def checkpoint():
     """A sharded model and its optimizer, saved by all ranks and loaded into others."""
     import torch.distributed.checkpoint as dcp

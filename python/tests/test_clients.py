@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytestmark = [needs_backends, pytest.mark.usefixtures("torch_base")]
 
 PROGRAM = str(Path(__file__).with_name("clients.py"))
-FOUND = re.findall(r"^@client(?:_since\((\d+), (\d+)\))?\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)
+FOUND = re.findall(r"^@client(?:_since\((\d+), (\d+)\).*)?\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)
 CLIENTS = [name for large, small, name in FOUND if VERSION >= (int(large or 0), int(small or 0))]
 # Clients that take more than a minute on a busy machine.
 SLOW = ["compiled"]

@@ -89,7 +89,7 @@ def staged(rank, world_size, directory):
         own = gpu.tensor(2)
         gpu.current.tell(lambda it=gpu.elements(own): it.fill_(10 * rank))
         works.append(backend.allgather([parts], [own], gathered))
-        if is_async:
+        if is_async or not TELLS_WHO_WAITS:
             for work in works:
                 work.wait()
         # So are those that use the results; only the stream itself waits for them.

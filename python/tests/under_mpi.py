@@ -101,6 +101,8 @@ def torch_api(url: str = "mpi://") -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    import drumline.torch  # noqa: F401 (for torch 2.4)
+
     dist.init_process_group("drumline", init_method=url)
     rank, size = dist.get_rank(), dist.get_world_size()
     data = torch.arange(100.0) + rank
