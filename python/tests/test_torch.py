@@ -513,6 +513,7 @@ def short_forms(rank, world_size, directory):
     group.scatter(own, [mine, 2 * mine] if rank == 1 else [], root=1).wait()
     out["scatter"] = own.tolist()
     group.barrier().wait()
+    group.monitored_barrier(timedelta(seconds=60))
     out["about"] = group.rank(), group.size(), group.name(), dist.get_world_size(group), group.group_name != ""
     dist.destroy_process_group()
     return out
