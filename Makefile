@@ -382,8 +382,11 @@ python-types: python-package $(PYTHON_VENV)/matplotlib
 
 torch-suite: python-package
 	if $(HAS_TORCH); then \
-	    $(SUITE) --quiet --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
-	        --exclude test_ddp_logging_data_cpu; \
+	    for base in backend process-group; do \
+	        $(subst $(FOR_RANKS),$(FOR_RANKS) DRUMLINE_TORCH_BASE=$$base,$(SUITE)) --quiet \
+	            --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
+	            --exclude test_ddp_logging_data_cpu || exit 1; \
+	    done; \
 	else echo 'torch is not here: its tests were skipped (make torch-venv)'; fi
 
 # What fails with gloo, or is not for it, need not pass. One test compares a name that is fixed in C++.
