@@ -42,7 +42,7 @@ READ_THE_SYSTEM = {
     "drumline-cli": {"check/system"},
     "drumline-cuda": {"opened"},
     "drumline-launch": {"devices", "foreign/ancestors", "monitor/event_log", "processes", "recipients", "signals", "waits", "watch/kernel"},
-    "drumline-shm": {"cache", "forbidden", "nodes", "placement", "this_host"},
+    "drumline-shm": {"cache", "forbidden", "nodes", "placement", "process", "this_host"},
     "drumline-trace": {"clock"},
     "drumline-train": {"checkpoint/memory"},
 }

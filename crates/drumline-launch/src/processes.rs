@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path, sync::OnceLock};
 
+use drumline::dumps_core;
 use rustix::process::{Pid, getpid};
 
 /// One process, as it was at one moment.
@@ -81,11 +82,6 @@ impl Process {
     pub(crate) fn is_going_down(&self) -> bool {
         const EXITING: u32 = 0x4;
         let directory = Path::new("/proc").join(self.pid.to_string());
-        let dumps = || {
-            let status = fs::read_to_string(directory.join("status")).unwrap_or_default();
-            let line = status.lines().find_map(|line| line.strip_prefix("CoreDumping:"));
-            line.is_some_and(|line| line.trim() == "1")
-        };
         // The first thread may end before the others.
         let all_exit = || {
             let tasks = directory.join("task");
@@ -95,7 +91,7 @@ impl Process {
                     .is_none_or(|it| it.flags & EXITING != 0)
             })
         };
-        (self.flags & EXITING != 0 && all_exit()) || dumps()
+        (self.flags & EXITING != 0 && all_exit()) || dumps_core(self.pid)
     }
 
     /// Whether both are the same process. Numbers are used again, so it compares the start, too.

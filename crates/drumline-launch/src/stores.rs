@@ -25,6 +25,7 @@ use drumline::{
         tcp::{Door, Relay, TcpStore, TcpStoreServer},
     },
 };
+use rustix::io::Errno;
 
 use crate::{
     Error, Result,
@@ -69,12 +70,12 @@ enum Torch {
     Exposed(SocketAddr),
 }
 
-/// The loopback address of this host: that of IPv6 only where there is no other.
+/// The loopback address of this host: that of IPv6 only where there is none of IPv4.
 fn loopback() -> IpAddr {
     let here = IpAddr::from(Ipv4Addr::LOCALHOST);
-    match TcpListener::bind((here, 0)) {
-        Ok(_) => here,
-        Err(_) => Ipv6Addr::LOCALHOST.into(),
+    match TcpListener::bind((here, 0)).map_err(|error| Errno::from_io_error(&error)) {
+        Err(Some(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT)) => Ipv6Addr::LOCALHOST.into(),
+        _ => here,
     }
 }
 

@@ -165,7 +165,9 @@ pub use parity::Parity;
 pub use peer::PeerSegment;
 pub use per_process::PerProcess;
 pub use placement::{MemoryNode, memory_nodes};
-pub use process::{Credentials, LEASE_VARIABLE, PidFd, end_with_lease, kill_with_parent};
+pub use process::{
+    Credentials, LEASE_VARIABLE, PidFd, dumps_core, end_with_lease, kill_with_parent,
+};
 pub use segment::{Segment, SleepGuard, Waker};
 pub use spin::{SpinLimit, spin, spin_limit};
 pub use this_host::this_host;

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::{net::UnixStream, process::CommandExt};
 use std::process::Command;
-use std::{env, io, mem, thread};
+use std::{env, fs, io, mem, thread};
 
 use bytemuck::Pod;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -141,6 +141,25 @@ impl PidFd {
         ready(self.as_fd(), PollFlags::IN)
             .map_err(Error::os("look whether a process has exited (ppoll)"))
     }
+
+    /// Whether the process has crashed, and the kernel still writes its memory to a file. `false` where `/proc` does not tell.
+    pub fn dumps_core(&self) -> bool {
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        let number = line_of(&path, "Pid:").and_then(|number| number.parse().ok());
+        // -1: it has ended.
+        number.filter(|number| *number > 0).and_then(Pid::from_raw).is_some_and(dumps_core)
+    }
+}
+
+/// [`PidFd::dumps_core`], by the number of the process.
+pub fn dumps_core(process: Pid) -> bool {
+    line_of(&format!("/proc/{process}/status"), "CoreDumping:").is_some_and(|it| it == "1")
+}
+
+/// What stands behind this word in a file in which the kernel tells of a process.
+fn line_of(path: &str, word: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.lines().find_map(|line| line.strip_prefix(word))?.trim().to_owned())
 }
 
 impl AsFd for PidFd {

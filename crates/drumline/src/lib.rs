@@ -86,7 +86,7 @@ pub use drumline_group::{
 pub use drumline_group::{PerProcess, deadline, driving, free_port, interface_with, site};
 #[doc(hidden)]
 pub use drumline_shm::{
-    LEASE_VARIABLE, files, inherited, kill_with_parent, limit_of, named, take_signals,
+    LEASE_VARIABLE, dumps_core, files, inherited, kill_with_parent, limit_of, named, take_signals,
 };
 pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
 #[doc(hidden)]

@@ -165,6 +165,15 @@ fn other_process() {
             let refused = Segment::create(SIZE).unwrap_err().to_string();
             assert!(refused.contains("ulimit -f"), "{refused}");
         }
+        ("crash", directory) => {
+            use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
+            env::set_current_dir(directory).unwrap();
+            setrlimit(Resource::Core, Rlimit { current: None, maximum: None }).unwrap();
+            // The kernel takes a while to write it.
+            let memory = std::hint::black_box(vec![7_u8; 256 << 20]);
+            kill_process(getpid(), Signal::ABORT).unwrap(); // Rust handles SIGSEGV
+            drop((memory, stream));
+        }
         (other, _) => panic!("no part {other:?}"),
     }
 }
@@ -226,6 +235,21 @@ fn a_killed_sleeper_is_noticed_in_the_same_poll() {
     rank.post();
     assert_eq!(rank.peer.last_posted(), 1);
     copy(rank.peer.slot_mut(Parity::Even, 0..4).unwrap(), (&[1_u8; 4][..]).into());
+}
+
+#[test]
+fn a_process_that_crashes_is_seen_while_its_core_is_written() {
+    if std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap().trim_end() != "core" {
+        return eprintln!("skipped: core files go elsewhere");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (mut child, stream) = start(&format!("crash {}", directory.path().display()));
+    let process = PidFd::of_peer(&stream).unwrap();
+    while !process.dumps_core() {
+        assert!(!process.has_exited().unwrap(), "its end came first");
+    }
+    child.wait().unwrap();
+    assert!(!process.dumps_core());
 }
 
 #[test]
