@@ -202,6 +202,7 @@ fn train_both_ways(start: &Mlp, device: &Device) -> (f64, String) {
         let log = Log::default();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone());
         let (ddp, mut model) = tracing::subscriber::with_default(subscriber.finish(), || {
+            tracing::callsite::rebuild_interest_cache(); // another test may open the first span meanwhile
             DistributedDataParallel::wrap(start.clone(), &group).unwrap()
         });
         let mut optimizer = AdamConfig::new().init();
@@ -286,6 +287,7 @@ fn told_with(level: DebugLevel) -> String {
             threads.spawn(move || {
                 let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log);
                 let train = || {
+                    tracing::callsite::rebuild_interest_cache(); // another test may open the first span meanwhile
                     let start = Mlp::new(4, 2, &device());
                     let (ddp, model) = DistributedDataParallel::wrap(start, &group).unwrap();
                     for step in 0..12 {

@@ -180,10 +180,11 @@ fn one_rank_may_have_the_stdin_of_the_launcher() {
 
 /// Runs a command on a terminal, and types an answer to every question.
 const TERMINAL: &str = "
-import os, pty, sys
+import os, pty, signal, sys
 questions = [(b'name? ', b'bob\\n'), (b'ready', b'\\x03')]
 pid, terminal = pty.fork()
 if pid == 0:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests may ignore it
     os.execvp(sys.argv[1], sys.argv[1:])
 seen = b''
 while True:
