@@ -14,6 +14,9 @@ Memory = tuple[int, int, int, Any]
 class DrumlineError(RuntimeError):
     """Base of the errors of drumline."""
 
+    culprit: int | None
+    """The rank at fault, by its number in the job. None where no one rank is."""
+
 class CollectiveError(DrumlineError):
     """A collective failed. The text names the group, this rank, the call, the rank at fault and the next
     step. The group is poisoned: every later call raises PoisonedError."""
@@ -39,7 +42,8 @@ class NotBroughtError(DrumlineError):
     tensors. The next step may go on."""
 
 class ConnectError(DrumlineError):
-    """The ranks of a group could not be connected with each other."""
+    """The ranks of a group could not be connected with each other. `culprit` is the rank whose process has ended, if
+    that is why."""
 
 class StoreError(DrumlineError):
     """A store answered wrongly or went away."""

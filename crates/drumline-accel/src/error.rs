@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use drumline_group::{Error as GroupError, Rank, in_section};
+use drumline_group::{Rank, in_section};
 
 /// Why a call on a device failed.
 ///
@@ -68,8 +68,8 @@ impl fmt::Debug for Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The rank at fault, where the error of the group of ranks names one: that a rank has died, for example. A failure of
-    /// this rank's own device, and a wrong argument, name none.
+    /// The rank at fault, where the error of the group of ranks names one: that a rank has died, for example. That is its
+    /// number in the whole job. A failure of this rank's own device, and a wrong argument, name none.
     ///
     /// ```
     /// use drumline_accel::Error;
@@ -79,12 +79,10 @@ impl Error {
     /// ```
     pub fn culprit(&self) -> Option<Rank> {
         match self {
-            Error::Group(
-                GroupError::Collective(failure) | GroupError::Poisoned { by: failure, .. },
-            ) => failure.culprit(),
+            Error::Group(error) => error.culprit(),
             Error::Differs { peer, .. } => Some(*peer),
             Error::Poisoned { by, .. } => by.culprit(),
-            Error::Group(_) | Error::Argument { .. } | Error::Device { .. } => None,
+            Error::Argument { .. } | Error::Device { .. } => None,
         }
     }
 

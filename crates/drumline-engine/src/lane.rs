@@ -456,6 +456,7 @@ impl Lane {
             host.fail(first.min(failure.sequence));
         }
         self.transport.abort(&failure);
+        self.member.seen.get_or_init(|| failure.seen());
         self.told = None;
         self.usage.fail();
         self.state = State::Failed(failure.clone());
@@ -528,9 +529,9 @@ impl Lane {
         self.hear(now).is_err() || self.transport.has_met_all()
     }
 
-    /// Whether a peer is known to have left the group in good order.
-    pub fn has_left(&self, peer: Rank) -> bool {
-        self.transport.has_left(peer)
+    /// Why a peer that has left the group in good order can take no part any more. `None`: it is not known to have left.
+    pub fn left(&self, peer: Rank) -> Option<Cause> {
+        self.transport.left(peer)
     }
 
     /// Why `peer` can take no part any more, as this rank has heard from the peer or its host.
@@ -640,7 +641,7 @@ impl Drop for Lane {
         // A rank that panics must not say goodbye: its peers must see that it died.
         let panics = self.without_goodbye || std::thread::panicking();
         if matches!(self.state, State::Open) && !panics {
-            self.transport.take_leave();
+            self.transport.take_leave(self.member.seen());
         }
     }
 }

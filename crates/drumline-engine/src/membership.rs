@@ -1,6 +1,9 @@
 //! The ranks of a group.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{
+    fmt::Write as _,
+    sync::{Arc, OnceLock},
+};
 
 use drumline_schedule::step::Rank;
 use xxhash_rust::xxh3::xxh3_64;
@@ -19,12 +22,32 @@ pub struct Membership {
     pub digest: u64,
     /// The numbers of the ranks in the whole job.
     pub global: GlobalRanks,
+    /// The first failure that this rank has seen in any group of its world. These groups share it.
+    pub seen: Arc<OnceLock<SeenFailure>>,
+}
+
+/// A failure as a rank tells it when it leaves another group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenFailure {
+    /// The rank at fault: its number in the job, or in the group in which this is told. `None`: no one rank of them is.
+    pub culprit: Option<Rank>,
+    /// The error of the rank that tells it.
+    pub text: String,
 }
 
 impl Membership {
     /// Rank `rank` of `world_size`, before the group has a digest.
     pub fn new(name: &str, (rank, world_size): (Rank, usize), global: GlobalRanks) -> Membership {
-        Membership { name: name.to_owned(), rank, world_size, digest: 0, global }
+        let seen = Arc::default();
+        Membership { name: name.to_owned(), rank, world_size, digest: 0, global, seen }
+    }
+
+    /// What the ranks of this group are told when this rank leaves, if it has seen a failure.
+    pub fn seen(&self) -> Option<SeenFailure> {
+        let mut seen = self.seen.get()?.clone();
+        let position = |rank| self.global.position(rank, self.world_size);
+        seen.culprit = seen.culprit.and_then(position);
+        Some(seen)
     }
 }
 

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use drumline_engine::{
     DType, Reason,
     executor::{Description, Header},
+    membership::SeenFailure,
     transport::{Control, Waits},
 };
 use drumline_group::{Config, PriceList, ProcessGroup, ReduceOp, trace::Trace};
@@ -265,7 +266,11 @@ fn control() -> Vec<Vec<u8>> {
         abort(Some(2), Reason::Timeout, "rank 2 stumbled"),
         abort(None, Reason::Other, ""),
         Control::Beat,
-        Control::Goodbye,
+        Control::Goodbye(None),
+        Control::Goodbye(Some(SeenFailure {
+            culprit: Some(1),
+            text: "rank 1 has ended".to_owned(),
+        })),
     ];
     vec![messages.iter().flat_map(Control::encode).collect(), waits]
 }

@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Instant};
 
 use drumline_engine::{
-    CollectiveError,
     membership::{GlobalRanks, Membership},
     start_up::{
         Answered, Ask, Desk, Failure,
@@ -104,12 +103,9 @@ impl Board {
 
     /// This rank could not be connected. Tells all ranks, so that none waits for it.
     pub(crate) fn fail(&self, error: &Error) {
-        // The failure of the group from which this one is made names ranks by their numbers there.
-        let is_own = |by: &CollectiveError| by.group == self.rules.member().name;
-        let culprit = match error {
-            Error::Collective(by) | Error::Poisoned { by, .. } if !is_own(by) => None,
-            error => error.culprit(),
-        };
+        let member = self.rules.member();
+        let position = |rank| member.global.position(rank, member.world_size);
+        let culprit = error.culprit().and_then(position);
         let error = error.to_string();
         run(async |desk| self.rules.fail(&desk, &error, culprit).await, |it| self.ask(it));
     }
@@ -126,7 +122,8 @@ pub(crate) fn failed(member: &Membership, failure: Failure<Error>) -> Error {
         Failure::Outside(error) => error,
         failure => {
             let (group, rank) = (member.name.clone(), member.rank);
-            let (culprit, problem) = (failure.culprit(), failure.text(member));
+            let culprit = failure.culprit().map(|rank| member.global.of(rank));
+            let problem = failure.text(member);
             Error::Connect { group, rank, problem, culprit }
         }
     }

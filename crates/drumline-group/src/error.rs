@@ -100,7 +100,7 @@ pub enum Error {
         rank: usize,
         /// Which rank is missing or refused, and what to look at.
         problem: String,
-        /// The rank whose process has ended, if that is why.
+        /// The rank whose process has ended, if that is why, by its number in the whole job.
         culprit: Option<usize>,
     },
 
@@ -190,11 +190,13 @@ impl Error {
         Error::Connect { group, rank, problem, culprit: None }
     }
 
-    /// The rank of the group that is at fault, where one is known.
+    /// The rank at fault, where one is known, by its number in the whole job.
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Error::Connect { culprit, .. } => *culprit,
-            Error::Collective(failure) | Error::Poisoned { by: failure, .. } => failure.culprit(),
+            Error::Collective(failure) | Error::Poisoned { by: failure, .. } => {
+                failure.culprit().map(|rank| failure.global_rank(rank))
+            }
             _ => None,
         }
     }

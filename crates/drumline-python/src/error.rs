@@ -1,19 +1,24 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::{Cause, CollectiveError as Failure, Error, Reason, device, store, train};
+use drumline::{Cause, Error, Reason, device, store, train};
 use pyo3::{
     create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
     prelude::*,
 };
 
-create_exception!(drumline, DrumlineError, PyRuntimeError, "Base of the errors of drumline.");
+create_exception!(
+    drumline,
+    DrumlineError,
+    PyRuntimeError,
+    "Base of the errors of drumline. `culprit` is the rank at fault, by its number in the job; None where no one rank is."
+);
 create_exception!(
     drumline,
     CollectiveError,
     DrumlineError,
     "A collective failed. The text names the group, this rank, the call, the rank at fault and the \
-     next step. `cause` names the kind of failure; `culprit` is the rank at fault, where one rank is. \
+     next step. `cause` names the kind of failure. \
      The group is poisoned: every later call raises PoisonedError."
 );
 create_exception!(
@@ -45,8 +50,8 @@ create_exception!(
     drumline,
     ConnectError,
     DrumlineError,
-    "The ranks of a group could not be connected with each other. `culprit` is the rank of the group whose process \
-     has ended, if that is why."
+    "The ranks of a group could not be connected with each other. `culprit` is the rank whose process has ended, if \
+     that is why."
 );
 create_exception!(drumline, StoreError, DrumlineError, "A store answered wrongly or went away.");
 create_exception!(
@@ -68,20 +73,7 @@ pub(crate) fn raise(error: impl Raise) -> PyErr {
 
 impl Raise for Error {
     fn raise(self) -> PyErr {
-        let text = in_python(self.to_string());
-        match &self {
-            Error::InvalidArgument { .. }
-            | Error::InvalidSetting { .. }
-            | Error::NotAMember { .. }
-            | Error::Object { .. } => PyValueError::new_err(text),
-            Error::Store { .. } => StoreError::new_err(text),
-            Error::StoreTimeout { .. } => StoreTimeoutError::new_err(text),
-            Error::Connect { culprit, .. } => with_culprit(ConnectError::new_err(text), *culprit),
-            Error::Poisoned { by, .. } => with_cause(PoisonedError::new_err(text), by),
-            Error::Collective(failure) => failed(text, failure),
-            Error::Io { .. } => PyOSError::new_err(text),
-            _ => DrumlineError::new_err(text),
-        }
+        told(in_python(self.to_string()), &self)
     }
 }
 
@@ -98,7 +90,9 @@ impl Raise for device::Error {
             device::Error::Group(error) => error.raise(),
             device::Error::Argument { .. } => PyValueError::new_err(text),
             device::Error::Differs { .. } => CollectiveMismatchError::new_err(text),
-            device::Error::Poisoned { .. } => PoisonedError::new_err(text),
+            device::Error::Poisoned { ref by, .. } => {
+                blaming(PoisonedError::new_err(text), cause_of(by), self.culprit())
+            }
             _ => DrumlineError::new_err(text),
         }
     }
@@ -111,41 +105,65 @@ impl Raise for train::Error {
             train::Error::Group(error) => error.raise(),
             train::Error::Device(error) => error.raise(),
             train::Error::InvalidArgument { .. } => PyValueError::new_err(text),
-            train::Error::NotBrought { by: Some(failure), .. } => failed(text, &failure),
+            train::Error::NotBrought { by: Some(failure), .. } => {
+                told(text, &Error::Collective(failure))
+            }
             train::Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),
             _ => DrumlineError::new_err(text),
         }
     }
 }
 
-fn failed(text: String, failure: &Failure) -> PyErr {
-    let error = match kind(&failure.cause) {
-        TIMEOUT => CollectiveTimeoutError::new_err(text),
-        MISMATCH => CollectiveMismatchError::new_err(text),
-        _ => CollectiveError::new_err(text),
+/// The exception for an error of a group, with this text.
+fn told(text: String, error: &Error) -> PyErr {
+    let exception = match error {
+        Error::InvalidArgument { .. }
+        | Error::InvalidSetting { .. }
+        | Error::NotAMember { .. }
+        | Error::Object { .. } => PyValueError::new_err(text),
+        Error::Store { .. } => StoreError::new_err(text),
+        Error::StoreTimeout { .. } => StoreTimeoutError::new_err(text),
+        Error::Connect { .. } => ConnectError::new_err(text),
+        Error::Poisoned { .. } => PoisonedError::new_err(text),
+        Error::Collective(failure) => match kind(&failure.cause) {
+            TIMEOUT => CollectiveTimeoutError::new_err(text),
+            MISMATCH => CollectiveMismatchError::new_err(text),
+            _ => CollectiveError::new_err(text),
+        },
+        Error::Io { .. } => PyOSError::new_err(text),
+        _ => DrumlineError::new_err(text),
     };
-    with_cause(error, failure)
+    blaming(exception, cause(error), error.culprit())
 }
 
-/// Sets the attribute `culprit`.
-fn with_culprit(error: PyErr, culprit: Option<usize>) -> PyErr {
-    match Python::try_attach(|py| error.value(py).setattr("culprit", culprit)) {
-        Some(Err(other)) => other,
-        Some(Ok(())) | None => error,
+/// The kind of failure that has broken a group.
+fn cause(error: &Error) -> Option<&'static str> {
+    match error {
+        Error::Collective(by) | Error::Poisoned { by, .. } => Some(kind(&by.cause)),
+        _ => None,
     }
 }
 
-/// Sets the attributes `cause` and `culprit`, so that no program has to read the text.
-fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
+/// The kind of failure that has poisoned a device.
+fn cause_of(error: &device::Error) -> Option<&'static str> {
+    match error {
+        device::Error::Group(error) => cause(error),
+        device::Error::Poisoned { by, .. } => cause_of(by),
+        _ => None,
+    }
+}
+
+/// Sets the attributes `cause` and `culprit`, so that no program has to read the text. The classes have None for both.
+fn blaming(error: PyErr, cause: Option<&'static str>, culprit: Option<usize>) -> PyErr {
     let set = |py: Python<'_>| {
         let error = error.value(py);
-        error.setattr("cause", kind(&failure.cause))?;
-        error.setattr("culprit", failure.culprit())
+        cause.map(|cause| error.setattr("cause", cause)).transpose()?;
+        culprit.map(|culprit| error.setattr("culprit", culprit)).transpose()
     };
     // Without an interpreter, no code sees the attributes. If setting them fails, that failure is raised.
     match Python::try_attach(set) {
         Some(Err(other)) => other,
-        Some(Ok(())) | None => error,
+        Some(Ok(_)) | None => error,
     }
 }
 

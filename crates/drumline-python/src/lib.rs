@@ -74,9 +74,8 @@ mod _core {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DTYPES", super::memory::names())?;
         super::mpi::look_beside_python(module.py())?;
-        // The attribute of an exception that Python code has made itself.
-        let collective_error = module.getattr("CollectiveError")?;
-        collective_error.setattr("cause", module.py().None())?;
-        collective_error.setattr("culprit", module.py().None())
+        // The attributes of an exception that has none of its own.
+        module.getattr("CollectiveError")?.setattr("cause", module.py().None())?;
+        module.getattr("DrumlineError")?.setattr("culprit", module.py().None())
     }
 }

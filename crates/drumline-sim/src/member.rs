@@ -20,7 +20,7 @@ use drumline_engine::{
     executor::{Header, History, Machine, Memory, Now, Progress, Spin, Stretch},
     host::Host,
     lane::Lane,
-    membership::Membership,
+    membership::{Membership, SeenFailure},
     registered::RegisteredBuffer,
     transport::{
         self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Striped, Transport, Waits,
@@ -107,6 +107,7 @@ impl<S: Connection> Member<S> {
             world_size: topology.world_size,
             digest: identity.digest,
             global: Default::default(),
+            seen: Default::default(),
         };
         let handles = memory.as_ref().map(|it| it.segment.handles()).transpose()?;
         let host =
@@ -432,8 +433,8 @@ impl<S: Connection> Transport for Shared<S> {
         self.lock().streams.abort(failure);
     }
 
-    fn take_leave(&mut self) {
-        self.lock().streams.take_leave();
+    fn take_leave(&mut self, seen: Option<SeenFailure>) {
+        self.lock().streams.take_leave(seen);
     }
 
     fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
@@ -488,8 +489,8 @@ impl<S: Connection> Connections for Shared<S> {
         self.lock().streams.told(now, answer)
     }
 
-    fn has_left(&self, rank: Rank) -> bool {
-        self.lock().streams.has_left(rank)
+    fn left(&self, rank: Rank) -> Option<Cause> {
+        self.lock().streams.left(rank)
     }
 
     fn has_met_all(&mut self) -> bool {

@@ -230,7 +230,7 @@ class Comparison:
         right = digest if is_majority else column[ranks[0]]
         others = [str(rank) for rank in ranks if column[rank] != right]
         more = f", and {len(others) - 8} more" if len(others) > 8 else ""
-        raise _core.DrumlineError(
+        error = _core.DrumlineError(
             f"after step {self._step}, parameter `{names[differing[0]]}` has other values on rank "
             f"{', '.join(others[:8])}{more} than on {'most ranks' if is_majority else f'rank {ranks[0]}'} "
             f"({len(differing)} of {len(names)} parameters differ). Gradients were averaged, so what the program does "
@@ -238,6 +238,9 @@ class Comparison:
             "backward of the module inside. Parameters that are to differ are listed with "
             "_set_params_and_buffers_to_ignore_for_model"
         )
+        if is_majority and len(others) == 1:
+            error.culprit = self._group.ranks[int(others[0])]
+        raise error
 
 
 def _on_host(tensor: Any) -> _core.Memory:

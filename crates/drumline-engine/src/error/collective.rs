@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use drumline_schedule::step::Rank;
 
-use crate::membership::{GlobalRanks, Membership};
+use crate::membership::{GlobalRanks, Membership, SeenFailure};
 
 /// A call that failed, and the rank at fault.
 ///
@@ -86,6 +86,12 @@ impl CollectiveError {
                 _ => None,
             },
         }
+    }
+
+    /// The same as other groups of this rank tell it, with the number of the culprit in the job.
+    pub(crate) fn seen(&self) -> SeenFailure {
+        let culprit = self.culprit().map(|rank| self.global.of(rank));
+        SeenFailure { culprit, text: self.to_string() }
     }
 }
 

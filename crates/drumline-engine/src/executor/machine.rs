@@ -74,8 +74,8 @@ struct PeerProgress {
     expected: VecDeque<u64>,
     /// The header of the peer's next message, if it has arrived.
     header: Option<Header>,
-    /// Whether the peer has left the group.
-    left: bool,
+    /// Why the peer takes no part any more, if it has left the group.
+    left: Option<Box<Cause>>,
 }
 
 /// What the machine wants done.
@@ -599,26 +599,26 @@ impl Machine {
         }
     }
 
-    /// `peer` has left the group in good order.
-    pub fn on_left(&mut self, peer: Rank) {
+    /// `peer` has left the group in good order. A call that needs it fails because of `why`.
+    pub fn on_left(&mut self, peer: Rank, why: Cause) {
         self.touch();
-        self.peers[peer].left = true;
+        self.peers[peer].left = Some(Box::new(why));
     }
 
     /// Tells the machine that nothing can be done at the time `now`. Fails if the call can no longer go on,
     /// because a peer that it needs has left or the time limit has passed.
     pub fn on_stuck(&mut self, now: Instant) -> Result<(), Cause> {
         let deadline = self.deadline(now);
-        let has_left = |peer: &Rank| self.peers.get(*peer).is_some_and(|peer| peer.left);
-        let any_left = self.is_touched && self.peers.iter().any(|peer| peer.left);
+        let why_left = |peer: &Rank| self.peers.get(*peer)?.left.clone();
+        let any_left = self.is_touched && self.peers.iter().any(|peer| peer.left.is_some());
         if !any_left && now < deadline {
             return Ok(());
         }
         let waiting_for = self.awaited();
-        match waiting_for.iter().find(|peer| has_left(peer)) {
+        match waiting_for.iter().find_map(why_left) {
             // The peer's posts before it left are enough, if nothing else is missing.
             Some(_) if self.can_go_on() => Ok(()),
-            Some(&peer) => Err(Cause::PeerLeft { peer }),
+            Some(why) => Err(*why),
             None if now < deadline => Ok(()),
             None => Err(Cause::Timeout { waiting_for }),
         }

@@ -21,6 +21,7 @@ use crate::{Cause, transport::Transport};
 use crate::{
     DType, ReduceOp,
     error::CollectiveError,
+    membership::SeenFailure,
     operator::{Combine, OperatorKind},
 };
 
@@ -136,7 +137,7 @@ impl Transport for Port {
 
     fn abort(&mut self, _failure: &CollectiveError) {}
 
-    fn take_leave(&mut self) {}
+    fn take_leave(&mut self, _: Option<SeenFailure>) {}
 
     fn still_present(&mut self, _history: &History) -> Result<Vec<Rank>, Cause> {
         Ok(Vec::new())

@@ -12,7 +12,7 @@ impl Lane {
     /// Says goodbye to the peers. Then call [`Lane::closed`] until it returns true.
     pub fn close(&mut self) -> Result<()> {
         self.check_open(|| "destroy")?;
-        self.transport.take_leave();
+        self.transport.take_leave(self.member.seen());
         Ok(())
     }
 

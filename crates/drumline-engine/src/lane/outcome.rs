@@ -48,7 +48,7 @@ impl Lane {
         }
         self.peers_looked_at = Some(now);
         self.look(now);
-        if let Some(rank) = neighbour.filter(|rank| !self.transport.has_left(*rank)) {
+        if let Some(rank) = neighbour.filter(|rank| self.transport.left(*rank).is_none()) {
             // It says why at once. If it dies before, its connection ends.
             return match self.transport.lost(rank) {
                 Some(cause) => Err(Box::new(cause)),

@@ -292,7 +292,7 @@ impl Late {
             let Membership { rank, world_size, .. } = lane.member;
             let others = (0..world_size).filter(|other| *other != rank);
             let (left, present): (Vec<_>, Vec<_>) =
-                others.partition(|other| lane.transport.has_left(*other));
+                others.partition(|other| lane.transport.left(*other).is_some());
             ranks.extend(if present.is_empty() { left } else { present });
         }
         ranks.into_iter().collect()

@@ -15,6 +15,8 @@ pub enum Failure<E> {
     Connect(String),
     /// The process of a rank has ended.
     Ended(Rank),
+    /// The same, as the text tells: nobody listens where the rank did, and the rank has not said why.
+    Refused(Rank, String),
 }
 
 impl<E> Failure<E> {
@@ -37,7 +39,7 @@ impl<E: fmt::Display> Failure<E> {
     pub fn text(&self, member: &Membership) -> String {
         match self {
             Failure::Outside(error) => error.to_string(),
-            Failure::Connect(problem) => problem.clone(),
+            Failure::Connect(problem) | Failure::Refused(_, problem) => problem.clone(),
             Failure::Ended(rank) => {
                 format!("the process of {} has ended", member.global.who(*rank))
             }
@@ -47,7 +49,7 @@ impl<E: fmt::Display> Failure<E> {
     /// The rank at fault, where one is known.
     pub fn culprit(&self) -> Option<Rank> {
         match self {
-            Failure::Ended(rank) => Some(*rank),
+            Failure::Ended(rank) | Failure::Refused(rank, _) => Some(*rank),
             Failure::Outside(_) | Failure::Connect(_) => None,
         }
     }

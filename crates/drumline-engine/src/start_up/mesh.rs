@@ -214,7 +214,13 @@ async fn call<W: Outside>(
     loop {
         let call = desk.ask(Ask::Dial { peer, name: name.to_owned(), channel }).await?;
         let Answer::Dialled(dialled) = call else { unreachable!("a call ends as calls do") };
-        let problem = match dialled {
+        let told = |error| {
+            format!(
+                "cannot connect to rank {peer} at unix:@{name}: {error}{before}; has it exited, or \
+                 does a firewall stand between?"
+            )
+        };
+        let failure = match dialled {
             Dialled::Open(stream) => return Ok(stream),
             Dialled::HungUp(error) if desk.now() < give_up => {
                 board.check(desk).await?;
@@ -222,14 +228,15 @@ async fn call<W: Outside>(
                 desk.ask(Ask::Pause(PAUSE)).await?;
                 continue;
             }
-            Dialled::Refused(reason) => format!("rank {peer} at unix:@{name}: {reason}"),
-            Dialled::HungUp(error) | Dialled::Failed(error) => format!(
-                "cannot connect to rank {peer} at unix:@{name}: {error}{before}; has it exited, or \
-                 does a firewall stand between?"
-            ),
+            Dialled::Refused(reason) => {
+                Failure::Connect(format!("rank {peer} at unix:@{name}: {reason}"))
+            }
+            Dialled::HungUp(error) | Dialled::Failed(error) => Failure::Connect(told(error)),
+            Dialled::Closed(error) => Failure::Refused(peer, told(error)),
         };
+        // A rank that has failed and lives closes its socket as well, and then says why.
         board.settle(desk).await?;
-        return Err(Failure::Connect(problem));
+        return Err(failure);
     }
 }
 

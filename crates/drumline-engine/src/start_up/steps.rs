@@ -141,7 +141,9 @@ pub enum Dialled<S> {
     Refused(String),
     /// The peer hung up before it answered.
     HungUp(String),
-    /// The call failed.
+    /// Nobody listens there any more.
+    Closed(String),
+    /// The call failed in another way.
     Failed(String),
 }
 

@@ -493,7 +493,7 @@ impl Watch {
     ) -> Failure<W::Error> {
         match failure {
             Failure::Ended(_) => failure,
-            Failure::Connect(_) => {
+            Failure::Connect(_) | Failure::Refused(..) => {
                 let Some(seen) = self.take() else { return failure };
                 let failed = self.peek(desk, &self.failed_key()).await;
                 let ended = failed.ok().filter(|failed| *failed != seen.failed_before);

@@ -8,7 +8,10 @@ use std::{
 use drumline_schedule::step::Rank;
 
 use super::{broken::is_silence, duplex::Duplex, later::Later, waits::Waits, wire::Control};
-use crate::error::Cause;
+use crate::{
+    error::{Cause, Reason},
+    membership::SeenFailure,
+};
 
 /// The control connection to one peer.
 #[derive(Debug)]
@@ -21,6 +24,8 @@ pub(crate) struct ControlLink<S> {
     /// Why messages can no longer reach the peer.
     write_failed: Option<String>,
     state: PeerState,
+    /// The failure after which the peer has left.
+    seen: Option<SeenFailure>,
     /// Whether the peer has said anything.
     has_spoken: bool,
     /// Whether there may be something to read.
@@ -54,6 +59,7 @@ impl<S: Duplex> ControlLink<S> {
             unsent: Vec::new(),
             write_failed: None,
             state: PeerState::Present,
+            seen: None,
             has_spoken: false,
             ready: true,
             beats: 0,
@@ -80,6 +86,17 @@ impl<S: Duplex> ControlLink<S> {
 
     pub(crate) fn state(&self) -> &PeerState {
         &self.state
+    }
+
+    /// Why a call that needs a peer that has left cannot go on.
+    pub(crate) fn why_left(&self) -> Cause {
+        self.after().unwrap_or(Cause::PeerLeft { peer: self.peer })
+    }
+
+    /// The failure after which the peer has left.
+    pub(crate) fn after(&self) -> Option<Cause> {
+        let SeenFailure { culprit, text } = self.seen.clone()?;
+        Some(Cause::Reported { by: self.peer, culprit, reason: Reason::Other, text })
     }
 
     /// Sends a message to the peer. If the stream does not take all of it now, the rest follows later.
@@ -228,7 +245,9 @@ impl<S: Duplex> ControlLink<S> {
                 self.waits = Some(waits);
                 self.say_nothing();
             }
-            Ok(Some(Control::Goodbye)) => self.state = PeerState::Left,
+            Ok(Some(Control::Goodbye(seen))) => {
+                (self.state, self.seen) = (PeerState::Left, seen);
+            }
             Ok(Some(Control::Abort { culprit, reason, text })) => {
                 let by = self.peer;
                 self.state = PeerState::Lost(Cause::Reported { by, culprit, reason, text });
@@ -255,8 +274,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::error::Reason;
-
     /// A link, and the other end of its full stream.
     fn full() -> (ControlLink<UnixStream>, UnixStream) {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
@@ -287,14 +304,14 @@ mod tests {
             text: "out of order".to_owned(),
         };
         link.say(&abort);
-        link.say(&Control::Goodbye);
+        link.say(&Control::Goodbye(None));
         assert!(link.has_unsent());
         link.on_readable();
         assert!(link.has_unsent(), "nothing was taken meanwhile");
         heard(&mut theirs);
         link.on_readable();
         assert!(!link.has_unsent());
-        assert_eq!(heard(&mut theirs), [abort, Control::Goodbye]);
+        assert_eq!(heard(&mut theirs), [abort, Control::Goodbye(None)]);
     }
 
     #[test]
@@ -313,10 +330,10 @@ mod tests {
     #[test]
     fn nothing_is_owed_to_a_peer_that_is_gone() {
         let (mut link, theirs) = full();
-        link.say(&Control::Goodbye);
+        link.say(&Control::Goodbye(None));
         drop(theirs);
         link.on_readable();
-        link.say(&Control::Goodbye);
+        link.say(&Control::Goodbye(None));
         assert!(!link.has_unsent());
     }
 

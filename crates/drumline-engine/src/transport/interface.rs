@@ -14,6 +14,7 @@ use super::{
 use crate::{
     error::{Cause, CollectiveError},
     executor::{Header, History, Machine, Memory, Stretch},
+    membership::SeenFailure,
 };
 
 /// Carries the messages of one group, in order between any two ranks.
@@ -41,8 +42,9 @@ pub trait Transport: Send + std::fmt::Debug {
     /// Tells all peers that the group is broken, and why. What was in flight is lost.
     fn abort(&mut self, failure: &CollectiveError);
 
-    /// Tells all peers that this rank leaves in good order, without waiting for anyone.
-    fn take_leave(&mut self);
+    /// Tells all peers that this rank leaves in good order, without waiting for anyone. `seen`: a failure that it has
+    /// seen in another group, by which a peer that still needs this rank blames the rank at fault.
+    fn take_leave(&mut self, seen: Option<SeenFailure>);
 
     /// The peers that have not left yet, after [`Transport::take_leave`]. When there are none, a message that
     /// was never taken is an error: its sender made a call that this rank did not make.
@@ -91,8 +93,8 @@ pub trait Connections: Transport {
     /// answered for longer than `answer`.
     fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits>;
 
-    /// Whether a peer is known to have left the group in good order.
-    fn has_left(&self, rank: Rank) -> bool;
+    /// Why a peer that has left the group in good order can take no part any more. `None`: it is not known to have left.
+    fn left(&self, rank: Rank) -> Option<Cause>;
 
     /// Whether no connection to a peer is still to come.
     fn has_met_all(&mut self) -> bool;

@@ -179,7 +179,7 @@ impl<S: Duplex> Peer<S> {
         }
         self.use_all(streams);
         self.control.say(farewell.unwrap_or(&Control::Beat));
-        if let Some(Control::Goodbye) = farewell {
+        if let Some(Control::Goodbye(_)) = farewell {
             self.data.end();
             self.points.end();
         }
@@ -241,7 +241,7 @@ impl<S: Duplex> Peer<S> {
 
     /// Sends the last message of this rank: a goodbye or an abort.
     pub(crate) fn part(&mut self, word: &Control) {
-        if let Control::Goodbye = word {
+        if let Control::Goodbye(_) = word {
             // The peer expects the end of the data before the goodbye.
             self.data.end();
             self.points.end();

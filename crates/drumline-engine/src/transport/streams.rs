@@ -27,6 +27,7 @@ use super::{
 use crate::{
     error::{Cause, CollectiveError},
     executor::{Header, History, Machine, Memory, Stretch},
+    membership::SeenFailure,
 };
 
 /// How long a broken stream waits for the control stream to say why. Also, how long a receive from any rank
@@ -248,7 +249,7 @@ impl<S: Duplex> Streams<S> {
             // A peer leaves only when it has all that it wanted. If this rank wrote now, no error would tell
             // that nobody reads it.
             if peer.data.wants_to_write() && *peer.control.state() == PeerState::Left {
-                return Err(Cause::PeerLeft { peer: peer.rank });
+                return Err(peer.control.why_left());
             }
             moved |= peer.data.write(machine, memory)?;
             moved |= peer.data.read(machine, memory)?;
@@ -364,10 +365,10 @@ impl<S: Duplex> Streams<S> {
                 // Messages that the peer sent before it left may still be on their way.
                 PeerState::Left => {
                     if let (Some(machine), Some(_)) = (&mut machine, data) {
-                        machine.on_left(peer.rank);
+                        machine.on_left(peer.rank, peer.control.why_left());
                     }
                     if points.is_some() {
-                        return Err(Cause::PeerLeft { peer: peer.rank });
+                        return Err(peer.control.why_left());
                     }
                 }
                 PeerState::Lost(cause) => return Err(cause.clone()),
@@ -405,6 +406,9 @@ impl<S: Duplex> Streams<S> {
 
     /// The cause of failure for a receive from any rank when no rank is left that could send.
     fn nobody_left(&self) -> Cause {
+        if let Some(cause) = self.peers.values().find_map(|peer| peer.control.after()) {
+            return cause;
+        }
         let (mut left, mut unreachable) = (Vec::new(), Vec::new());
         for Peer { rank, bond, .. } in self.peers.values() {
             match bond {
@@ -447,9 +451,10 @@ impl<S: Duplex> Streams<S> {
         agreed.filter_map(told).collect()
     }
 
-    /// Whether a peer has said goodbye.
-    pub fn has_left(&self, rank: Rank) -> bool {
-        self.peers.get(&rank).is_some_and(|peer| *peer.control.state() == PeerState::Left)
+    /// See [`Connections::left`](super::Connections::left).
+    pub fn left(&self, rank: Rank) -> Option<Cause> {
+        let control = &self.peers.get(&rank)?.control;
+        (*control.state() == PeerState::Left).then(|| control.why_left())
     }
 
     /// See [`Connections::has_met_all`](super::Connections::has_met_all).
@@ -479,8 +484,8 @@ impl<S: Duplex> Streams<S> {
     }
 
     /// See [`Transport::take_leave`](super::Transport::take_leave).
-    pub fn take_leave(&mut self) {
-        self.part(Control::Goodbye);
+    pub fn take_leave(&mut self, seen: Option<SeenFailure>) {
+        self.part(Control::Goodbye(seen));
     }
 
     /// Sends the last message of this rank to all peers, and to peers that connect later. A call to a peer
@@ -489,7 +494,7 @@ impl<S: Duplex> Streams<S> {
     fn part(&mut self, word: Control) {
         for rank in std::mem::take(&mut self.wanted) {
             // After an abort, sends and receives posted to this peer are ended elsewhere.
-            if let Control::Goodbye = word {
+            if let Control::Goodbye(_) = word {
                 self.peers.remove(&rank);
             }
         }

@@ -6,14 +6,16 @@ use super::waits::{InCall, Waits};
 use crate::{
     error::{Reason, one_line},
     executor::{Header, array},
+    membership::SeenFailure,
 };
 
 /// A message on a control connection: one byte for the kind, one for the reason of an abort, two zero bytes,
 /// the length of the body in four bytes, and the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// The sender leaves the group in good order and will send no more.
-    Goodbye,
+    /// The sender leaves the group in good order and will send no more. If it has seen a failure in another group, the
+    /// body is as in [`Control::Abort`].
+    Goodbye(Option<SeenFailure>),
     /// Means nothing. The receiver's kernel answers it, so a silent host is noticed. It also answers
     /// [`Control::Waits`].
     Beat,
@@ -50,14 +52,13 @@ impl Control {
     /// The bytes on the wire.
     pub fn encode(&self) -> Vec<u8> {
         let (front, body) = match self {
-            Control::Goodbye => ([GOODBYE, 0], Vec::new()),
+            Control::Goodbye(None) => ([GOODBYE, 0], Vec::new()),
+            Control::Goodbye(Some(SeenFailure { culprit, text })) => {
+                ([GOODBYE, 0], encode_failure(*culprit, text))
+            }
             Control::Beat => ([BEAT, 0], Vec::new()),
             Control::Abort { culprit, reason, text } => {
-                let culprit = culprit.map_or(NOBODY, |rank| rank as u32);
-                let mut body = culprit.to_le_bytes().to_vec();
-                body.extend_from_slice(text.as_bytes());
-                body.truncate(Control::BODY_BYTES_MAX);
-                ([ABORT, reason.code()], body)
+                ([ABORT, reason.code()], encode_failure(*culprit, text))
             }
             Control::Waits(waits) => ([WAITS, 0], encode_waits(waits)),
         };
@@ -82,15 +83,16 @@ impl Control {
         let message: Vec<u8> = bytes.drain(..Control::FRONT_BYTES + len).collect();
         let body = &message[Control::FRONT_BYTES..];
         match message[0] {
-            GOODBYE => Ok(Some(Control::Goodbye)),
+            GOODBYE if len == 0 => Ok(Some(Control::Goodbye(None))),
+            GOODBYE if len >= 4 => {
+                let (culprit, text) = decode_failure(body);
+                Ok(Some(Control::Goodbye(Some(SeenFailure { culprit, text }))))
+            }
             BEAT => Ok(Some(Control::Beat)),
             ABORT if len >= 4 => {
-                let culprit = u32::from_le_bytes(array(body, 0));
-                Ok(Some(Control::Abort {
-                    culprit: (culprit != NOBODY).then_some(culprit as usize),
-                    reason: Reason::from_code(message[1]),
-                    text: one_line(&body[4..]),
-                }))
+                let ((culprit, text), reason) =
+                    (decode_failure(body), Reason::from_code(message[1]));
+                Ok(Some(Control::Abort { culprit, reason, text }))
             }
             WAITS if len >= Control::COUNT_BYTES && len.is_multiple_of(4) => {
                 decode_waits(body).map(|waits| Some(Control::Waits(waits)))
@@ -98,6 +100,19 @@ impl Control {
             kind => Err(format!("a control message of unknown kind {kind}")),
         }
     }
+}
+
+fn encode_failure(culprit: Option<Rank>, text: &str) -> Vec<u8> {
+    let culprit = culprit.map_or(NOBODY, |rank| rank as u32);
+    let mut body = [&culprit.to_le_bytes(), text.as_bytes()].concat();
+    body.truncate(Control::BODY_BYTES_MAX);
+    body
+}
+
+/// `body` holds at least the rank.
+fn decode_failure(body: &[u8]) -> (Option<Rank>, String) {
+    let culprit = u32::from_le_bytes(array(body, 0));
+    ((culprit != NOBODY).then_some(culprit as usize), one_line(&body[4..]))
 }
 
 fn encode_waits(waits: &Waits) -> Vec<u8> {
@@ -171,7 +186,12 @@ mod tests {
             waits(vec![1], vec![3, 70_000]),
             waits(vec![], vec![2]),
             waits(vec![], vec![]),
-            Control::Goodbye,
+            Control::Goodbye(None),
+            Control::Goodbye(Some(SeenFailure {
+                culprit: Some(2),
+                text: "rank 2 stumbled".into(),
+            })),
+            Control::Goodbye(Some(SeenFailure { culprit: None, text: String::new() })),
         ];
         let bytes: Vec<u8> = messages.iter().flat_map(Control::encode).collect();
         let (mut arrived, mut taken) = (Vec::new(), Vec::new());
@@ -226,6 +246,7 @@ mod tests {
     #[test]
     fn other_messages_that_make_no_sense_are_refused() {
         assert!(Control::take(&mut vec![2, 0, 0, 0, 1, 16, 0, 0]).is_err());
+        assert!(Control::take(&mut vec![1, 0, 0, 0, 1, 0, 0, 0, 2]).is_err());
         assert!(Control::take(&mut vec![9, 0, 0, 0, 0, 0, 0, 0]).is_err());
     }
 }

@@ -57,7 +57,7 @@ impl ProcessGroup {
     /// ```
     pub fn alone() -> ProcessGroup {
         let name = "alone";
-        let family = Family::new(name, Arc::new(HashStore::new()));
+        let family = Arc::new(Family::new(name, Arc::new(HashStore::new())));
         let member = Membership::new(name, (0, 1), GlobalRanks::default());
         let sockets = Sockets::new(&member, Vec::new(), None);
         let recorder = GroupTrace::of(&member.name, 0);
@@ -181,7 +181,7 @@ impl ProcessGroup {
                 ),
             });
         }
-        let family = Family::new(name, store);
+        let family = Arc::new(Family::new(name, store));
         let place = (rank, world_size);
         ProcessGroup::join_first(family, name, place, GlobalRanks::default(), config)
     }
@@ -222,7 +222,8 @@ impl ProcessGroup {
             });
         }
         let deadline = deadline::after(Instant::now(), config.timeout);
-        let mut member = Membership::new(name, place, global);
+        let seen = family.seen.clone();
+        let mut member = Membership { seen, ..Membership::new(name, place, global) };
         // Groups made from this one write to the same trace file.
         let own = member.global.of(member.rank);
         let trace = config.trace.clone().map(|trace| trace.of_rank(own));

@@ -452,7 +452,7 @@ impl Driven {
     /// Whether all these peers have said goodbye, or one has failed.
     pub(super) fn have_left(&self, peers: &[Rank]) -> bool {
         let Some(mut lane) = self.handoff.try_drive() else { return false };
-        lane.hear(Instant::now()).is_err() || peers.iter().all(|peer| lane.has_left(*peer))
+        lane.hear(Instant::now()).is_err() || peers.iter().all(|peer| lane.left(*peer).is_some())
     }
 
     /// Tells the peers that this rank leaves, unless it has failed or left.

@@ -122,7 +122,7 @@ pub fn hear(group: &ProcessGroup, peer: Option<Rank>) -> Option<Cause> {
     let lane = group.inner.driven().upgrade()?;
     let mut lane = lane.try_lane()?;
     let heard = lane.hear(Instant::now()).err();
-    heard.or_else(|| peer.filter(|it| lane.has_left(*it)).map(|peer| Cause::PeerLeft { peer }))
+    heard.or_else(|| lane.left(peer?))
 }
 
 /// Connects to all peers, which all do the same, so that [`hear`] hears each of them.

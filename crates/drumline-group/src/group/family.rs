@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use drumline_engine::{
-    membership::{GlobalRanks, Membership},
+    membership::{GlobalRanks, Membership, SeenFailure},
     start_up::{claim::process_key, watch::Processes},
 };
 use drumline_schedule::step::Rank;
@@ -30,33 +30,28 @@ pub(super) struct Family {
     joining: Mutex<BTreeSet<String>>,
     /// Of one of several members of a rank: the family of the rank, and for each member the number in the job of its rank.
     of_rank: Option<(Arc<Family>, Vec<Rank>)>,
+    /// See [`Membership::seen`].
+    pub(super) seen: Arc<OnceLock<SeenFailure>>,
 }
 
 impl Family {
-    pub(super) fn new(root: &str, store: Arc<dyn Store>) -> Arc<Family> {
-        let root = root.to_owned();
-        Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default(), of_rank: None })
+    pub(super) fn new(root: &str, store: Arc<dyn Store>) -> Family {
+        let (root, joining, seen) = (root.to_owned(), Mutex::default(), Arc::default());
+        Family { root, store, rendezvous: None, joining, of_rank: None, seen }
     }
 
     /// That of a job. From now on this process ends with its lease.
     pub(super) fn of(root: &str, rendezvous: Rendezvous) -> Arc<Family> {
         let watched = drumline_shm::end_with_lease();
         drop(watched.inspect_err(|error| tracing::warn!(%error, "nobody watches the lease")));
-        let (root, store) = (root.to_owned(), rendezvous.store.clone());
-        Arc::new(Family {
-            root,
-            store,
-            rendezvous: Some(rendezvous),
-            joining: Mutex::default(),
-            of_rank: None,
-        })
+        let store = rendezvous.store.clone();
+        Arc::new(Family { rendezvous: Some(rendezvous), ..Family::new(root, store) })
     }
 
     /// For one of several members of a rank. Each joins groups by itself.
     pub(super) fn of_member(rank: &Arc<Family>, ranks: Vec<Rank>) -> Arc<Family> {
-        let (root, store) = (rank.root.clone(), rank.store.clone());
         let of_rank = Some((rank.clone(), ranks));
-        Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default(), of_rank })
+        Arc::new(Family { of_rank, ..Family::new(&rank.root, rank.store.clone()) })
     }
 
     /// The processes of the members of a group of the family.

@@ -253,7 +253,7 @@ impl Watch for Warden {
     }
 
     fn has_left(&self, peer: Rank) -> bool {
-        self.driven.ask(move |lane| lane.has_left(peer)).unwrap_or(false)
+        self.driven.ask(move |lane| lane.left(peer).is_some()).unwrap_or(false)
     }
 }
 
@@ -274,8 +274,8 @@ fn at_first_hand(cause: Cause, lane: &mut Lane) -> Cause {
         if let Some(own) = lane.lost(culprit, now) {
             return own;
         }
-        if lane.has_left(culprit) {
-            return Cause::PeerLeft { peer: culprit };
+        if let Some(left) = lane.left(culprit) {
+            return left;
         }
         lane.sleep_until(until, now);
         now = Instant::now();

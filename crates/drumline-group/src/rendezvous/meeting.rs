@@ -97,7 +97,7 @@ impl Plan {
         let tcp = match (joined, opened) {
             (Ok(()), Some(tcp)) => tcp,
             (Err(Failure::Connect(problem)), Some(tcp)) => return Err(self.refused(&tcp, problem)),
-            (Err(failure @ Failure::Ended(_)), Some(tcp)) => {
+            (Err(failure @ (Failure::Ended(_) | Failure::Refused(..))), Some(tcp)) => {
                 let place = (self.rank, self.world_size);
                 let member = Membership::new(WORLD, place, GlobalRanks::default());
                 tcp.wait_for_departure(WHY_COMES);

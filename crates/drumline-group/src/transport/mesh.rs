@@ -4,7 +4,7 @@
 //! kernel says which user is at the other end. Other ranks connect over TCP, on the chosen addresses, when
 //! they first need each other: see [`Far`]. No TCP port is opened unless there are other hosts.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, io, time::Instant};
 
 use drumline_engine::{
     membership::Membership,
@@ -180,6 +180,9 @@ impl Sockets<'_> {
             Ok(stream) => Dialled::Open(PeerStream(stream)),
             Err(CallError::Refused(reason)) => Dialled::Refused(reason),
             Err(error @ CallError::HungUp(_)) => Dialled::HungUp(error.to_string()),
+            Err(CallError::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Dialled::Closed(error.to_string())
+            }
             Err(error @ CallError::Io(_)) => Dialled::Failed(error.to_string()),
         }))
     }

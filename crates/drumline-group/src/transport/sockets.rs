@@ -11,7 +11,7 @@ use std::{
 use drumline_engine::{
     Cause, CollectiveError,
     executor::{Header, History, Machine, Memory, Stretch},
-    membership::Membership,
+    membership::{Membership, SeenFailure},
     transport::{Connections, Ended, Point, StreamKind, Streams, Transport, Waits},
 };
 use drumline_schedule::step::Rank;
@@ -243,8 +243,8 @@ impl Transport for Sockets {
         self.streams.abort(failure);
     }
 
-    fn take_leave(&mut self) {
-        self.streams.take_leave();
+    fn take_leave(&mut self, seen: Option<SeenFailure>) {
+        self.streams.take_leave(seen);
     }
 
     fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
@@ -341,6 +341,10 @@ impl Connections for Sockets {
     }
 
     fn tell(&mut self, waits: &Waits, now: Instant) {
+        // This rank has waited for long. A process that has crashed keeps its connections until its core is written.
+        for (rank, _) in self.processes.iter().filter(|(_, process)| process.dumps_core()) {
+            self.streams.on_exit(*rank);
+        }
         self.streams.tell(waits, now);
     }
 
@@ -348,8 +352,8 @@ impl Connections for Sockets {
         self.streams.told(now, answer)
     }
 
-    fn has_left(&self, rank: Rank) -> bool {
-        self.streams.has_left(rank)
+    fn left(&self, rank: Rank) -> Option<Cause> {
+        self.streams.left(rank)
     }
 
     fn has_met_all(&mut self) -> bool {

@@ -388,3 +388,36 @@ fn the_store_outlives_the_world_while_groups_are_there() {
         child.destroy().unwrap();
     });
 }
+
+/// Rank 1 fails in a group that it shares with rank 0 alone. Rank 0 drops its groups, before the others can hear of rank 1.
+#[test]
+fn a_rank_that_leaves_after_a_failure_in_another_group_is_not_blamed() {
+    everywhere(|config| {
+        let over = Barrier::new(3);
+        world_with(4, config, |world| {
+            let me = world.rank();
+            let make = |other| world.new_group(&[0, other], &options());
+            let (half, pair) = (make(1).ok(), make(3).ok());
+            let mut data = [1_u8];
+            match me {
+                0 => {
+                    let heard = failure(half.unwrap().barrier().unwrap_err());
+                    assert_eq!(heard.culprit(), Some(1), "{heard}");
+                    return;
+                }
+                1 => half.unwrap().abort(),
+                2 => {
+                    let error = world.broadcast(&mut data, 0).unwrap_err();
+                    assert_eq!(error.culprit(), Some(1), "{error}");
+                }
+                _ => {
+                    // Rank 1 is not in this group, and no rank of it is at fault.
+                    let error = pair.unwrap().broadcast(&mut data, 0).unwrap_err();
+                    assert_eq!(error.culprit(), None, "{error}");
+                    assert!(error.to_string().contains("local[0,1]"), "{error}");
+                }
+            }
+            over.wait();
+        });
+    });
+}

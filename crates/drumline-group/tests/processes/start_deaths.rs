@@ -157,10 +157,7 @@ fn kill_and_listen(times: usize) {
         kill_process(Pid::from_child(&job.0[victim].0), Signal::KILL).unwrap();
         for survivor in (0..WORLD).filter(|rank| *rank != victim) {
             let (began, failed, culprit, told) = failure(&mut job.0[survivor].1);
-            // In a half, ranks have numbers of their own.
-            let is_half = what == "halves" && told.contains("\"world[");
-            let place = if is_half { victim % 2 } else { victim };
-            if culprit != place as i64 {
+            if culprit != victim as i64 {
                 wrong.push(format!(
                     "{what} over {over}, {number}, victim {victim}: rank {survivor} says: {told}"
                 ));

@@ -426,7 +426,7 @@ fn answer(question: &Ask, ended: Ended) -> Answer<()> {
         (_, Ended::Signs { reached, closed }) => Answer::Signs { reached, closed },
         (_, Ended::Dialled(true)) => Answer::Dialled(Dialled::Open(())),
         (_, Ended::Dialled(false)) => {
-            Answer::Dialled(Dialled::Failed("connection refused".to_owned()))
+            Answer::Dialled(Dialled::Closed("connection refused".to_owned()))
         }
         (_, Ended::Came(all)) => {
             Answer::Came(all.into_iter().map(|(rank, channel)| (rank, channel, ())).collect())

@@ -338,7 +338,7 @@ impl<'p> StartUpSimulation<'p> {
                 (None, Some(StartUpFault::RankCrash(victim))) if victim == plan.rank => Ok(()),
                 (None, _) => Err("neither starts up nor fails".to_owned()),
                 (Some(Err(Failure::Outside(_))), _) => Ok(()),
-                (Some(Err(Failure::Ended(rank))), Some(fault)) => {
+                (Some(Err(Failure::Ended(rank) | Failure::Refused(rank, _))), Some(fault)) => {
                     check_ended(plan, *rank, fault, host_waits)
                 }
                 (Some(Err(Failure::Connect(problem))), Some(fault)) => {

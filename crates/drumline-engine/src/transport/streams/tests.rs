@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::*;
+use crate::error::Reason;
 
 fn bundles() -> [Bundle<UnixStream>; 2] {
     let [control, data, points] = [(); 3].map(|()| {
@@ -28,8 +29,8 @@ fn a_rank_is_not_done_before_its_goodbye_is_out() {
     let mut first = Streams::new(0, 2, [(1, near)]);
     let mut second = Streams::new(1, 2, [(0, far)]);
     let history = History::default();
-    first.take_leave();
-    second.take_leave();
+    first.take_leave(None);
+    second.take_leave(None);
     assert!(first.has_unsent());
     let present = first.still_present(&history).unwrap();
     assert_eq!(present, [1], "it has left, and has not heard that this rank has");
@@ -48,8 +49,8 @@ fn nobody_waits_to_say_goodbye_to_a_peer_that_is_gone() {
     while near.control.write(&Control::Beat.encode()).is_ok() {}
     let mut first = Streams::new(0, 2, [(1, near)]);
     let mut second = Streams::new(1, 2, [(0, far)]);
-    first.take_leave();
-    second.take_leave();
+    first.take_leave(None);
+    second.take_leave(None);
     drop(second);
     assert_eq!(first.still_present(&History::default()).unwrap(), []);
 }
@@ -76,9 +77,25 @@ fn a_peer_that_can_be_told_nothing_is_lost_after_a_while() {
 #[test]
 fn a_peer_that_has_left_need_be_told_nothing() {
     let (mut streams, mut far) = one_way();
-    far.control.write_all(&Control::Goodbye.encode()).unwrap();
+    far.control.write_all(&Control::Goodbye(None).encode()).unwrap();
     let now = Instant::now();
     for now in [now, now + GRACE] {
         assert_eq!(streams.progress_points(false, now, &mut Vec::new()), Ok(false));
+    }
+}
+
+#[test]
+fn a_goodbye_names_the_rank_whose_failure_it_follows() {
+    let seen = SeenFailure { culprit: Some(2), text: "rank 2 has ended".to_owned() };
+    let told =
+        Cause::Reported { by: 0, culprit: Some(2), reason: Reason::Other, text: seen.text.clone() };
+    for (seen, expected) in [(None, Cause::PeerLeft { peer: 0 }), (Some(seen), told)] {
+        let [near, far] = bundles();
+        let mut first = Streams::new(0, 3, [(1, near)]);
+        let mut second = Streams::new(1, 3, [(0, far)]);
+        assert_eq!(second.left(0), None);
+        first.take_leave(seen);
+        assert_eq!(second.lost(0), None, "it has left in good order");
+        assert_eq!(second.left(0), Some(expected));
     }
 }
