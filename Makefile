@@ -168,7 +168,8 @@ soak:
 
 # 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
 soak-python: python-package
-	DRUMLINE_SOAK=1 $(PYTEST) python/tests/test_soak.py python/tests/test_handlers.py
+	DRUMLINE_SOAK=1 $(PYTEST) python/tests/test_soak.py python/tests/test_handlers.py python/tests/test_sigterm.py \
+		python/tests/test_start_deaths.py
 
 # Every decoder (or ONLY some, with commas), TIME seconds each. Needs a nightly compiler and one of C++.
 TIME ?= 60
