@@ -54,6 +54,7 @@ mod operand;
 mod past_cache;
 mod reduce;
 mod rounding;
+mod table;
 
 pub use boolean::Bool;
 pub use convert::{copy, fetch, narrow, scale, take_over, widen};
@@ -68,3 +69,4 @@ pub use operand::{Addend, Source, Target};
 pub use past_cache::{copy_past_cache, fetch_past_cache};
 pub use reduce::{combine, reduce_sums, reduce_to_sums, reduce_tree, reduce_tree_with};
 pub use rounding::with_ieee_rounding;
+pub use table::KernelTable;

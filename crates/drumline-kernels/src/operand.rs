@@ -168,6 +168,10 @@ macro_rules! operand {
                 self.len == 0
             }
 
+            /// An operand without elements.
+            pub(crate) const NONE: $name<'a, T> =
+                $name { ptr: std::ptr::dangling::<T>().cast_mut(), len: 0, life: PhantomData };
+
             /// The elements in `range`.
             ///
             /// # Panics
@@ -183,6 +187,28 @@ macro_rules! operand {
                 );
                 // The address lies within the operand or at its end, so this never wraps.
                 $name { ptr: self.ptr.wrapping_add(start), len: end - start, life: PhantomData }
+            }
+        }
+
+        impl<'a> $name<'a, u8> {
+            /// The bytes as elements.
+            ///
+            /// # Panics
+            ///
+            /// When the bytes are not aligned for `T`, or are no whole number of elements.
+            #[inline(always)]
+            pub fn elements<T: Pod>(self) -> $name<'a, T> {
+                let (ptr, len) = (self.ptr.cast::<T>(), self.len / size_of::<T>());
+                if self.len == 0 {
+                    return $name::NONE;
+                }
+                assert!(
+                    ptr.is_aligned() && len * size_of::<T>() == self.len,
+                    "{} bytes are no elements of {}",
+                    self.len,
+                    size_of::<T>()
+                );
+                $name { ptr, len, life: PhantomData }
             }
         }
 

@@ -1,0 +1,168 @@
+//! The loops of an element type that is known at run time only.
+
+use bytemuck::Pod;
+
+use crate::operand::Addend;
+use crate::{
+    Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, f16, narrow,
+    reduce_sums, reduce_to_sums, reduce_tree, scale, widen,
+};
+
+/// The loops of one element type. Their operands are the bytes of elements.
+///
+/// Each loop is the function of the same name for elements whose type is known, and panics where that does. It also
+/// panics if the bytes of an operand are not aligned, or are no whole number of elements.
+///
+/// ```
+/// use drumline_kernels::{DType, ReduceOp, Target};
+///
+/// let (mut data, more) = ([1.0_f32, 2.0], [10.0_f32, 20.0]);
+/// let sum = Target::from(bytemuck::bytes_of_mut(&mut data));
+/// let srcs = [sum.as_source(), bytemuck::bytes_of(&more).into()];
+/// (DType::F32.kernels().reduce_tree)(ReduceOp::Sum, &[sum], &srcs, &[0, 1], None);
+/// assert_eq!(data, [11.0, 22.0]);
+/// ```
+#[derive(Debug)]
+pub struct KernelTable {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The alignment of an element in bytes.
+    pub align: usize,
+    /// [`reduce_tree`].
+    pub reduce_tree:
+        fn(ReduceOp, &[Target<'_, u8>], &[Source<'_, u8>], &[usize], Option<usize>),
+    /// [`reduce_to_sums`].
+    pub reduce_to_sums: fn(ReduceOp, &[Target<'_, u8>], &[Addend<'_, u8>], &[usize]),
+    /// [`reduce_sums`].
+    pub reduce_sums:
+        fn(ReduceOp, &[Target<'_, u8>], &[Addend<'_, u8>], &[usize], Option<usize>),
+    /// [`widen`].
+    pub widen: fn(Target<'_, u8>, Source<'_, u8>),
+    /// [`narrow`].
+    pub narrow: fn(Target<'_, u8>, Source<'_, u8>),
+    /// [`scale`]. The factor is the bytes of one element.
+    pub scale: fn(Target<'_, u8>, &[u8]),
+}
+
+impl DType {
+    /// The loops of this type.
+    pub const fn kernels(self) -> &'static KernelTable {
+        match self {
+            DType::U8 => table::<u8>(),
+            DType::I64 => table::<i64>(),
+            DType::F32 => table::<f32>(),
+            DType::F64 => table::<f64>(),
+            DType::I8 => table::<i8>(),
+            DType::U16 => table::<u16>(),
+            DType::I16 => table::<i16>(),
+            DType::U32 => table::<u32>(),
+            DType::I32 => table::<i32>(),
+            DType::U64 => table::<u64>(),
+            DType::F16 => table::<f16>(),
+            DType::Bf16 => table::<bf16>(),
+            DType::Bool => table::<Bool>(),
+            DType::Complex64 => table::<Complex<f32>>(),
+            DType::Complex128 => table::<Complex<f64>>(),
+            DType::F8E4M3 => table::<F8E4M3>(),
+            DType::F8E5M2 => table::<F8E5M2>(),
+        }
+    }
+}
+
+const fn table<T: Element>() -> &'static KernelTable {
+    const {
+        &KernelTable {
+            dtype: T::DTYPE,
+            align: align_of::<T>(),
+            reduce_tree: |op, dsts, srcs, merges, finish| {
+                with_elements(dsts, srcs, |dsts, srcs| {
+                    reduce_tree::<T>(op, dsts, srcs, merges, finish);
+                });
+            },
+            reduce_to_sums: |op, dsts, srcs, merges| {
+                let dsts: Vec<_> = dsts.iter().map(|dst| dst.elements()).collect();
+                reduce_to_sums::<T>(op, &dsts, &addends(srcs), merges);
+            },
+            reduce_sums: |op, dsts, srcs, merges, finish| {
+                let dsts: Vec<_> = dsts.iter().map(|dst| dst.elements()).collect();
+                reduce_sums::<T>(op, &dsts, &addends(srcs), merges, finish);
+            },
+            widen: |dst, src| widen::<T>(dst.elements::<T::Accumulator>(), src.elements()),
+            narrow: |dst, src| narrow::<T>(dst.elements(), src.elements::<T::Accumulator>()),
+            scale: |data, factor| {
+                scale::<T>(data.elements(), bytemuck::pod_read_unaligned(factor));
+            },
+        }
+    }
+}
+
+/// Lists of as many operands need no allocation.
+const FEW: usize = 8;
+
+/// Hands the elements of the operands to `reduce`.
+#[inline]
+fn with_elements<T: Pod>(
+    dsts: &[Target<'_, u8>],
+    srcs: &[Source<'_, u8>],
+    reduce: impl FnOnce(&[Target<'_, T>], &[Source<'_, T>]),
+) {
+    if dsts.len() > FEW || srcs.len() > FEW {
+        let dsts: Vec<_> = dsts.iter().map(|dst| dst.elements()).collect();
+        let srcs: Vec<_> = srcs.iter().map(|src| src.elements()).collect();
+        return reduce(&dsts, &srcs);
+    }
+    let (mut of_dsts, mut of_srcs) = ([Target::NONE; FEW], [Source::NONE; FEW]);
+    of_dsts.iter_mut().zip(dsts).for_each(|(to, dst)| *to = dst.elements());
+    of_srcs.iter_mut().zip(srcs).for_each(|(to, src)| *to = src.elements());
+    reduce(&of_dsts[..dsts.len()], &of_srcs[..srcs.len()]);
+}
+
+fn addends<'a, T: Element>(srcs: &[Addend<'a, u8>]) -> Vec<Addend<'a, T>> {
+    let addend = |src: &Addend<'a, u8>| match src {
+        Addend::Element(src) => Addend::Element(src.elements()),
+        Addend::Sum(src) => Addend::Sum(src.elements()),
+    };
+    srcs.iter().map(addend).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_has_loops_of_its_own() {
+        for dtype in DType::ALL {
+            let kernels = dtype.kernels();
+            assert_eq!(kernels.dtype, dtype);
+            assert!(dtype.size().is_multiple_of(kernels.align));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes are no elements")]
+    fn bytes_between_elements_are_refused() {
+        let mut words = [0_u32; 2];
+        let bytes = Target::from(bytemuck::bytes_of_mut(&mut words)).slice(1..5);
+        (DType::F32.kernels().reduce_tree)(
+            ReduceOp::Sum,
+            &[bytes],
+            &[bytes.as_source()],
+            &[0],
+            None,
+        );
+    }
+
+    #[test]
+    fn many_operands_are_summed_like_few() {
+        for count in [1, FEW, FEW + 1] {
+            let inputs: Vec<[u64; 2]> = (0..count as u64).map(|it| [it, 1]).collect();
+            let srcs: Vec<Source<'_, u8>> =
+                inputs.iter().map(|input| bytemuck::bytes_of(input).into()).collect();
+            let merges: Vec<usize> = (0..count).map(|at| usize::from(at > 0)).collect();
+            let mut sum = [0_u64; 2];
+            let dst = Target::from(bytemuck::bytes_of_mut(&mut sum));
+            (DType::U64.kernels().reduce_tree)(ReduceOp::Sum, &[dst], &srcs, &merges, None);
+            assert_eq!(sum, [(0..count as u64).sum(), count as u64]);
+        }
+    }
+}
