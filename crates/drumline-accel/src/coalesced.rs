@@ -7,6 +7,7 @@ use drumline_group::DType;
 
 use crate::host_call::Operation;
 use crate::inbox::Body;
+use crate::operator;
 use crate::ring::{Piece, Window};
 use crate::{DeviceGroup, DeviceOp, DeviceSlice, DeviceWork, Error, Result};
 
@@ -91,7 +92,7 @@ impl DeviceGroup {
             self.check(OPERATION, *from)?;
             self.check(OPERATION, *to)?;
         }
-        op.check(OPERATION, dtype)?;
+        operator::check(OPERATION, op, dtype)?;
         let pieces = from.iter().zip(to).filter(|(from, _)| !from.is_empty());
         let pieces: Vec<Piece> =
             pieces.map(|(from, to)| Piece { from: from.place, to: to.place }).collect();

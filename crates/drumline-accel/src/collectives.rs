@@ -8,6 +8,7 @@ use drumline_group::{DType, Rank};
 use crate::direct::DirectCall;
 use crate::host_call::Operation;
 use crate::inbox::Body;
+use crate::operator;
 use crate::ring::Piece;
 use crate::staged::{Request, Staged};
 use crate::{DeviceGroup, DeviceOp, DeviceSlice, DeviceWork, Error, Result};
@@ -29,7 +30,7 @@ impl DeviceGroup {
         op: impl Into<DeviceOp>,
     ) -> Result<DeviceWork> {
         let op = op.into();
-        op.check("all_reduce", data.dtype)?;
+        operator::check("all_reduce", &op, data.dtype)?;
         self.check("all_reduce", data)?;
         let operation = Operation::AllReduce(op.clone());
         if let Some(call) = self.direct_call(&operation, data, data)? {
@@ -58,7 +59,7 @@ impl DeviceGroup {
         root: Rank,
     ) -> Result<DeviceWork> {
         let op = op.into();
-        op.check("reduce", data.dtype)?;
+        operator::check("reduce", &op, data.dtype)?;
         let is_root = self.is_root("reduce", root)?;
         self.in_place(stream, Operation::Reduce(op, root), data, true, is_root)
     }
@@ -108,7 +109,7 @@ impl DeviceGroup {
         op: impl Into<DeviceOp>,
     ) -> Result<DeviceWork> {
         let op = op.into();
-        op.check("reduce_scatter", input.dtype)?;
+        operator::check("reduce_scatter", &op, input.dtype)?;
         self.check_blocks("reduce_scatter", output, input, "an input")?;
         self.check_apart("reduce_scatter", output, input, Some(output))?;
         self.apart(stream, Operation::ReduceScatter(op), input, output)
@@ -173,38 +174,6 @@ impl DeviceGroup {
         self.check_blocks(operation, block, input, "an input")?;
         self.check_apart(operation, input, output, None)?;
         self.apart(stream, Operation::AllToAll, input, output)
-    }
-
-    /// Replaces the data by the sum over the ranks up to this one.
-    ///
-    /// # Errors
-    ///
-    /// As for [`all_reduce_on`](DeviceGroup::all_reduce_on).
-    pub fn scan_on(
-        &self,
-        stream: &Arc<dyn Stream>,
-        data: DeviceSlice,
-        op: impl Into<DeviceOp>,
-    ) -> Result<DeviceWork> {
-        let op = op.into();
-        op.check("scan", data.dtype)?;
-        self.in_place(stream, Operation::Scan(op), data, true, true)
-    }
-
-    /// Replaces the data by the sum over the ranks before this one. The data of rank 0 stays as it was.
-    ///
-    /// # Errors
-    ///
-    /// As for [`all_reduce_on`](DeviceGroup::all_reduce_on).
-    pub fn exclusive_scan_on(
-        &self,
-        stream: &Arc<dyn Stream>,
-        data: DeviceSlice,
-        op: impl Into<DeviceOp>,
-    ) -> Result<DeviceWork> {
-        let op = op.into();
-        op.check("exclusive_scan", data.dtype)?;
-        self.in_place(stream, Operation::ExclusiveScan(op), data, true, true)
     }
 
     /// Ends when the streams of all ranks have come to their barrier.

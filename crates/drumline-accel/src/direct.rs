@@ -13,6 +13,7 @@ use drumline_device::{Device, Event, Place, Stream};
 use drumline_group::{Cause, DType, GroupOptions, ProcessGroup, Rank, ReduceOp, driving};
 
 use crate::host_call::Operation;
+use crate::operator::builtin;
 use crate::{DeviceOptions, DeviceSlice, Error, Result, Wanted};
 
 const OPERATION: &str = "DeviceGroup::new";
@@ -64,9 +65,8 @@ impl Direct {
     ) -> Result<Option<DirectCall>> {
         let dtype = from.dtype;
         let work = match operation {
-            Operation::Scan(_) | Operation::ExclusiveScan(_) => Work::Scan,
             Operation::AllReduce(op) | Operation::Reduce(op, _) | Operation::ReduceScatter(op) => {
-                match op.builtin() {
+                match builtin(op) {
                     Some(op) => Work::Reduce(op),
                     None => return Ok(None),
                 }
@@ -97,7 +97,7 @@ impl Direct {
 }
 
 fn made(operation: &Operation, own: Rank, from: Place, to: Place, dtype: DType) -> Option<Call> {
-    let operator = |op: &crate::DeviceOp| op.builtin().map(Operator::Plain);
+    let operator = |op: &crate::DeviceOp| builtin(op).map(Operator::Plain);
     let at_root = |root: &Rank, place: Place| (*root == own).then_some(place);
     Some(match operation {
         Operation::AllReduce(op) => Call::AllReduce { from, to, dtype, operator: operator(op)? },
@@ -120,8 +120,8 @@ fn made(operation: &Operation, own: Rank, from: Place, to: Place, dtype: DType) 
 impl DirectCall {
     fn new(call: Call, operation: &Operation, from: DeviceSlice, to: DeviceSlice) -> DirectCall {
         let (op, root) = match operation {
-            Operation::AllReduce(op) | Operation::ReduceScatter(op) => (op.builtin(), None),
-            Operation::Reduce(op, root) => (op.builtin(), Some(*root)),
+            Operation::AllReduce(op) | Operation::ReduceScatter(op) => (builtin(op), None),
+            Operation::Reduce(op, root) => (builtin(op), Some(*root)),
             Operation::Broadcast(root) | Operation::Gather(root) | Operation::Scatter(root) => {
                 (None, Some(*root))
             }

@@ -1,67 +1,28 @@
-//! Calls of the host on memory that a device reaches. The type of its elements is known at run time.
-
-use std::marker::PhantomData;
+//! Calls of the host on memory that a device reaches: bytes, and the type of their elements.
 
 use drumline_group::{
-    Bool, Complex, DType, Element, Error, F8E4M3, F8E5M2, Operator, ProcessGroup, Rank, Result,
-    Work, bf16, driving, f16,
+    Collective, DType, ProcessGroup, Rank, Result, Work,
+    driving::{Ask, recv_any_bytes, recv_bytes, send_bytes},
 };
 
 use crate::DeviceOp;
 use crate::pool::Lent;
 
-/// What is the same for all element types, for the one that is known at run time. `None`: there is no such type.
-macro_rules! by_type {
-    ($dtype:expr, $type:ident => $what:expr) => {
-        by_type!($dtype, $type => $what;
-            U8 u8, U16 u16, U32 u32, U64 u64, I8 i8, I16 i16, I32 i32, I64 i64, F16 f16, Bf16 bf16, F32 f32, F64 f64,
-            F8E4M3 F8E4M3, F8E5M2 F8E5M2, Complex64 Complex<f32>, Complex128 Complex<f64>, Bool Bool)
-    };
-    ($dtype:expr, $type:ident => $what:expr; $($name:ident $element:ty),*) => {
-        match $dtype {
-            $(DType::$name => {
-                type $type = $element;
-                Some($what)
-            })*
-            _ => None,
-        }
-    };
-}
-
-/// Bytes that a call gets by value.
-pub(crate) trait Memory: AsRef<[u8]> + AsMut<[u8]> + Send + 'static {}
-
-impl<M: AsRef<[u8]> + AsMut<[u8]> + Send + 'static> Memory for M {}
-
-/// The first bytes of a memory as elements.
-struct Elements<T, M> {
+/// The first bytes of a memory.
+pub(crate) struct Front<M> {
     memory: M,
     bytes: usize,
-    elements: PhantomData<T>,
 }
 
-impl<T, M> Elements<T, M> {
-    fn new(memory: M, bytes: usize) -> Elements<T, M> {
-        Elements { memory, bytes, elements: PhantomData }
+impl<M: AsRef<[u8]>> AsRef<[u8]> for Front<M> {
+    fn as_ref(&self) -> &[u8] {
+        &self.memory.as_ref()[..self.bytes]
     }
 }
 
-// No bytes may begin anywhere, and elements may not.
-impl<T: Element, M: Memory> AsRef<[T]> for Elements<T, M> {
-    fn as_ref(&self) -> &[T] {
-        match self.bytes {
-            0 => &[],
-            bytes => bytemuck::cast_slice(&self.memory.as_ref()[..bytes]),
-        }
-    }
-}
-
-impl<T: Element, M: Memory> AsMut<[T]> for Elements<T, M> {
-    fn as_mut(&mut self) -> &mut [T] {
-        match self.bytes {
-            0 => &mut [],
-            bytes => bytemuck::cast_slice_mut(&mut self.memory.as_mut()[..bytes]),
-        }
+impl<M: AsMut<[u8]>> AsMut<[u8]> for Front<M> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.memory.as_mut()[..self.bytes]
     }
 }
 
@@ -83,8 +44,6 @@ pub(crate) enum Operation {
     ScatterV(Vec<usize>, Rank),
     /// What each rank gets, and what each brings.
     AllToAllV(Vec<usize>, Vec<usize>),
-    Scan(DeviceOp),
-    ExclusiveScan(DeviceOp),
     Barrier,
     Send(Rank, u64),
     /// From a rank, or from any.
@@ -107,8 +66,6 @@ impl Operation {
             Operation::GatherV(..) => "gather_v",
             Operation::ScatterV(..) => "scatter_v",
             Operation::AllToAllV(..) => "all_to_all_v",
-            Operation::Scan(_) => "scan",
-            Operation::ExclusiveScan(_) => "exclusive_scan",
             Operation::Barrier => "barrier",
             Operation::Send(..) => "send",
             Operation::Receive(..) => "recv",
@@ -119,96 +76,77 @@ impl Operation {
     pub(crate) fn is_message(&self) -> bool {
         matches!(self, Operation::Send(..) | Operation::Receive(..))
     }
+
+    /// The call on the host, unless it is a message.
+    fn ask(&self, dtype: DType) -> Option<Ask<'_>> {
+        let ask = |collective| Ask::new(collective, dtype);
+        Some(match self {
+            Operation::AllReduce(op) => ask(Collective::AllReduce).by(op.clone()),
+            Operation::Reduce(op, root) => ask(Collective::Reduce).by(op.clone()).at(*root),
+            Operation::Broadcast(root) => ask(Collective::Broadcast).at(*root),
+            Operation::AllGather => ask(Collective::AllGather),
+            Operation::ReduceScatter(op) => ask(Collective::ReduceScatter).by(op.clone()),
+            Operation::Gather(root) => ask(Collective::Gather).at(*root),
+            Operation::Scatter(root) => ask(Collective::Scatter).at(*root),
+            Operation::AllToAll => ask(Collective::AllToAll),
+            Operation::AllGatherV(counts) => ask(Collective::AllGather).in_blocks(counts),
+            Operation::ReduceScatterV(op, counts) => {
+                ask(Collective::ReduceScatter).by(op.clone()).in_blocks(counts)
+            }
+            Operation::GatherV(counts, root) => ask(Collective::Gather).in_blocks(counts).at(*root),
+            Operation::ScatterV(counts, root) => {
+                ask(Collective::Scatter).in_blocks(counts).at(*root)
+            }
+            Operation::AllToAllV(send, recv) => ask(Collective::AllToAll).exchanging(send, recv),
+            Operation::Barrier => ask(Collective::Barrier),
+            Operation::Send(..) | Operation::Receive(..) => return None,
+        })
+    }
 }
 
-/// Gets the result of the sum of a window, and its slot.
-pub(crate) type End<M> = Box<dyn FnOnce(Result<()>, M) + Send>;
-
-/// The sum of one window.
-pub(crate) struct Sum<'a, M> {
-    pub(crate) group: &'a ProcessGroup,
-    pub(crate) slot: M,
-    pub(crate) bytes: usize,
-    pub(crate) op: &'a DeviceOp,
-    /// Whether the results stay in slices.
-    pub(crate) in_slices: bool,
-    pub(crate) end: End<M>,
-}
-
-impl<M: Memory> Sum<'_, M> {
-    /// Begins it.
-    pub(crate) fn begin(self, dtype: DType) {
-        let Sum { slot, end, .. } = match Sum::as_type(dtype) {
-            Some(begin) => return begin(self),
-            None => self,
-        };
-        end(Err(unknown("all_reduce", dtype)), slot);
-    }
-
-    fn as_type(dtype: DType) -> Option<fn(Self)> {
-        by_type!(dtype, T => Self::begin_as::<T>)
-    }
-
-    fn begin_as<T: Element>(self) {
-        let Sum { group, slot, bytes, op, in_slices, end } = self;
-        let op = match op_of::<T>("all_reduce", op) {
-            Ok(op) => op,
-            Err(error) => return end(Err(error), slot),
-        };
-        let elements = Elements::<T, M>::new(slot, bytes);
-        let end = move |result, elements: Elements<T, M>| end(result, elements.memory);
-        match in_slices {
-            true => driving::reduce_slices_then(group, elements, op, end),
-            false => driving::all_reduce_then(group, elements, op, end),
-        }
-    }
+/// Begins the sum of one window. `end` gets its result, and its slot. With `in_slices`, the results stay in slices.
+pub(crate) fn sum<M>(
+    group: &ProcessGroup,
+    (slot, bytes): (M, usize),
+    (dtype, op): (DType, &DeviceOp),
+    in_slices: bool,
+    end: impl FnOnce(Result<()>, M) + Send + 'static,
+) where
+    M: AsRef<[u8]> + AsMut<[u8]> + Send + 'static,
+{
+    let collective = match in_slices {
+        true => Collective::ReduceSlices,
+        false => Collective::AllReduce,
+    };
+    let end = move |result, front: Front<M>| end(result, front.memory);
+    let front = Front { memory: slot, bytes };
+    Ask::new(collective, dtype).by(op.clone()).begin_then(group, front, end);
 }
 
 /// A staged call that is under way on the host.
-pub(crate) trait UnderWay: Send {
-    fn has_ended(&self) -> bool;
+pub(crate) enum UnderWay {
+    Call(Work<Front<Lent>>),
+    /// A message that any rank can send.
+    FromAny(Work<(Front<Lent>, Rank)>),
+}
+
+impl UnderWay {
+    pub(crate) fn has_ended(&self) -> bool {
+        match self {
+            UnderWay::Call(work) => work.is_completed(),
+            UnderWay::FromAny(work) => work.is_completed(),
+        }
+    }
 
     /// The memory of the results comes back. A message that any rank could send tells which has.
-    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)>;
-}
-
-impl<T: Element> UnderWay for Work<Elements<T, Lent>> {
-    fn has_ended(&self) -> bool {
-        self.is_completed()
-    }
-
-    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)> {
-        match self.wait() {
-            Ok(elements) => Ok((elements.memory, None)),
-            Err(failed) => Err(failed.error),
+    pub(crate) fn end(self) -> Result<(Lent, Option<Rank>)> {
+        match self {
+            UnderWay::Call(work) => Ok((work.wait()?.memory, None)),
+            UnderWay::FromAny(work) => {
+                let (front, from) = work.wait()?;
+                Ok((front.memory, Some(from)))
+            }
         }
-    }
-}
-
-impl<T: Element> UnderWay for Work<(Elements<T, Lent>, Rank)> {
-    fn has_ended(&self) -> bool {
-        self.is_completed()
-    }
-
-    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)> {
-        match self.wait() {
-            Ok((elements, from)) => Ok((elements.memory, Some(from))),
-            Err(failed) => Err(failed.error),
-        }
-    }
-}
-
-struct Barrier(Work<Vec<u8>>, Lent);
-
-impl UnderWay for Barrier {
-    fn has_ended(&self) -> bool {
-        self.0.is_completed()
-    }
-
-    fn end(self: Box<Self>) -> Result<(Lent, Option<Rank>)> {
-        let Barrier(work, memory) = *self;
-        work.wait()?;
-        Ok((memory, None))
     }
 }
 
@@ -225,53 +163,17 @@ pub(crate) fn begin(
     operation: &Operation,
     dtype: DType,
     brought: Brought,
-) -> Result<Box<dyn UnderWay>> {
-    let begin: Option<Begin> = by_type!(dtype, T => begin_as::<T>);
-    begin.ok_or_else(|| unknown(operation.name(), dtype))?(group, operation, brought)
-}
-
-type Begin = fn(&ProcessGroup, &Operation, Brought) -> Result<Box<dyn UnderWay>>;
-
-fn begin_as<T: Element>(
-    group: &ProcessGroup,
-    operation: &Operation,
-    brought: Brought,
-) -> Result<Box<dyn UnderWay>> {
-    let op = |op| op_of::<T>(operation.name(), op);
-    let data = Elements::<T, _>::new(brought.data.0, brought.data.1);
-    let input = Elements::<T, _>::new(brought.input.0, brought.input.1);
-    Ok(Box::new(match operation {
-        Operation::AllReduce(by) => group.all_reduce_async(data, op(by)?),
-        Operation::Reduce(by, root) => group.reduce_async(data, op(by)?, *root),
-        Operation::Broadcast(root) => group.broadcast_async(data, *root),
-        Operation::AllGather => group.all_gather_async(input, data),
-        Operation::ReduceScatter(by) => group.reduce_scatter_async(input, data, op(by)?),
-        Operation::Gather(root) => group.gather_async(input, data, *root),
-        Operation::Scatter(root) => group.scatter_async(input, data, *root),
-        Operation::AllToAll => group.all_to_all_async(input, data),
-        Operation::AllGatherV(counts) => group.all_gather_v_async(input, data, counts),
-        Operation::ReduceScatterV(by, counts) => {
-            group.reduce_scatter_v_async(input, counts, data, op(by)?)
+) -> Result<UnderWay> {
+    let [data, input] =
+        [brought.data, brought.input].map(|(memory, bytes)| Front { memory, bytes });
+    let work = match (operation.ask(dtype), operation) {
+        (Some(ask), _) => ask.begin(group, data, input),
+        (None, Operation::Send(to, tag)) => send_bytes(group, dtype, data, *to, *tag),
+        (None, Operation::Receive(Some(from), tag)) => recv_bytes(group, dtype, data, *from, *tag),
+        (None, Operation::Receive(None, tag)) => {
+            return Ok(UnderWay::FromAny(recv_any_bytes(group, dtype, data, *tag)?));
         }
-        Operation::GatherV(counts, root) => group.gather_v_async(input, data, counts, *root),
-        Operation::ScatterV(counts, root) => group.scatter_v_async(input, counts, data, *root),
-        Operation::AllToAllV(send, recv) => group.all_to_all_v_async(input, send, data, recv),
-        Operation::Scan(by) => group.scan_async(data, op(by)?),
-        Operation::ExclusiveScan(by) => group.exclusive_scan_async(data, op(by)?),
-        Operation::Send(to, tag) => group.send_async(data, *to, *tag),
-        Operation::Receive(Some(from), tag) => group.recv_async(data, *from, *tag),
-        Operation::Receive(None, tag) => return Ok(Box::new(group.recv_any_async(data, *tag)?)),
-        Operation::Barrier => return Ok(Box::new(Barrier(group.barrier_async()?, data.memory))),
-    }?))
-}
-
-fn op_of<T: Element>(operation: &'static str, op: &DeviceOp) -> Result<Operator<T>> {
-    op.of().ok_or_else(|| Error::InvalidArgument {
-        operation,
-        problem: format!("the operator {op} is none of {}", T::DTYPE),
-    })
-}
-
-fn unknown(operation: &'static str, dtype: DType) -> Error {
-    Error::InvalidArgument { operation, problem: format!("no call on devices takes {dtype}") }
+        (None, other) => unreachable!("{} is a collective", other.name()),
+    };
+    Ok(UnderWay::Call(work?))
 }

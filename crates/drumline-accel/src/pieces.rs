@@ -6,6 +6,7 @@ use drumline_device::Stream;
 use drumline_group::Rank;
 
 use crate::host_call::Operation;
+use crate::operator;
 use crate::{DeviceGroup, DeviceOp, DeviceSlice, DeviceWork, Error, Result};
 
 /// Inputs and outputs are lists of pieces, which count as one memory, one piece behind the other. A copy engine brings
@@ -49,7 +50,7 @@ impl DeviceGroup {
         blocks.check("an input", input, blocks.total)?;
         blocks.check("an output", output, counts[self.rank()])?;
         if let Some(piece) = input.first() {
-            op.check(blocks.operation, piece.dtype)?;
+            operator::check(blocks.operation, &op, piece.dtype)?;
         }
         self.in_pieces(stream, Operation::ReduceScatterV(op, counts.to_vec()), input, output)
     }

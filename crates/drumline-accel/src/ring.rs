@@ -10,7 +10,7 @@ use drumline_device::{
 };
 use drumline_group::{DType, ProcessGroup, Rank, Result as HostResult};
 
-use crate::host_call::Sum;
+use crate::host_call::sum;
 use crate::options::Planted;
 use crate::{DeviceOp, Error, Result};
 
@@ -161,7 +161,7 @@ impl Ring {
         let window = self.window(window);
         let Window { dtype, op, holders, .. } = window;
         let (bytes, in_slices) = (window.bytes(), holders.is_some());
-        Sum { group, slot, bytes, op, in_slices, end: Box::new(end) }.begin(*dtype);
+        sum(group, (slot, bytes), (*dtype, op), in_slices, end);
         true
     }
 

@@ -38,7 +38,7 @@ enum Stage {
     Asked,
     /// The copy out, and the memory of the results, if that is another one.
     Out(Option<Flight<Pinned>>, Lent),
-    Host(Box<dyn UnderWay>),
+    Host(UnderWay),
     /// The host has done its part.
     Back(Lent),
     In(Flight<Pinned>),

@@ -33,10 +33,6 @@ pub enum Kind {
     Reduce(ReduceOp, usize),
     /// Every rank gets its block of the data of all ranks, reduced.
     ReduceScatter(ReduceOp),
-    /// Every rank gets the data of the ranks up to itself, reduced.
-    Scan(ReduceOp),
-    /// Every rank but the first gets the data of the ranks before it, reduced.
-    ExclusiveScan(ReduceOp),
     /// Every rank gets the data of this one.
     Broadcast(usize),
     /// Every rank gets the inputs of all.
@@ -71,8 +67,6 @@ impl Kind {
             Kind::ReduceSlices(_) => Collective::ReduceSlices,
             Kind::Reduce(..) => Collective::Reduce,
             Kind::ReduceScatter(_) => Collective::ReduceScatter,
-            Kind::Scan(_) => Collective::Scan,
-            Kind::ExclusiveScan(_) => Collective::ExclusiveScan,
             Kind::Broadcast(_) => Collective::Broadcast,
             Kind::AllGather => Collective::AllGather,
             Kind::Gather(_) => Collective::Gather,
@@ -99,9 +93,7 @@ impl Kind {
             Kind::AllReduce(op)
             | Kind::ReduceSlices(op)
             | Kind::Reduce(op, _)
-            | Kind::ReduceScatter(op)
-            | Kind::Scan(op)
-            | Kind::ExclusiveScan(op) => Some(op),
+            | Kind::ReduceScatter(op) => Some(op),
             _ => None,
         }
     }
@@ -166,12 +158,9 @@ impl Case {
             false => Vec::new(),
         };
         let (data, input) = match self.kind {
-            Kind::AllReduce(_)
-            | Kind::ReduceSlices(_)
-            | Kind::Reduce(..)
-            | Kind::Scan(_)
-            | Kind::ExclusiveScan(_)
-            | Kind::Broadcast(_) => (own(self.elements), vec![]),
+            Kind::AllReduce(_) | Kind::ReduceSlices(_) | Kind::Reduce(..) | Kind::Broadcast(_) => {
+                (own(self.elements), vec![])
+            }
             Kind::ReduceScatter(_) => (noise(self.count(rank)), own(all())),
             Kind::AllGather => (noise(all()), own(self.count(rank))),
             Kind::Gather(root) => (only(root, &|| noise(all())), own(self.count(rank))),

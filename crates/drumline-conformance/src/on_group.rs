@@ -159,8 +159,6 @@ fn blocking<T: Element>(
         (Kind::AllReduce(op), _) => group.all_reduce(data, op),
         (Kind::ReduceSlices(_), _) => unreachable!("slices need registered memory"),
         (Kind::Reduce(op, root), _) => group.reduce(data, op, root),
-        (Kind::Scan(op), _) => group.scan(data, op),
-        (Kind::ExclusiveScan(op), _) => group.exclusive_scan(data, op),
         (Kind::Broadcast(root), _) => group.broadcast(data, root),
         (Kind::Barrier, _) => group.barrier(),
         (Kind::ReduceScatter(op), false) => group.reduce_scatter(input, data, op),
@@ -195,8 +193,6 @@ where
         (Kind::AllReduce(op), _) => group.all_reduce_async(data, op),
         (Kind::ReduceSlices(_), _) => unreachable!("no program draws slices"),
         (Kind::Reduce(op, root), _) => group.reduce_async(data, op, root),
-        (Kind::Scan(op), _) => group.scan_async(data, op),
-        (Kind::ExclusiveScan(op), _) => group.exclusive_scan_async(data, op),
         (Kind::Broadcast(root), _) => group.broadcast_async(data, root),
         (Kind::Barrier, _) => {
             let met = group.barrier_async()?;

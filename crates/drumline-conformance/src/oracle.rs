@@ -40,9 +40,6 @@ impl Case {
         let blocks = |all: &[u8]| each(&|rank| block(all, &counts[..rank], counts[rank]));
         let gathered =
             || (0..ranks).flat_map(|rank| self.contribution(rank, counts[rank])).collect();
-        // Scans always reduce in the order of ranks, also on the last rank.
-        let of_first =
-            |op, inputs: &[Vec<u8>]| self.reduced(op, &Topology::flat(inputs.len()), inputs);
         match self.kind {
             // The slices of a host together.
             Kind::AllReduce(op) | Kind::ReduceSlices(op) => {
@@ -54,17 +51,6 @@ impl Case {
                 answers.into_iter().map(Arc::new).collect()
             }
             Kind::ReduceScatter(op) => blocks(&self.reduced(op, topology, &inputs(total))),
-            Kind::Scan(op) => {
-                let inputs = inputs(self.elements);
-                each(&|rank| of_first(op, &inputs[..=rank]))
-            }
-            Kind::ExclusiveScan(op) => {
-                let inputs = inputs(self.elements);
-                each(&|rank| match rank {
-                    0 => inputs[0].clone(),
-                    _ => of_first(op, &inputs[..rank]),
-                })
-            }
             Kind::Broadcast(root) => all(self.contribution(root, self.elements)),
             Kind::AllGather => all(gathered()),
             Kind::Gather(root) => only(root, &gathered),

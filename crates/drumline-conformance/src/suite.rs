@@ -153,8 +153,6 @@ fn kinds(op: ReduceOp, roots: &[usize]) -> Vec<Kind> {
         Kind::AllReduce(op),
         Kind::ReduceSlices(op),
         Kind::ReduceScatter(op),
-        Kind::Scan(op),
-        Kind::ExclusiveScan(op),
         Kind::AllGather,
         Kind::AllToAll,
         Kind::Barrier,

@@ -205,6 +205,4 @@ pub enum Work {
     Reduce(ReduceOp),
     /// Elements are multiplied with a factor, and added.
     PreMulSum,
-    /// Each rank gets what the ranks before it have.
-    Scan,
 }

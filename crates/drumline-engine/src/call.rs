@@ -48,6 +48,20 @@ impl Call {
         Call { timeout: Some(timeout), ..self }
     }
 
+    /// Why no group can make this call. `None`: it can.
+    ///
+    /// A call that reduces has an operator that its elements have, and no other call has an operator.
+    pub fn problem(&self) -> Option<String> {
+        match (self.collective.reduces(), self.operator) {
+            (true, Some(operator)) => operator.problem_with(self.dtype),
+            (true, None) => Some("it reduces, and has no operator".to_owned()),
+            (false, Some(operator)) => {
+                Some(format!("it reduces nothing, so it takes no operator {}", operator.name()))
+            }
+            (false, None) => None,
+        }
+    }
+
     /// Whether the calls share a plan: they differ at most in their time limits.
     pub(crate) fn is_like(&self, other: &Call) -> bool {
         let Call { collective, operator, root, dtype, counts, parts, timeout: _ } = self;
@@ -111,6 +125,17 @@ impl Call {
 mod tests {
     use super::*;
     use crate::ReduceOp;
+
+    #[test]
+    fn a_call_has_an_operator_if_it_reduces() {
+        for collective in Collective::ALL {
+            let call =
+                |operator| Call { operator, ..Call::new(collective, DType::F32, Counts::Even(1)) };
+            let sum = Some(OperatorKind::Builtin(ReduceOp::Sum));
+            assert_eq!(call(None).problem().is_none(), !collective.reduces(), "{collective}");
+            assert_eq!(call(sum).problem().is_none(), collective.reduces(), "{collective}");
+        }
+    }
 
     #[test]
     fn a_time_limit_changes_nothing_of_how_a_call_is_carried_out() {

@@ -33,7 +33,7 @@ pub(crate) fn choose(
     settings: &Settings,
 ) -> Result<Choice> {
     let name = call.collective.name();
-    if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(call.dtype)) {
+    if let Some(problem) = call.problem() {
         return Err(Error::InvalidArgument { operation: name, problem });
     }
     let named = match named(situation, settings)? {

@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    io,
+    fmt, io,
     ops::Range,
     time::{Duration, Instant},
 };
 
-use drumline_kernels::{Element, Target};
+use drumline_kernels::Target;
 use drumline_schedule::step::Rank;
 use drumline_shm::{
     Announcement, Arena, Core, Cores, Parity, PeerSegment, PeerWindow, Segment, SpinLimit,
@@ -226,28 +226,28 @@ impl Host {
         Ok(())
     }
 
-    /// Elements in this rank's announcement line.
+    /// Bytes in this rank's announcement line.
     #[inline]
-    pub fn own_line<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
+    pub fn own_line(&self, range: Range<usize>) -> Target<'_, u8> {
         fitting(self.segment.payload(self.parity, range))
     }
 
-    /// Elements in a neighbour's announcement line.
+    /// Bytes in a neighbour's announcement line.
     #[inline]
-    pub fn line_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
+    pub fn line_of(&self, seat: Seat, range: Range<usize>) -> Target<'_, u8> {
         fitting(self.at(seat).segment.payload(self.parity, range))
     }
 
-    /// Elements of this rank's own staging slot.
-    pub fn own_slot<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
+    /// Bytes of this rank's own staging slot.
+    pub fn own_slot(&self, range: Range<usize>) -> Target<'_, u8> {
         fitting(match self.are_slots_swapped() {
             false => self.segment.slot(self.parity, range),
             true => self.at(Seat(0)).segment.slot_mut(Parity::Even, range),
         })
     }
 
-    /// Elements of a neighbour's staging slot.
-    pub fn slot_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
+    /// Bytes of a neighbour's staging slot.
+    pub fn slot_of(&self, seat: Seat, range: Range<usize>) -> Target<'_, u8> {
         fitting(match self.are_slots_swapped() {
             false => self.at(seat).segment.slot_mut(self.parity, range),
             true => self.segment.slot(Parity::Even, range),
@@ -259,16 +259,22 @@ impl Host {
         self.is_pair() && self.parity == Parity::Odd
     }
 
-    /// Elements of a neighbour's registered buffer.
-    pub fn registered_of<T: Element>(
+    /// Bytes of a neighbour's registered buffer, which must begin at a multiple of `align` bytes.
+    pub fn registered_of(
         &self,
         seat: Seat,
         range: Range<usize>,
-    ) -> Result<Target<'_, T>, Cause> {
+        align: usize,
+    ) -> Result<Target<'_, u8>, Cause> {
         let Neighbour { rank, ref segment, place } = *self.at(seat);
         // The segment refuses a place outside the arena. An overflow becomes such a place.
-        let start = (place as usize).saturating_add(range.start * size_of::<T>());
-        segment.arena(start, range.len()).map_err(|error| impossible(rank, error))
+        let start = (place as usize).saturating_add(range.start);
+        let target = segment.arena(start, range.len()).map_err(|error| impossible(rank, &error))?;
+        // The arena begins on a page.
+        match start.is_multiple_of(align) {
+            true => Ok(target),
+            false => Err(impossible(rank, &format_args!("its elements begin at byte {start}"))),
+        }
     }
 
     /// Spins for a short while until a neighbour has posted `level` times.
@@ -365,7 +371,7 @@ impl Host {
 const SPREAD: Duration = Duration::from_millis(1);
 
 /// Unwraps a part of a slot: plans name no part outside it.
-fn fitting<'a, T>(slot: drumline_shm::Result<Target<'a, T>>) -> Target<'a, T> {
+fn fitting(slot: drumline_shm::Result<Target<'_, u8>>) -> Target<'_, u8> {
     match slot {
         Ok(target) => target,
         Err(error) => unreachable!("pieces fit the slots of all ranks: {error}"),
@@ -373,7 +379,7 @@ fn fitting<'a, T>(slot: drumline_shm::Result<Target<'a, T>>) -> Target<'a, T> {
 }
 
 #[cold]
-fn impossible(peer: Rank, error: drumline_shm::Error) -> Cause {
+fn impossible(peer: Rank, error: &dyn fmt::Display) -> Cause {
     Cause::Protocol { peer, problem: format!("announced a buffer that cannot be: {error}") }
 }
 

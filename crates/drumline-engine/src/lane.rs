@@ -23,7 +23,7 @@ use std::{
 };
 
 use plans::Plans;
-pub use state::Lane;
+pub use state::{Job, Lane};
 use state::{Running, State};
 
 use drumline_schedule::{
@@ -32,7 +32,6 @@ use drumline_schedule::{
 
 use crate::{
     Cause, CollectiveError, DType, Error, ReduceOp, Result, Settings,
-    any_call::{AnyCall, Job},
     call::Call,
     choice::{Choice, choose},
     deadline::bounded,
@@ -41,6 +40,7 @@ use crate::{
     handoff::Drivable,
     host::Host,
     membership::Membership,
+    operation::Operation,
     operator::OperatorKind,
     panics::{panic_text, shielded},
     recorder::{Category, Recorder, What},
@@ -160,7 +160,7 @@ impl Lane {
     }
 
     /// Adds a call at the end of the queue.
-    pub fn submit(&mut self, job: Box<dyn Job>) {
+    pub fn submit(&mut self, job: Job) {
         self.queue.push_back(job);
     }
 
@@ -202,9 +202,9 @@ impl Lane {
     fn progress_jobs(&mut self, now: Instant, spin: Spin) -> Progress {
         let now = Now::at(now);
         while let Some(mut job) = self.queue.pop_front() {
-            // The type of a job's buffer is the caller's. If its code panics, the thread that happens to
-            // drive the lane must go on.
-            let step = catch_unwind(AssertUnwindSafe(|| self.step(job.operation(), &now, spin)));
+            // The buffers of a job are the caller's. If its code panics, the thread that happens to drive the
+            // lane must go on.
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(&mut job, &now, spin)));
             let result = match step {
                 Ok(Ok(Progress::Done)) => Ok(()),
                 Ok(Ok(progress)) => {
@@ -213,26 +213,30 @@ impl Lane {
                 }
                 Ok(Err(error)) => Err(error),
                 Err(panic) => {
-                    let call = job.operation().call().collective.name();
+                    let call = job.call().collective.name();
                     let error = self.on_panic(call, panic_text(&*panic));
                     shielded(|| {
-                        let operation = job.operation();
-                        operation.release(&mut self.pool);
+                        job.release(&mut self.pool);
                         if let Some(host) = &self.host {
-                            operation.detach(host);
+                            job.detach(host);
                         }
                     });
                     Err(error)
                 }
             };
-            shielded(|| job.complete(result));
+            shielded(|| job.end(result));
         }
         Progress::Done
     }
 
     /// Brings one collective as far as possible without waiting, other than by spinning. Call it with the
     /// same collective until that is complete or has failed.
-    pub fn step(&mut self, operation: &mut dyn AnyCall, now: &Now, spin: Spin) -> Result<Progress> {
+    pub fn step(
+        &mut self,
+        operation: &mut Operation<'_>,
+        now: &Now,
+        spin: Spin,
+    ) -> Result<Progress> {
         if self.running.is_none() {
             self.start(operation, now)?;
         }
@@ -295,7 +299,7 @@ impl Lane {
         }
     }
 
-    fn start(&mut self, operation: &mut dyn AnyCall, now: &Now) -> Result<()> {
+    fn start(&mut self, operation: &mut Operation<'_>, now: &Now) -> Result<()> {
         let call = operation.call();
         self.check_open(|| call.collective.name())?;
         if call.collective == Collective::MonitoredBarrier
@@ -363,14 +367,14 @@ impl Lane {
             seats: self.host.as_ref().map_or(&alone, Host::seats),
             description: call.describe(self.member.digest, 0, choice.algorithm.name),
             layout,
-            element_bytes: choice.element_bytes,
+            kernels: if choice.wide { call.dtype.accumulator() } else { call.dtype }.kernels(),
             sum_bytes: choice.sum_bytes,
             wide: choice.wide,
             cache_bytes: self.host.as_ref().map(Host::cache_bytes),
         }))
     }
 
-    fn end(&mut self, operation: &mut dyn AnyCall, now: &Now) {
+    fn end(&mut self, operation: &mut Operation<'_>, now: &Now) {
         operation.release(&mut self.pool);
         self.machine.end();
         let Some(Running { started, patience, stands_for, collective, bytes, open }) =
@@ -596,11 +600,11 @@ impl Lane {
 }
 
 impl Drivable for Lane {
-    type Job = Box<dyn Job>;
+    type Job = Job;
     type Point = Point;
     type Errand = Box<dyn FnOnce(&mut Lane) + Send>;
 
-    fn submit(&mut self, job: Box<dyn Job>) {
+    fn submit(&mut self, job: Job) {
         self.submit(job);
     }
 
@@ -633,9 +637,8 @@ impl Drop for Lane {
             (self.queue.pop_front(), self.running.take(), &self.host)
         {
             shielded(|| {
-                let operation = job.operation();
-                operation.release(&mut self.pool);
-                operation.detach(host);
+                job.release(&mut self.pool);
+                job.detach(host);
             });
         }
         // A rank that panics must not say goodbye: its peers must see that it died.

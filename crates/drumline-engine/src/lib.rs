@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`call`] | a call: which collective, on what, without its buffers |
 //! | [`choice`], [`explain`] | which algorithm carries a call out, and why |
-//! | [`any_call`], [`typed_call`] | a call together with the caller's buffers |
+//! | [`operation`] | a call together with the caller's buffers |
 //! | [`executor`] | the plan of a call, and the machine that carries it out |
 //! | [`lane`] | a group's queue: one collective after another, messages beside them |
 //! | [`host`] | the memory that the ranks of one host share |
@@ -17,7 +17,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod any_call;
+pub mod bytes;
 pub mod call;
 pub mod choice;
 pub mod deadline;
@@ -28,6 +28,7 @@ pub mod handoff;
 pub mod host;
 pub mod lane;
 pub mod membership;
+pub mod operation;
 pub mod operator;
 pub mod panics;
 pub mod recorder;
@@ -35,7 +36,6 @@ pub mod registered;
 pub mod settings;
 pub mod start_up;
 pub mod transport;
-pub mod typed_call;
 pub mod usage;
 
 pub use drumline_kernels::{DType, Element, ReduceOp};

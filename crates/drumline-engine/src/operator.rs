@@ -1,10 +1,12 @@
 //! How a reducing call combines the values of all ranks.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
+use drumline_kernels::{Source, Target, reduce_tree_with, with_ieee_rounding};
+use drumline_schedule::tree::{Node, merges};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{Cause, DType, ReduceOp};
+use crate::{Cause, DType, Element, ReduceOp, bytes::Bytes, executor::by_function};
 
 /// How a reducing call combines the values of all ranks.
 ///
@@ -23,54 +25,180 @@ use crate::{Cause, DType, ReduceOp};
 /// # Ok::<(), drumline::Error>(())
 /// ```
 pub struct Operator<T> {
-    /// The factor by which this rank multiplies its own values before ranks combine theirs.
-    pub(crate) factor: Option<T>,
-    /// How two values become one.
-    pub(crate) combine: Combine<T>,
+    any: AnyOperator,
+    element: PhantomData<fn(T, T) -> T>,
 }
 
-/// An operator on bytes: it knows the type of its elements.
-pub trait Reduce {
+/// An [`Operator`] of a type that is known at run time.
+#[derive(Clone)]
+pub enum AnyOperator {
+    /// An operator of the library, for elements of any type that has it.
+    Builtin(ReduceOp),
+    /// [`Operator::premul_sum`].
+    PremulSum {
+        /// The type of the factor.
+        dtype: DType,
+        /// Its bytes, and zeros.
+        factor: [u8; 16],
+    },
+    /// [`Operator::custom`].
+    Custom {
+        /// The type on which the function works.
+        dtype: DType,
+        /// The name that ranks compare.
+        name: &'static str,
+        /// The function.
+        function: Arc<Tree>,
+    },
+}
+
+/// A function of the caller's that combines the bytes of elements along a tree, which is a
+/// [program for a stack](drumline_kernels::reduce_tree).
+pub type Tree = dyn Fn(&[Target<'_, u8>], &[Source<'_, u8>], &[usize]) + Send + Sync;
+
+impl AnyOperator {
+    /// A sum to which this rank brings multiples of its values. `factor` is the bytes of one element.
+    ///
+    /// # Panics
+    ///
+    /// When they are not.
+    pub fn premul_sum(dtype: DType, factor: &[u8]) -> AnyOperator {
+        let mut bytes = [0; 16];
+        bytes[..dtype.size()].copy_from_slice(factor);
+        AnyOperator::PremulSum { dtype, factor: bytes }
+    }
+
+    /// The part of the operator that does not depend on the type of the elements.
+    #[inline]
+    pub fn kind(&self) -> OperatorKind {
+        match self {
+            AnyOperator::Builtin(op) => OperatorKind::Builtin(*op),
+            AnyOperator::PremulSum { .. } => OperatorKind::PremulSum,
+            AnyOperator::Custom { name, .. } => OperatorKind::Custom(name),
+        }
+    }
+
+    /// The operator of the library that combines values, if it is one.
+    #[inline]
+    pub(crate) fn builtin(&self) -> Option<ReduceOp> {
+        match self {
+            AnyOperator::Builtin(op) => Some(*op),
+            AnyOperator::PremulSum { .. } => Some(ReduceOp::Sum),
+            AnyOperator::Custom { .. } => None,
+        }
+    }
+
+    /// Why the operator cannot be applied to elements of `data`. `None`: it can.
+    pub fn problem_with(&self, data: DType) -> Option<String> {
+        match self {
+            AnyOperator::PremulSum { dtype, .. } | AnyOperator::Custom { dtype, .. }
+                if *dtype != data =>
+            {
+                let name = self.kind().name();
+                Some(format!("the operator {name} is one of {dtype}, but the data is {data}"))
+            }
+            _ => self.kind().problem_with(data),
+        }
+    }
+}
+
+impl From<ReduceOp> for AnyOperator {
+    fn from(op: ReduceOp) -> AnyOperator {
+        AnyOperator::Builtin(op)
+    }
+}
+
+impl<T> From<Operator<T>> for AnyOperator {
+    #[inline]
+    fn from(operator: Operator<T>) -> AnyOperator {
+        operator.any
+    }
+}
+
+/// `avg`, `premul_sum of f32`
+impl fmt::Display for AnyOperator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind().name())?;
+        match self {
+            AnyOperator::Builtin(_) => Ok(()),
+            AnyOperator::PremulSum { dtype, .. } | AnyOperator::Custom { dtype, .. } => {
+                write!(f, " of {dtype}")
+            }
+        }
+    }
+}
+
+impl fmt::Debug for AnyOperator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Operator({self})")
+    }
+}
+
+/// An operator that a foreign backend applies to whole buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Reducer<'a> {
+    operator: Option<&'a AnyOperator>,
+    dtype: DType,
+}
+
+impl<'a> Reducer<'a> {
+    pub(crate) fn new(operator: Option<&'a AnyOperator>, dtype: DType) -> Reducer<'a> {
+        Reducer { operator, dtype }
+    }
+
     /// Reduces `inputs`, from left to right, into `output`. They hold what `ranks` ranks bring: an average is
     /// their sum, divided by this number.
-    fn reduce(&self, inputs: &[&[u8]], output: &mut [u8], ranks: usize) -> Result<(), Cause>;
+    ///
+    /// # Errors
+    ///
+    /// [`Cause::Panicked`] if a function of the caller's panics, [`Cause::Backend`] if the call has no operator.
+    pub fn reduce(self, inputs: &[&[u8]], output: &mut [u8], ranks: usize) -> Result<(), Cause> {
+        let leaves: Vec<Node> = (0..inputs.len()).map(Node::leaf).collect();
+        let Some(merges) = merges(Node::root(inputs.len()), &leaves) else {
+            unreachable!("the leaves of a tree tile it");
+        };
+        let kernels = self.dtype.kernels();
+        // Bytes from elsewhere may have any alignment.
+        let copy = |bytes: &[u8]| {
+            let is_aligned = bytes.as_ptr().addr().is_multiple_of(kernels.align);
+            (!is_aligned).then(|| Bytes::from(bytes))
+        };
+        let copies: Vec<Option<Bytes>> = inputs.iter().map(|input| copy(input)).collect();
+        let inputs = inputs.iter().zip(&copies);
+        let srcs: Vec<Source<'_, u8>> =
+            inputs.map(|(input, copy)| copy.as_deref().unwrap_or(input).into()).collect();
+        let mut result = copy(output);
+        let dsts = [Target::from(result.as_deref_mut().unwrap_or(&mut *output))];
+        with_ieee_rounding(|| match self.operator {
+            Some(AnyOperator::Custom { name, function, .. }) => {
+                by_function(name, &**function, &dsts, &srcs, &merges)
+            }
+            other => match other.and_then(AnyOperator::builtin) {
+                Some(op) => {
+                    (kernels.reduce_tree)(op, &dsts, &srcs, &merges, Some(ranks));
+                    Ok(())
+                }
+                None => {
+                    let problem = "the call has no operator to reduce by".to_owned();
+                    Err(Cause::Backend { problem })
+                }
+            },
+        })?;
+        if let Some(result) = result {
+            output.copy_from_slice(&result);
+        }
+        Ok(())
+    }
 }
 
-/// How two values become one.
-pub(crate) enum Combine<T> {
-    Builtin(ReduceOp),
-    Custom { name: &'static str, function: Arc<Function<T>> },
-}
-
-/// A function of the caller's that combines two values.
-pub(crate) type Function<T> = dyn Fn(T, T) -> T + Send + Sync;
-
-impl<T> Operator<T> {
+impl<T: Element> Operator<T> {
     /// A sum to which every rank brings `factor` times its values.
     ///
     /// It gives the same bits as multiplying the data before a call with [`ReduceOp::Sum`]: products are
     /// rounded to `T`, integers wrap. Ranks may pass different factors, for example each its share of the
     /// samples. `bool` has no multiples.
-    ///
-    /// ```
-    /// use drumline::{Operator, ProcessGroup};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             // Each rank's share of the samples: one quarter, and three.
-    ///             let share = [0.25_f32, 0.75][group.rank()];
-    ///             let mut mean_loss = [4.0 * (1 + group.rank()) as f32];
-    ///             group.all_reduce(&mut mean_loss, Operator::premul_sum(share)).unwrap();
-    ///             assert_eq!(mean_loss, [7.0]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn premul_sum(factor: T) -> Operator<T> {
-        Operator { factor: Some(factor), combine: Combine::Builtin(ReduceOp::Sum) }
+        AnyOperator::premul_sum(T::DTYPE, bytemuck::bytes_of(&factor)).of_type()
     }
 
     /// A function of two values, which must be associative:
@@ -89,64 +217,45 @@ impl<T> Operator<T> {
         name: &'static str,
         function: impl Fn(T, T) -> T + Send + Sync + 'static,
     ) -> Operator<T> {
-        let function = Arc::new(function);
-        Operator { factor: None, combine: Combine::Custom { name, function } }
+        let tree = move |dsts: &[Target<'_, u8>], srcs: &[Source<'_, u8>], merges: &[usize]| {
+            let dsts: Vec<Target<'_, T>> = dsts.iter().map(|dst| dst.elements()).collect();
+            let srcs: Vec<Source<'_, T>> = srcs.iter().map(|src| src.elements()).collect();
+            reduce_tree_with(&function, &dsts, &srcs, merges);
+        };
+        AnyOperator::Custom { dtype: T::DTYPE, name, function: Arc::new(tree) }.of_type()
     }
+}
 
-    /// The part of the operator that does not depend on the type of the elements.
-    pub fn kind(&self) -> OperatorKind {
-        match (&self.combine, &self.factor) {
-            (Combine::Custom { name, .. }, _) => OperatorKind::Custom(name),
-            (Combine::Builtin(_), Some(_)) => OperatorKind::PremulSum,
-            (Combine::Builtin(op), None) => OperatorKind::Builtin(*op),
-        }
+impl AnyOperator {
+    fn of_type<T>(self) -> Operator<T> {
+        Operator { any: self, element: PhantomData }
     }
 }
 
 impl<T> From<ReduceOp> for Operator<T> {
+    #[inline]
     fn from(op: ReduceOp) -> Operator<T> {
-        Operator { factor: None, combine: Combine::Builtin(op) }
+        Operator { any: AnyOperator::Builtin(op), element: PhantomData }
     }
 }
 
 /// For an operator that several calls use: they share its function.
-impl<T: Clone> From<&Operator<T>> for Operator<T> {
+impl<T> From<&Operator<T>> for Operator<T> {
     fn from(operator: &Operator<T>) -> Operator<T> {
         operator.clone()
     }
 }
 
-impl<T: Clone> Clone for Operator<T> {
-    fn clone(&self) -> Operator<T> {
-        Operator { factor: self.factor.clone(), combine: self.combine.clone() }
-    }
-}
-
 // Not derived: a derive would ask for `T: Clone`.
-impl<T> Clone for Combine<T> {
-    fn clone(&self) -> Combine<T> {
-        match self {
-            Combine::Builtin(op) => Combine::Builtin(*op),
-            Combine::Custom { name, function } => {
-                Combine::Custom { name, function: function.clone() }
-            }
-        }
+impl<T> Clone for Operator<T> {
+    fn clone(&self) -> Operator<T> {
+        self.any.clone().of_type()
     }
 }
 
-impl<T> fmt::Debug for Combine<T> {
+impl<T> fmt::Debug for Operator<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Combine::Builtin(op) => op.fmt(f),
-            Combine::Custom { name, .. } => f.write_str(name),
-        }
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Operator<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Operator { factor, combine } = self;
-        f.debug_struct("Operator").field("factor", factor).field("combine", combine).finish()
+        self.any.fmt(f)
     }
 }
 
@@ -236,13 +345,27 @@ mod tests {
     #[test]
     fn operators_say_what_they_are() {
         let shown = |operator: Operator<f32>| format!("{operator:?}");
-        assert_eq!(shown(ReduceOp::Avg.into()), "Operator { factor: None, combine: Avg }");
-        assert_eq!(
-            shown(Operator::premul_sum(0.5)),
-            "Operator { factor: Some(0.5), combine: Sum }"
-        );
+        assert_eq!(shown(ReduceOp::Avg.into()), "Operator(avg)");
+        assert_eq!(shown(Operator::premul_sum(0.5)), "Operator(premul_sum of f32)");
         let custom = Operator::custom("first", |left: f32, _| left);
-        assert_eq!(shown((&custom).into()), "Operator { factor: None, combine: first }");
+        assert_eq!(shown((&custom).into()), "Operator(first of f32)");
+    }
+
+    #[test]
+    fn an_operator_of_one_type_is_not_applied_to_another() {
+        let halves: AnyOperator = Operator::premul_sum(0.5_f32).into();
+        assert_eq!(halves.problem_with(DType::F32), None);
+        let problem = halves.problem_with(DType::I32);
+        let expected = "the operator premul_sum is one of f32, but the data is i32";
+        assert_eq!(problem.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn nothing_is_reduced_without_an_operator() {
+        let mut output = [0; 4];
+        let reducer = Reducer::new(None, DType::I32);
+        assert!(matches!(reducer.reduce(&[&[1; 4]], &mut output, 1), Err(Cause::Backend { .. })));
+        assert_eq!(output, [0; 4]);
     }
 
     #[test]

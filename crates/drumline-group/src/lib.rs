@@ -56,7 +56,7 @@ pub use drumline_store::{
 pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, TorchSpelling, connect_members, default_group,
+    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
     init_process_group, init_with_store, is_initialized, metrics_text,
 };
 pub use interrupt::interruptible;

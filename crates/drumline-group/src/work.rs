@@ -223,32 +223,11 @@ impl<B> Work<B> {
     }
 
     /// Whether the call has ended, successfully or not.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum)?;
-    /// while !work.is_completed() {
-    ///     // ... compute something else ...
-    ///     std::thread::yield_now();
-    /// }
-    /// assert_eq!(work.wait()?, [1.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn is_completed(&self) -> bool {
         self.completion.is_done()
     }
 
     /// Waits for the end of the call and gives the buffer back.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum)?;
-    /// // ... compute something else ...
-    /// assert_eq!(work.wait()?, [1.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -264,20 +243,6 @@ impl<B> Work<B> {
     /// Waits at most for `timeout`. When the time is over, the call goes on, and the `Work` comes back to be
     /// waited for again.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let mut work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum)?;
-    /// let sum = loop {
-    ///     match work.wait_timeout(std::time::Duration::from_millis(100)) {
-    ///         Ok(result) => break result?,
-    ///         Err(goes_on) => work = goes_on,
-    ///     }
-    /// };
-    /// assert_eq!(sum, [1.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// The outer error is the `Work`, when its call has not ended in time. The inner result is as for [`Work::wait`].
@@ -290,21 +255,6 @@ impl<B> Work<B> {
     /// Callbacks run on a thread of their own, `drumline-callbacks`, one after another and without any lock
     /// of this library. They may start other calls, and hold up none. But they hold up each other, and are
     /// lost if the process ends before their turn. A panic in a callback is logged.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::sync::mpsc::channel;
-    ///
-    /// use drumline::{ProcessGroup, ReduceOp};
-    ///
-    /// let group = ProcessGroup::alone();
-    /// let (sender, losses) = channel();
-    /// group.all_reduce_async(vec![0.25_f64], ReduceOp::Avg)?.on_complete(move |loss| {
-    ///     let _ = sender.send(loss);
-    /// })?;
-    /// assert_eq!(losses.recv().unwrap()?, [0.25]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

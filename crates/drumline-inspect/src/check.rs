@@ -7,8 +7,8 @@
 //!
 //! [`check`] proves:
 //!
-//! - **Result.** A sum is the canonical [`tree`](drumline_schedule::tree) over all ranks (in a scan, over the
-//!   ranks up to the own), finished once at its root. A broadcast is the root's data. Block `i` of an
+//! - **Result.** A sum is the canonical [`tree`](drumline_schedule::tree) over all ranks, finished
+//!   once at its root. A broadcast is the root's data. Block `i` of an
 //!   all-gather is the contribution of rank `i`. Data that gets no result stays as it was. No rank leaves a
 //!   barrier that another rank has not entered.
 //! - **Messages.** Each send meets a receive of the same length in the same call.

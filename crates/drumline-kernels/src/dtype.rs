@@ -141,6 +141,11 @@ impl DType {
         matches!(self.class(), Class::Float)
     }
 
+    /// Whether this is a type of complex numbers.
+    pub const fn is_complex(self) -> bool {
+        matches!(self.class(), Class::Complex)
+    }
+
     pub(crate) const fn class(self) -> Class {
         match self {
             DType::Bool => Class::Bool,

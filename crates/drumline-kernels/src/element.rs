@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use num_complex::Complex;
 
 use crate::kernels::Kernels;
+use crate::table::OfNumber;
 use crate::{Bool, DType, F8E4M3, F8E5M2};
 
 /// A Rust type that a collective can carry.
@@ -27,7 +28,7 @@ use crate::{Bool, DType, F8E4M3, F8E5M2};
     note = "in place of `usize` and `isize`, which differ between machines, take `u64` and `i64`; in place of `bool`, `Bool`"
 )]
 pub trait Element:
-    Kernels<Wide = <Self as Element>::Accumulator> + Send + Sync + PartialEq + Debug
+    Kernels<Wide = <Self as Element>::Accumulator> + OfNumber + Send + Sync + PartialEq + Debug
 {
     /// The run-time name of the type.
     const DTYPE: DType;

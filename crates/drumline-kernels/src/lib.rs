@@ -69,4 +69,4 @@ pub use operand::{Addend, Source, Target};
 pub use past_cache::{copy_past_cache, fetch_past_cache};
 pub use reduce::{combine, reduce_sums, reduce_to_sums, reduce_tree, reduce_tree_with};
 pub use rounding::with_ieee_rounding;
-pub use table::KernelTable;
+pub use table::{KernelTable, Number, ReduceSums, ReduceToSums, ReduceTree};

@@ -29,19 +29,37 @@ pub struct KernelTable {
     /// The alignment of an element in bytes.
     pub align: usize,
     /// [`reduce_tree`].
-    pub reduce_tree:
-        fn(ReduceOp, &[Target<'_, u8>], &[Source<'_, u8>], &[usize], Option<usize>),
+    pub reduce_tree: ReduceTree,
     /// [`reduce_to_sums`].
-    pub reduce_to_sums: fn(ReduceOp, &[Target<'_, u8>], &[Addend<'_, u8>], &[usize]),
+    pub reduce_to_sums: ReduceToSums,
     /// [`reduce_sums`].
-    pub reduce_sums:
-        fn(ReduceOp, &[Target<'_, u8>], &[Addend<'_, u8>], &[usize], Option<usize>),
+    pub reduce_sums: ReduceSums,
     /// [`widen`].
     pub widen: fn(Target<'_, u8>, Source<'_, u8>),
     /// [`narrow`].
     pub narrow: fn(Target<'_, u8>, Source<'_, u8>),
     /// [`scale`]. The factor is the bytes of one element.
     pub scale: fn(Target<'_, u8>, &[u8]),
+    /// The bytes of the element with this value, rounded to nearest, and zeros. `None`: there is none.
+    pub element: fn(Number) -> Option<[u8; 16]>,
+}
+
+/// [`reduce_tree`] on bytes.
+pub type ReduceTree = fn(ReduceOp, &[Target<'_, u8>], &[Source<'_, u8>], &[usize], Option<usize>);
+
+/// [`reduce_to_sums`] on bytes.
+pub type ReduceToSums = fn(ReduceOp, &[Target<'_, u8>], &[Addend<'_, u8>], &[usize]);
+
+/// [`reduce_sums`] on bytes.
+pub type ReduceSums = fn(ReduceOp, &[Target<'_, u8>], &[Addend<'_, u8>], &[usize], Option<usize>);
+
+/// A number of any type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// A whole number.
+    Integer(i128),
+    /// Any other number.
+    Float(f64),
 }
 
 impl DType {
@@ -92,8 +110,59 @@ const fn table<T: Element>() -> &'static KernelTable {
             scale: |data, factor| {
                 scale::<T>(data.elements(), bytemuck::pod_read_unaligned(factor));
             },
+            element: |number| {
+                let mut bytes = [0; 16];
+                bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&T::of_number(number)?));
+                Some(bytes)
+            },
         }
     }
+}
+
+/// A type with an element for each number, or for some.
+pub trait OfNumber: Sized {
+    /// The element with this value.
+    fn of_number(number: Number) -> Option<Self>;
+}
+
+macro_rules! of_integer {
+    ($($type:ty),*) => {$(
+        impl OfNumber for $type {
+            fn of_number(number: Number) -> Option<$type> {
+                match number {
+                    Number::Integer(number) => number.try_into().ok(),
+                    Number::Float(_) => None,
+                }
+            }
+        }
+    )*};
+}
+
+macro_rules! of_float {
+    ($($type:ty: $of:expr;)*) => {$(
+        impl OfNumber for $type {
+            fn of_number(number: Number) -> Option<$type> {
+                let of: fn(f64) -> $type = $of;
+                Some(of(match number {
+                    Number::Integer(number) => number as f64,
+                    Number::Float(number) => number,
+                }))
+            }
+        }
+    )*};
+}
+
+of_integer!(u8, u16, u32, u64, i8, i16, i32, i64);
+of_float! {
+    f16: f16::from_f64;
+    bf16: bf16::from_f64;
+    f32: |number| number as f32;
+    f64: |number| number;
+    F8E4M3: |number| F8E4M3::from_f32(number as f32);
+    F8E5M2: |number| F8E5M2::from_f32(number as f32);
+    Complex<f32>: |number| Complex::new(number as f32, 0.0);
+    Complex<f64>: |number| Complex::new(number, 0.0);
+    Bool: |number| Bool::from(number != 0.0);
 }
 
 /// Lists of as many operands need no allocation.
@@ -150,6 +219,21 @@ mod tests {
             &[0],
             None,
         );
+    }
+
+    #[test]
+    fn numbers_become_elements_or_do_not_fit() {
+        let element = |dtype: DType, number| (dtype.kernels().element)(number);
+        let bytes = |start: &[u8]| {
+            let mut bytes = [0; 16];
+            bytes[..start.len()].copy_from_slice(start);
+            Some(bytes)
+        };
+        assert_eq!(element(DType::U16, Number::Integer(258)), bytes(&258_u16.to_ne_bytes()));
+        assert_eq!(element(DType::F64, Number::Integer(2)), bytes(&2_f64.to_ne_bytes()));
+        assert_eq!(element(DType::Bf16, Number::Float(0.5)), bytes(&0x3f00_u16.to_ne_bytes()));
+        assert_eq!(element(DType::U8, Number::Integer(256)), None);
+        assert_eq!(element(DType::I32, Number::Float(0.5)), None);
     }
 
     #[test]

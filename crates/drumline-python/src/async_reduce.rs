@@ -17,7 +17,6 @@ use crate::{
     config::duration,
     error::raise,
     group::Group,
-    memory::with_element,
     signals::{self, Exclusive},
 };
 
@@ -179,7 +178,7 @@ pub(crate) fn registry_of(
     for (name, len, code) in tensors {
         let dtype = DType::from_code(code)
             .ok_or_else(|| PyValueError::new_err(format!("no element type has the code {code}")))?;
-        with_element!(dtype, T => registry.register::<T>(name, len).map_err(raise))?;
+        registry.register_as(dtype, name, len).map_err(raise)?;
     }
     let op = op.parse::<ReduceOp>().map_err(|error| PyValueError::new_err(error.to_string()))?;
     let mut options = AsyncReduceOptions::default().op(op);

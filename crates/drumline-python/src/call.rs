@@ -1,65 +1,81 @@
 //! One call from Python on its way to the core.
 
-use drumline::{Begun, DType, Element, Error, Operator, ProcessGroup, ReduceOp, Result};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use drumline::{
+    DType, Error,
+    driving::{AnyOperator, Ask, Number},
+};
+use pyo3::{
+    exceptions::{PyOverflowError, PyValueError},
+    prelude::*,
+};
 
 use crate::{
-    memory::{Buffer, Factor, Input, Memory},
+    group::Group,
+    memory::{Buffer, Input, Memory},
     signals,
     work::Work,
 };
 
-/// A call with its group and its buffers, to run on this thread or in the background.
-pub(crate) struct Prepared<T> {
-    pub(crate) group: ProcessGroup,
-    pub(crate) input: Input<T>,
-    pub(crate) buffer: Buffer<T>,
-    pub(crate) background: bool,
-}
-
-impl<T: Element> Prepared<T> {
-    /// Runs `now` on this thread, or starts `later` in the background.
-    pub(crate) fn run(
-        mut self,
+impl Group {
+    /// Carries the call out on this thread, or begins it in the background.
+    pub(crate) fn carry_out(
+        &self,
         py: Python<'_>,
-        now: impl FnOnce(&ProcessGroup, &[T], &mut [T]) -> Result<()> + Send,
-        later: impl FnOnce(&ProcessGroup, Input<T>, Buffer<T>) -> Begun<Buffer<T>> + Send,
+        ask: Ask<'_>,
+        input: Input,
+        mut buffer: Buffer,
+        background: bool,
     ) -> PyResult<Option<Work>> {
-        let (group, input) = (self.group, self.input);
-        if self.background {
-            return Work::of(py.detach(|| later(&group, input, self.buffer))).map(Some);
+        let group = self.get()?;
+        if background {
+            return Work::of(py.detach(|| ask.begin(&group, buffer, input))).map(Some);
         }
         signals::run(py, || {
-            now(&group, input.as_ref(), self.buffer.as_mut())?;
-            self.buffer.deal_out();
+            ask.run(&group, buffer.as_mut(), input.as_ref())?;
+            buffer.deal_out();
             Ok::<_, Error>(())
         })?;
         Ok(None)
     }
 }
 
-pub(crate) fn operator<T: Factor>(
+/// The operator `op` for elements of this type, with the factor that a premul_sum has.
+pub(crate) fn operator(
+    dtype: DType,
     op: &str,
     factor: Option<Bound<'_, PyAny>>,
-) -> PyResult<Operator<T>> {
+) -> PyResult<AnyOperator> {
     match (op, factor) {
-        ("premul_sum", Some(factor)) => Ok(Operator::premul_sum(T::from_python(&factor)?)),
-        ("premul_sum", None) => Err(PyValueError::new_err("premul_sum needs a factor")),
-        (op, _) => {
-            let op = op.parse::<ReduceOp>();
-            Ok(op.map_err(|error| PyValueError::new_err(error.to_string()))?.into())
+        ("premul_sum", Some(factor)) => {
+            let is_whole = !dtype.is_float() && !dtype.is_complex();
+            let number = match is_whole {
+                true => Number::Integer(factor.extract()?),
+                false => Number::Float(factor.extract()?),
+            };
+            let element = (dtype.kernels().element)(number).ok_or_else(|| {
+                PyOverflowError::new_err(format!("the factor {factor} is no element of {dtype}"))
+            })?;
+            Ok(AnyOperator::premul_sum(dtype, &element[..dtype.size()]))
         }
+        ("premul_sum", None) => Err(PyValueError::new_err("premul_sum needs a factor")),
+        (op, _) => Ok(builtin(op)?.into()),
     }
 }
 
-pub(crate) fn buffer_of_list<T: Element>(list: Vec<Memory>) -> Buffer<T> {
+/// The operator of the library with this name.
+pub(crate) fn builtin(op: &str) -> PyResult<drumline::ReduceOp> {
+    let op = op.parse::<drumline::ReduceOp>();
+    op.map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+pub(crate) fn buffer_of_list(list: Vec<Memory>) -> Buffer {
     match <[Memory; 1]>::try_from(list) {
         Ok([memory]) => Buffer::of(memory),
         Err(list) => Buffer::gathered(list),
     }
 }
 
-pub(crate) fn input_of_list<T: Element>(list: Vec<Memory>, output: &Memory) -> Input<T> {
+pub(crate) fn input_of_list(list: Vec<Memory>, output: &Memory) -> Input {
     match <[Memory; 1]>::try_from(list) {
         Ok([memory]) => Input::new(memory, &[output]),
         Err(list) => Input::joined(&list),
@@ -93,20 +109,4 @@ pub(crate) fn check_blocks(operation: &str, block: usize, list: &[Memory]) -> Py
     Err(PyValueError::new_err(format!(
         "{operation}: the buffers of the list have {lengths:?} elements, but this rank's has {block}"
     )))
-}
-
-/// Waits for the call, unless it runs in the background.
-pub(crate) fn finish<T: Element>(
-    py: Python<'_>,
-    background: bool,
-    begun: Begun<Vec<Buffer<T>>>,
-) -> PyResult<Option<Work>> {
-    if background {
-        return Work::of(begun).map(Some);
-    }
-    signals::run(py, || {
-        begun?.wait()?.iter_mut().for_each(Buffer::deal_out);
-        Ok::<_, Error>(())
-    })?;
-    Ok(None)
 }

@@ -1,15 +1,16 @@
 //! The collectives and messages of process groups.
 
+use drumline::{
+    Collective,
+    driving::{Ask, recv_any_bytes, recv_bytes, send_bytes},
+};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    call::{
-        Prepared, buffer_of_list, check_blocks, check_list, check_types, finish, input_of_list,
-        operator,
-    },
+    call::{buffer_of_list, check_blocks, check_types, input_of_list, operator},
     config::duration,
     group::Group,
-    memory::{Buffer, Input, Memory, with_element},
+    memory::{Buffer, Input, Memory},
     signals,
     work::Work,
 };
@@ -25,41 +26,8 @@ impl Group {
         factor: Option<Bound<'_, PyAny>>,
         background: bool,
     ) -> PyResult<Option<Work>> {
-        with_element!(data.dtype, T => {
-            let op = operator::<T>(op, factor)?;
-            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
-                py,
-                |group, _, data| group.all_reduce(data, &op),
-                |group, _, data| group.all_reduce_async(data, &op),
-            )
-        })
-    }
-
-    /// Reduces the data of the ranks up to this one; with `exclusive`, of the ranks below it.
-    #[pyo3(signature = (data, op, factor=None, exclusive=false, background=false))]
-    fn scan(
-        &self,
-        py: Python<'_>,
-        data: Memory,
-        op: &str,
-        factor: Option<Bound<'_, PyAny>>,
-        exclusive: bool,
-        background: bool,
-    ) -> PyResult<Option<Work>> {
-        with_element!(data.dtype, T => {
-            let op = operator::<T>(op, factor)?;
-            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
-                py,
-                |group, _, data| match exclusive {
-                    true => group.exclusive_scan(data, &op),
-                    false => group.scan(data, &op),
-                },
-                |group, _, data| match exclusive {
-                    true => group.exclusive_scan_async(data, &op),
-                    false => group.scan_async(data, &op),
-                },
-            )
-        })
+        let ask = Ask::new(Collective::AllReduce, data.dtype).by(operator(data.dtype, op, factor)?);
+        self.carry_out(py, ask, Input::none(), Buffer::of(data), background)
     }
 
     #[pyo3(signature = (data, op, factor, root, background=false))]
@@ -72,14 +40,8 @@ impl Group {
         root: usize,
         background: bool,
     ) -> PyResult<Option<Work>> {
-        with_element!(data.dtype, T => {
-            let op = operator::<T>(op, factor)?;
-            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
-                py,
-                |group, _, data| group.reduce(data, &op, root),
-                |group, _, data| group.reduce_async(data, &op, root),
-            )
-        })
+        let ask = Ask::new(Collective::Reduce, data.dtype).by(operator(data.dtype, op, factor)?);
+        self.carry_out(py, ask.at(root), Input::none(), Buffer::of(data), background)
     }
 
     #[pyo3(signature = (data, root, background=false))]
@@ -90,13 +52,8 @@ impl Group {
         root: usize,
         background: bool,
     ) -> PyResult<Option<Work>> {
-        with_element!(data.dtype, T => {
-            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
-                py,
-                |group, _, data| group.broadcast(data, root),
-                |group, _, data| group.broadcast_async(data, root),
-            )
-        })
+        let ask = Ask::new(Collective::Broadcast, data.dtype).at(root);
+        self.carry_out(py, ask, Input::none(), Buffer::of(data), background)
     }
 
     /// Gathers the inputs of all ranks. `outputs` is one memory for all, or one for each rank.
@@ -109,15 +66,10 @@ impl Group {
         background: bool,
     ) -> PyResult<Option<Work>> {
         check_types(&input, &outputs)?;
-        with_element!(input.dtype, T => {
-            let counts = self.counts_of_list(&outputs, input.len())?;
-            let input = Input::<T>::new(input, &outputs.iter().collect::<Vec<_>>());
-            self.prepare(input, buffer_of_list(outputs), background)?.run(
-                py,
-                |group, input, output| group.all_gather_v(input, output, &counts),
-                |group, input, output| group.all_gather_v_async(input, output, &counts),
-            )
-        })
+        let counts = self.counts_of_list(&outputs, input.len())?;
+        let ask = Ask::new(Collective::AllGather, input.dtype).in_blocks(&counts);
+        let input = Input::new(input, &outputs.iter().collect::<Vec<_>>());
+        self.carry_out(py, ask, input, buffer_of_list(outputs), background)
     }
 
     /// `outputs` is empty except at the root. `counts` are the elements that each rank brings.
@@ -133,14 +85,9 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         check_types(&input, &outputs)?;
         let counts = self.counts_or_even("gather", counts, &outputs, input.len())?;
-        with_element!(input.dtype, T => {
-            let input = Input::<T>::new(input, &outputs.iter().collect::<Vec<_>>());
-            self.prepare(input, buffer_of_list(outputs), background)?.run(
-                py,
-                |group, input, output| group.gather_v(input, output, &counts, root),
-                |group, input, output| group.gather_v_async(input, output, &counts, root),
-            )
-        })
+        let ask = Ask::new(Collective::Gather, input.dtype).in_blocks(&counts).at(root);
+        let input = Input::new(input, &outputs.iter().collect::<Vec<_>>());
+        self.carry_out(py, ask, input, buffer_of_list(outputs), background)
     }
 
     /// `inputs` is empty except at the root. `counts` are the elements that each rank gets.
@@ -156,14 +103,9 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         check_types(&output, &inputs)?;
         let counts = self.counts_or_even("scatter", counts, &inputs, output.len())?;
-        with_element!(output.dtype, T => {
-            let input = input_of_list::<T>(inputs, &output);
-            self.prepare(input, Buffer::of(output), background)?.run(
-                py,
-                |group, input, output| group.scatter_v(input, &counts, output, root),
-                |group, input, output| group.scatter_v_async(input, &counts, output, root),
-            )
-        })
+        let ask = Ask::new(Collective::Scatter, output.dtype).in_blocks(&counts).at(root);
+        let input = input_of_list(inputs, &output);
+        self.carry_out(py, ask, input, Buffer::of(output), background)
     }
 
     /// `inputs` is one memory with a block for every rank, or one for each rank.
@@ -178,16 +120,11 @@ impl Group {
         background: bool,
     ) -> PyResult<Option<Work>> {
         check_types(&output, &inputs)?;
-        with_element!(output.dtype, T => {
-            let op = operator::<T>(op, factor)?;
-            let counts = self.counts_of_list(&inputs, output.len())?;
-            let input = input_of_list::<T>(inputs, &output);
-            self.prepare(input, Buffer::of(output), background)?.run(
-                py,
-                |group, input, output| group.reduce_scatter_v(input, &counts, output, &op),
-                |group, input, output| group.reduce_scatter_v_async(input, &counts, output, &op),
-            )
-        })
+        let op = operator(output.dtype, op, factor)?;
+        let counts = self.counts_of_list(&inputs, output.len())?;
+        let ask = Ask::new(Collective::ReduceScatter, output.dtype).by(op).in_blocks(&counts);
+        let input = input_of_list(inputs, &output);
+        self.carry_out(py, ask, input, Buffer::of(output), background)
     }
 
     /// Sends `send_counts[i]` elements to rank `i` and gets `recv_counts[i]` from it. Inputs and
@@ -207,89 +144,17 @@ impl Group {
         };
         check_types(first, &inputs)?;
         check_types(first, &outputs)?;
-        with_element!(first.dtype, T => {
-            let input = match <[Memory; 1]>::try_from(inputs) {
-                Ok([input]) => Input::<T>::new(input, &outputs.iter().collect::<Vec<_>>()),
-                Err(inputs) => Input::joined(&inputs),
-            };
-            self.prepare(input, buffer_of_list(outputs), background)?.run(
-                py,
-                |group, input, output| {
-                    group.all_to_all_v(input, &send_counts, output, &recv_counts)
-                },
-                |group, input, output| {
-                    group.all_to_all_v_async(input, &send_counts, output, &recv_counts)
-                },
-            )
-        })
-    }
-
-    /// Reduces several buffers in one call.
-    #[pyo3(signature = (data, op, factor=None, background=false))]
-    fn all_reduce_coalesced(
-        &self,
-        py: Python<'_>,
-        data: Vec<Memory>,
-        op: &str,
-        factor: Option<Bound<'_, PyAny>>,
-        background: bool,
-    ) -> PyResult<Option<Work>> {
-        let Some(dtype) = check_list(&data)? else { return self.barrier(py, background) };
-        with_element!(dtype, T => {
-            let (group, op) = (self.get()?, operator::<T>(op, factor)?);
-            let buffers = data.into_iter().map(Buffer::<T>::of).collect();
-            finish(py, background, py.detach(|| group.torch_spelling().all_reduce_coalesced_async(buffers, &op)))
-        })
-    }
-
-    #[pyo3(signature = (inputs, outputs, background=false))]
-    fn all_gather_coalesced(
-        &self,
-        py: Python<'_>,
-        inputs: Vec<Memory>,
-        outputs: Vec<Memory>,
-        background: bool,
-    ) -> PyResult<Option<Work>> {
-        let Some(dtype) = check_list(&inputs)? else { return self.barrier(py, background) };
-        check_types(&inputs[0], &outputs)?;
-        with_element!(dtype, T => {
-            let group = self.get()?;
-            let buffers = outputs.into_iter().map(Buffer::<T>::of).collect();
-            let inputs: Vec<Input<T>> = inputs.into_iter().map(Input::Lent).collect();
-            let work = py.detach(|| {
-                let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
-                group.torch_spelling().all_gather_coalesced_async(&inputs, buffers)
-            });
-            finish(py, background, work)
-        })
-    }
-
-    #[pyo3(signature = (inputs, outputs, op, factor=None, background=false))]
-    fn reduce_scatter_coalesced(
-        &self,
-        py: Python<'_>,
-        inputs: Vec<Memory>,
-        outputs: Vec<Memory>,
-        op: &str,
-        factor: Option<Bound<'_, PyAny>>,
-        background: bool,
-    ) -> PyResult<Option<Work>> {
-        let Some(dtype) = check_list(&inputs)? else { return self.barrier(py, background) };
-        check_types(&inputs[0], &outputs)?;
-        with_element!(dtype, T => {
-            let (group, op) = (self.get()?, operator::<T>(op, factor)?);
-            let buffers = outputs.into_iter().map(Buffer::<T>::of).collect();
-            let inputs: Vec<Input<T>> = inputs.into_iter().map(Input::Lent).collect();
-            let work = py.detach(|| {
-                let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
-                group.torch_spelling().reduce_scatter_coalesced_async(&inputs, buffers, &op)
-            });
-            finish(py, background, work)
-        })
+        let ask = Ask::new(Collective::AllToAll, first.dtype);
+        let ask = ask.exchanging(&send_counts, &recv_counts);
+        let input = match <[Memory; 1]>::try_from(inputs) {
+            Ok([input]) => Input::new(input, &outputs.iter().collect::<Vec<_>>()),
+            Err(inputs) => Input::joined(&inputs),
+        };
+        self.carry_out(py, ask, input, buffer_of_list(outputs), background)
     }
 
     #[pyo3(signature = (background=false))]
-    fn barrier(&self, py: Python<'_>, background: bool) -> PyResult<Option<Work>> {
+    pub(crate) fn barrier(&self, py: Python<'_>, background: bool) -> PyResult<Option<Work>> {
         let group = self.get()?;
         if background {
             return Work::of(py.detach(|| group.barrier_async())).map(Some);
@@ -305,11 +170,8 @@ impl Group {
 
     /// Sends in the background.
     fn send(&self, py: Python<'_>, data: Memory, to: usize, tag: u64) -> PyResult<Work> {
-        with_element!(data.dtype, T => {
-            let group = self.get()?;
-            let buffer = Buffer::<T>::of(data);
-            Work::of(py.detach(|| group.send_async(buffer, to, tag)))
-        })
+        let (group, dtype, buffer) = (self.get()?, data.dtype, Buffer::of(data));
+        Work::of(py.detach(|| send_bytes(&group, dtype, buffer, to, tag)))
     }
 
     /// Receives in the background, from any rank without `from_rank`.
@@ -321,27 +183,15 @@ impl Group {
         from_rank: Option<usize>,
         tag: u64,
     ) -> PyResult<Work> {
-        with_element!(data.dtype, T => {
-            let group = self.get()?;
-            let buffer = Buffer::<T>::of(data);
-            match from_rank {
-                Some(from) => Work::of(py.detach(|| group.recv_async(buffer, from, tag))),
-                None => Work::of(py.detach(|| group.recv_any_async(buffer, tag))),
-            }
-        })
+        let (group, dtype, buffer) = (self.get()?, data.dtype, Buffer::of(data));
+        match from_rank {
+            Some(from) => Work::of(py.detach(|| recv_bytes(&group, dtype, buffer, from, tag))),
+            None => Work::of(py.detach(|| recv_any_bytes(&group, dtype, buffer, tag))),
+        }
     }
 }
 
 impl Group {
-    fn prepare<T>(
-        &self,
-        input: Input<T>,
-        buffer: Buffer<T>,
-        background: bool,
-    ) -> PyResult<Prepared<T>> {
-        Ok(Prepared { group: self.get()?, input, buffer, background })
-    }
-
     /// The number of elements of each rank: the length of its entry in the list, or `own` for every rank
     /// if the list is one memory for all.
     fn counts_of_list(&self, list: &[Memory], own: usize) -> PyResult<Vec<usize>> {

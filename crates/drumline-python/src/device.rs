@@ -10,7 +10,7 @@ use std::{
 };
 
 use drumline::{
-    DType, ReduceOp,
+    DType,
     device::{
         self, CudaDevice, DeviceGroup as Core, DeviceOp, DeviceOptions, DeviceSlice, Driver, Place,
         Stream,
@@ -26,7 +26,6 @@ use crate::{
     config::{duration, patience},
     error::raise,
     group::Group,
-    memory::with_element,
     signals,
 };
 
@@ -111,7 +110,7 @@ impl DeviceGroup {
         op: &str,
         factor: Option<Bound<'_, PyAny>>,
     ) -> PyResult<DeviceWork> {
-        let op = device_op(op, factor, data.slice.dtype)?;
+        let op = operator(data.slice.dtype, op, factor)?;
         let slice = data.slice;
         self.queue(py, stream, vec![data], |on, stream| on.all_reduce_on(stream, slice, op))
     }
@@ -125,7 +124,7 @@ impl DeviceGroup {
         factor: Option<Bound<'_, PyAny>>,
         root: usize,
     ) -> PyResult<DeviceWork> {
-        let op = device_op(op, factor, data.slice.dtype)?;
+        let op = operator(data.slice.dtype, op, factor)?;
         let slice = data.slice;
         self.queue(py, stream, vec![data], |on, stream| on.reduce_on(stream, slice, op, root))
     }
@@ -172,7 +171,7 @@ impl DeviceGroup {
         op: &str,
         factor: Option<Bound<'_, PyAny>>,
     ) -> PyResult<DeviceWork> {
-        let op = device_op(op, factor, output.slice.dtype)?;
+        let op = operator(output.slice.dtype, op, factor)?;
         if let [input] = &inputs[..] {
             let slices = (input.slice, output.slice);
             return self.queue(py, stream, both(inputs, vec![output]), |on, stream| {
@@ -260,7 +259,7 @@ impl DeviceGroup {
         factor: Option<Bound<'_, PyAny>>,
     ) -> PyResult<DeviceWork> {
         let Some(first) = data.first() else { return self.barrier(py, stream) };
-        let op = device_op(op, factor, first.slice.dtype)?;
+        let op = operator(first.slice.dtype, op, factor)?;
         let slices = slices_of(&data);
         self.queue(py, stream, data, |on, stream| {
             on.all_reduce_coalesced_on(stream, &slices, &slices, op)
@@ -296,7 +295,7 @@ impl DeviceGroup {
         factor: Option<Bound<'_, PyAny>>,
     ) -> PyResult<DeviceWork> {
         let Some(first) = inputs.first() else { return self.barrier(py, stream) };
-        let op = device_op(op, factor, first.slice.dtype)?;
+        let op = operator(first.slice.dtype, op, factor)?;
         let lens = counts_of(&outputs);
         let places = self.by_rank(&inputs, &lens)?;
         let counts = self.even(lens.iter().sum())?;
@@ -513,14 +512,6 @@ pub(crate) fn stream_of(device: &CudaDevice, raw: u64) -> Arc<dyn Stream> {
     // SAFETY: the package promises that this is a stream of the device's primary context. The program keeps it while
     // it calls, as torch keeps its streams for ever.
     unsafe { device.foreign_stream(raw) }
-}
-
-fn device_op(op: &str, factor: Option<Bound<'_, PyAny>>, dtype: DType) -> PyResult<DeviceOp> {
-    if op != "premul_sum" {
-        let op = op.parse::<ReduceOp>();
-        return Ok(op.map_err(|error| PyValueError::new_err(error.to_string()))?.into());
-    }
-    with_element!(dtype, T => Ok::<DeviceOp, PyErr>(operator::<T>(op, factor)?.into()))
 }
 
 /// A call on the memory of a device. It keeps that memory until its end, also if nobody keeps this object.

@@ -1,6 +1,6 @@
 //! Memory that belongs to Python objects.
 
-use drumline::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, bf16, f16};
+use drumline::{DType, driving::Bytes};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 /// Contiguous elements in the memory of a Python object: `(address, elements, dtype, owner)`.
@@ -21,7 +21,7 @@ impl<'py> FromPyObject<'_, 'py> for Memory {
         let (address, count, code, owner): (usize, usize, u8, Py<PyAny>) = object.extract()?;
         let dtype = DType::from_code(code)
             .ok_or_else(|| PyValueError::new_err(format!("no element type has the code {code}")))?;
-        let is_aligned = address.is_multiple_of(alignment(dtype));
+        let is_aligned = address.is_multiple_of(dtype.kernels().align);
         let is_memory = address != 0 && count.checked_mul(dtype.size()).is_some_and(is_addressable);
         if count > 0 && !(is_aligned && is_memory) {
             let problem = format!("{count} elements of type {dtype} cannot lie at {address:#x}");
@@ -35,21 +35,13 @@ fn is_addressable(bytes: usize) -> bool {
     isize::try_from(bytes).is_ok()
 }
 
-/// The alignment of a type in bytes. Complex numbers have the alignment of their parts.
-fn alignment(dtype: DType) -> usize {
-    match dtype {
-        DType::Complex64 | DType::Complex128 => dtype.size() / 2,
-        _ => dtype.size(),
-    }
-}
-
 impl Memory {
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
     fn end(&self) -> usize {
-        self.address + self.count * self.dtype.size()
+        self.address + self.byte_len()
     }
 
     /// Whether the two have a byte in common.
@@ -60,87 +52,102 @@ impl Memory {
             && other.address < self.end()
     }
 
-    fn pointer<T: Element>(&self) -> *mut T {
-        debug_assert_eq!(self.dtype, T::DTYPE);
+    fn pointer(&self) -> *mut u8 {
         match self.count {
             0 => std::ptr::NonNull::dangling().as_ptr(),
-            _ => self.address as *mut T,
+            _ => self.address as *mut u8,
         }
     }
 
-    /// The elements in their present state.
-    pub(crate) fn read<T: Element>(&self) -> &[T] {
-        // SAFETY: `extract` has checked the alignment, and that the bytes fit the address space. The package
-        // promises that they are mapped and initialised while the owner lives, and `self` holds the owner.
-        // Every bit pattern is a `T` (`Element: Pod`). Another Python thread may write to them meanwhile, as
-        // with numpy and torch; the documentation forbids it.
-        unsafe { std::slice::from_raw_parts(self.pointer(), self.count) }
+    /// The number of bytes. `extract` has checked that they fit the address space.
+    fn byte_len(&self) -> usize {
+        self.count * self.dtype.size()
     }
 
-    /// The elements, for writing. No other slice of these elements may be in use.
-    pub(crate) fn write<T: Element>(&mut self) -> &mut [T] {
-        // SAFETY: as in `read`. The package also promises that the memory may be written. `&mut self` keeps
+    /// The bytes of the elements in their present state.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `extract` has checked that the bytes fit the address space. The package promises that they are
+        // mapped and initialised while the owner lives, and `self` holds the owner. Another Python thread may write
+        // to them meanwhile, as with numpy and torch; the documentation forbids it.
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.byte_len()) }
+    }
+
+    /// The bytes of the elements, for writing. No other slice of these elements may be in use.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`. The package also promises that the memory may be written. `&mut self` keeps
         // this call from lending the elements twice, and calls check that their memories do not overlap.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.count) }
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.byte_len()) }
     }
 }
 
 /// Elements that a call only reads.
-pub(crate) enum Input<T> {
+pub(crate) enum Input {
     Lent(Memory),
-    Copied(Vec<T>),
+    Copied(Bytes),
 }
 
-impl<T: Element> Input<T> {
+impl Input {
     /// Copies the elements if the call writes to the same memory.
-    pub(crate) fn new(input: Memory, outputs: &[&Memory]) -> Input<T> {
+    pub(crate) fn new(input: Memory, outputs: &[&Memory]) -> Input {
         match outputs.iter().any(|output| output.overlaps(&input)) {
-            true => Input::Copied(input.read().to_vec()),
+            true => Input::Copied(input.bytes().into()),
             false => Input::Lent(input),
         }
     }
 
     /// No elements, for calls on one buffer.
-    pub(crate) fn none() -> Input<T> {
-        Input::Copied(Vec::new())
+    pub(crate) fn none() -> Input {
+        Input::Copied(Bytes::default())
     }
 
     /// The elements of all inputs, one input after another.
-    pub(crate) fn joined(inputs: &[Memory]) -> Input<T> {
-        Input::Copied(inputs.iter().flat_map(Memory::read::<T>).copied().collect())
+    pub(crate) fn joined(inputs: &[Memory]) -> Input {
+        Input::Copied(joined(inputs.iter().map(Memory::bytes)))
     }
 }
 
-impl<T: Element> AsRef<[T]> for Input<T> {
-    fn as_ref(&self) -> &[T] {
+impl AsRef<[u8]> for Input {
+    fn as_ref(&self) -> &[u8] {
         match self {
-            Input::Lent(memory) => memory.read(),
-            Input::Copied(elements) => elements,
+            Input::Lent(memory) => memory.bytes(),
+            Input::Copied(bytes) => bytes,
         }
     }
 }
 
+/// All bytes, one part after another.
+pub(crate) fn joined<'a>(parts: impl Iterator<Item = &'a [u8]> + Clone) -> Bytes {
+    let mut all = Bytes::zeroed(parts.clone().map(<[u8]>::len).sum());
+    let mut rest = &mut all[..];
+    for part in parts {
+        let (own, others) = rest.split_at_mut(part.len());
+        own.copy_from_slice(part);
+        rest = others;
+    }
+    all
+}
+
 /// Elements that a call writes.
-pub(crate) struct Buffer<T> {
-    elements: Elements<T>,
+pub(crate) struct Buffer {
+    elements: Elements,
     /// The memories that [`Buffer::deal_out`] fills in order; empty if the call writes in place.
     parts: Vec<Memory>,
 }
 
-enum Elements<T> {
+enum Elements {
     Lent(Memory),
-    Gathered(Vec<T>),
+    Gathered(Bytes),
 }
 
-impl<T: Element> Buffer<T> {
-    pub(crate) fn of(memory: Memory) -> Buffer<T> {
+impl Buffer {
+    pub(crate) fn of(memory: Memory) -> Buffer {
         Buffer { elements: Elements::Lent(memory), parts: Vec::new() }
     }
 
     /// One buffer for several memories. [`Buffer::deal_out`] fills them after the call.
-    pub(crate) fn gathered(parts: Vec<Memory>) -> Buffer<T> {
-        let count = parts.iter().map(Memory::len).sum();
-        Buffer { elements: Elements::Gathered(vec![T::zeroed(); count]), parts }
+    pub(crate) fn gathered(parts: Vec<Memory>) -> Buffer {
+        let bytes = parts.iter().map(Memory::byte_len).sum();
+        Buffer { elements: Elements::Gathered(Bytes::zeroed(bytes)), parts }
     }
 
     /// After the call: copies the elements to the memories of [`Buffer::gathered`].
@@ -148,88 +155,29 @@ impl<T: Element> Buffer<T> {
         let Elements::Gathered(all) = &self.elements else { return };
         let mut rest = &all[..];
         for part in &mut self.parts {
-            let (own, others) = rest.split_at(part.len());
-            part.write::<T>().copy_from_slice(own);
+            let (own, others) = rest.split_at(part.byte_len());
+            part.bytes_mut().copy_from_slice(own);
             rest = others;
         }
     }
 }
 
-impl<T: Element> AsRef<[T]> for Buffer<T> {
-    fn as_ref(&self) -> &[T] {
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
         match &self.elements {
-            Elements::Lent(memory) => memory.read(),
-            Elements::Gathered(elements) => elements,
+            Elements::Lent(memory) => memory.bytes(),
+            Elements::Gathered(bytes) => bytes,
         }
     }
 }
 
-impl<T: Element> AsMut<[T]> for Buffer<T> {
-    fn as_mut(&mut self) -> &mut [T] {
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
         match &mut self.elements {
-            Elements::Lent(memory) => memory.write(),
-            Elements::Gathered(elements) => elements,
+            Elements::Lent(memory) => memory.bytes_mut(),
+            Elements::Gathered(bytes) => bytes,
         }
     }
-}
-
-/// Runs an expression with `$element` as the Rust type of a [`DType`].
-macro_rules! with_element {
-    ($dtype:expr, $element:ident => $run:expr) => {
-        $crate::memory::with_element!(@ $dtype, $element => $run;
-            U8 u8, I8 i8, U16 u16, I16 i16, U32 u32, I32 i32, U64 u64, I64 i64,
-            F32 f32, F64 f64, F16 ::drumline::f16, Bf16 ::drumline::bf16,
-            F8E4M3 ::drumline::F8E4M3, F8E5M2 ::drumline::F8E5M2, Bool ::drumline::Bool,
-            Complex64 ::drumline::Complex<f32>, Complex128 ::drumline::Complex<f64>)
-    };
-    (@ $dtype:expr, $element:ident => $run:expr; $($code:ident $type:ty),*) => {
-        match $dtype {
-            $(::drumline::DType::$code => {
-                type $element = $type;
-                $run
-            })*
-            other => Err(::pyo3::exceptions::PyValueError::new_err(format!(
-                "elements of type {other} are not known to Python yet"
-            ))),
-        }
-    };
-}
-pub(crate) use with_element;
-
-/// An element type to which a Python number converts, as the factor of `premul_sum`.
-pub(crate) trait Factor: Element {
-    fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Self>;
-}
-
-macro_rules! factor {
-    ($($type:ty: $via:ty => $convert:expr;)*) => {$(
-        impl Factor for $type {
-            fn from_python(value: &Bound<'_, PyAny>) -> PyResult<$type> {
-                let convert: fn($via) -> $type = $convert;
-                value.extract::<$via>().map(convert)
-            }
-        }
-    )*};
-}
-
-factor! {
-    u8: u8 => |it| it;
-    i8: i8 => |it| it;
-    u16: u16 => |it| it;
-    i16: i16 => |it| it;
-    u32: u32 => |it| it;
-    i32: i32 => |it| it;
-    u64: u64 => |it| it;
-    i64: i64 => |it| it;
-    f32: f64 => |it| it as f32;
-    f64: f64 => |it| it;
-    f16: f64 => f16::from_f64;
-    bf16: f64 => bf16::from_f64;
-    F8E4M3: f64 => |it| F8E4M3::from_f32(it as f32);
-    F8E5M2: f64 => |it| F8E5M2::from_f32(it as f32);
-    Bool: bool => Bool::from;
-    Complex<f32>: f64 => |it| Complex::new(it as f32, 0.0);
-    Complex<f64>: f64 => |it| Complex::new(it, 0.0);
 }
 
 /// The element types by the names of the core, with their codes.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Begun, Element, Error, Result, WorkError};
+use drumline::{Begun, Error, Result, WorkError};
 use pyo3::prelude::*;
 
 use crate::{
@@ -22,21 +22,14 @@ pub(crate) trait Returned: Send + 'static {
     fn settle(self) -> Option<usize>;
 }
 
-impl<T: Element> Returned for Buffer<T> {
+impl Returned for Buffer {
     fn settle(mut self) -> Option<usize> {
         self.deal_out();
         None
     }
 }
 
-impl<T: Element> Returned for Vec<Buffer<T>> {
-    fn settle(mut self) -> Option<usize> {
-        self.iter_mut().for_each(Buffer::deal_out);
-        None
-    }
-}
-
-impl<T: Element> Returned for (Buffer<T>, usize) {
+impl Returned for (Buffer, usize) {
     fn settle(mut self) -> Option<usize> {
         self.0.deal_out();
         Some(self.1)

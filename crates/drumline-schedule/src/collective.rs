@@ -12,7 +12,7 @@ use crate::step::Buffer;
 /// let names = ALGORITHMS.iter().filter(|row| row.collective == Collective::Barrier);
 /// assert!(names.map(|row| row.name).any(|name| name == "dissemination"));
 /// assert_eq!(Collective::AllReduce.to_string(), "all_reduce");
-/// assert_eq!(Collective::from_code(Collective::Scan.code()), Some(Collective::Scan));
+/// assert_eq!(Collective::from_code(Collective::Reduce.code()), Some(Collective::Reduce));
 /// assert!(Collective::Broadcast.has_root() && !Collective::AllGather.has_root());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,11 +37,7 @@ pub enum Collective {
     /// Every rank brings a block for each rank, and gets from each rank the block that this rank brought
     /// for it.
     AllToAll = 9,
-    /// Every rank gets the sum of the ranks up to itself: the tree over these ranks, whatever the
-    /// [order](crate::SumOrder) of other sums.
-    Scan = 10,
-    /// Every rank gets the sum of the ranks below it. The data of rank 0 stays as it is.
-    ExclusiveScan = 11,
+    // 10 and 11 were scans.
     /// A barrier in which every rank hears from every rank itself, so that it can name every missing one.
     MonitoredBarrier = 12,
     /// Every host gets the sum of all ranks, in [slices](crate::slice_holders): one in the data of each of its ranks.
@@ -52,7 +48,7 @@ pub enum Collective {
 
 impl Collective {
     /// All collectives, in the order of their codes.
-    pub const ALL: [Collective; 13] = [
+    pub const ALL: [Collective; 11] = [
         Collective::AllReduce,
         Collective::Broadcast,
         Collective::AllGather,
@@ -62,8 +58,6 @@ impl Collective {
         Collective::Gather,
         Collective::Scatter,
         Collective::AllToAll,
-        Collective::Scan,
-        Collective::ExclusiveScan,
         Collective::MonitoredBarrier,
         Collective::ReduceSlices,
     ];
@@ -80,8 +74,6 @@ impl Collective {
             Collective::Gather => "gather",
             Collective::Scatter => "scatter",
             Collective::AllToAll => "all_to_all",
-            Collective::Scan => "scan",
-            Collective::ExclusiveScan => "exclusive_scan",
             Collective::MonitoredBarrier => "monitored_barrier",
             Collective::ReduceSlices => "reduce_slices",
         }
@@ -134,8 +126,6 @@ impl Collective {
             Collective::AllReduce
                 | Collective::Reduce
                 | Collective::ReduceScatter
-                | Collective::Scan
-                | Collective::ExclusiveScan
                 | Collective::ReduceSlices
         )
     }
@@ -158,10 +148,10 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_wire() {
-        assert!(Collective::ALL.map(Collective::code).into_iter().eq(1..=13));
+        assert!(Collective::ALL.map(Collective::code).into_iter().eq((1..=9).chain(12..=13)));
         for collective in Collective::ALL {
             assert_eq!(Collective::from_code(collective.code()), Some(collective));
         }
-        assert_eq!([0, 14].map(Collective::from_code), [None; 2]);
+        assert_eq!([0, 10, 11, 14].map(Collective::from_code), [None; 4]);
     }
 }

@@ -34,7 +34,7 @@ impl Collective {
     ///
     /// | | `Data` | `Input` | `Slot` |
     /// |---|---|---|---|
-    /// | all_reduce, reduce, reduce_slices, broadcast, scan, exclusive_scan | one | | one |
+    /// | all_reduce, reduce, reduce_slices, broadcast | one | | one |
     /// | all_gather | all | one | all |
     /// | reduce_scatter | one | all | all |
     /// | gather | all at the root | one | one |

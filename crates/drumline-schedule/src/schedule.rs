@@ -106,15 +106,6 @@ impl Schedule {
         elements.max(1)
     }
 
-    /// The number of ranks that contribute to the result of rank `owner`.
-    pub fn contributions(&self, owner: Rank) -> usize {
-        match self.collective {
-            Collective::Scan => owner + 1,
-            Collective::ExclusiveScan => owner,
-            _ => self.world_size,
-        }
-    }
-
     /// The memory that each scratch and each place for sums needs: the smallest range that holds all its named
     /// spans.
     pub fn scratch(&self, counts: &Counts) -> BTreeMap<Buffer, Range<usize>> {

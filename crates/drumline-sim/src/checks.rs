@@ -47,8 +47,8 @@ impl Simulation {
             }
             RecordKind::End => format!("the end of group {}", record.group),
         };
-        if let RecordKind::Call { buffer: Some((collective, then)), .. } = &record.kind
-            && collective.bytes() != then
+        if let RecordKind::Call { buffer: Some((own, then)), .. } = &record.kind
+            && own.bytes() != then
         {
             return Err(format!("{what}: the buffer was written to after its call had ended"));
         }

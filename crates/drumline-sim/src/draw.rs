@@ -152,7 +152,7 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[GroupSetup]) -> PlannedCall 
     let ops: Vec<_> = ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)).collect();
     let op = ops[rng.usize(0..ops.len())];
     let root = rng.usize(0..world_size);
-    let kind = match rng.u8(0..20) {
+    let kind = match rng.u8(0..18) {
         0..=5 => Kind::AllReduce(op),
         6 | 7 if group.has(Collective::ReduceScatter) => Kind::ReduceScatter(op),
         8 if group.has(Collective::Reduce) => Kind::Reduce(op, root),
@@ -161,9 +161,7 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[GroupSetup]) -> PlannedCall 
         12 => Kind::Barrier,
         13 | 14 => Kind::Gather(root),
         15 => Kind::Scatter(root),
-        16 | 17 => Kind::AllToAll,
-        18 => Kind::Scan(op),
-        _ => Kind::ExclusiveScan(op),
+        _ => Kind::AllToAll,
     };
     let uneven = kind.has_blocks() && rng.bool();
     let most = if world_size > 16 { 80 } else { 400 };
@@ -260,8 +258,6 @@ fn another(rng: &mut Rng, call: PlannedCall, world_size: usize) -> Option<Planne
         (1, Kind::ReduceSlices(op)) => is(Kind::ReduceSlices(other_op(op))),
         (2, Kind::ReduceSlices(op)) => is(Kind::AllReduce(op)),
         (1, Kind::ReduceScatter(op)) => is(Kind::ReduceScatter(other_op(op))),
-        (1, Kind::Scan(op)) => is(Kind::Scan(other_op(op))),
-        (2, Kind::Scan(op)) => is(Kind::ExclusiveScan(op)),
         (1, Kind::Reduce(op, root)) => is(Kind::Reduce(other_op(op), root)),
         (2, Kind::Reduce(op, root)) => is(Kind::Reduce(op, next(root))),
         (1, Kind::Gather(root)) => is(Kind::Gather(next(root))),

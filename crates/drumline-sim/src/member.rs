@@ -14,18 +14,17 @@ use std::{
 };
 
 use drumline_engine::{
-    Cause, CollectiveError, DType, Element, ReduceOp, Result, Settings,
-    any_call::{AnyCall, Job},
+    Cause, CollectiveError, DType, ReduceOp, Result, Settings,
     call::Call,
-    executor::{Header, History, Machine, Memory, Now, Progress, Spin, Stretch},
+    executor::{Header, Held, History, Machine, Memory, Now, Progress, Spin, Stretch},
     host::Host,
     lane::Lane,
     membership::{Membership, SeenFailure},
+    operation::Operation,
     registered::RegisteredBuffer,
     transport::{
         self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Striped, Transport, Waits,
     },
-    typed_call::TypedCall,
 };
 use drumline_schedule::{Collective, Counts, Topology, step::Rank};
 use drumline_shm::{Arena, PeerSegment, Segment};
@@ -126,64 +125,34 @@ impl<S: Connection> Member<S> {
 
     /// A call on buffers of its own, filled with the bytes of `order`.
     pub(crate) fn collective(&self, order: &Order<'_>) -> Result<Prepared> {
-        fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Prepared> {
-            let call = Call::new(order.collective, T::DTYPE, order.counts.clone());
-            let call = order.root.into_iter().fold(call, Call::rooted);
-            let buffer = |bytes: &[u8]| {
-                let mut buffer =
-                    RegisteredBuffer::<T>::allocate(arena, bytes.len() / size_of::<T>())?;
-                bytemuck::cast_slice_mut(&mut buffer).copy_from_slice(bytes);
-                Ok::<_, drumline_engine::Error>(buffer)
-            };
-            let (data, input) = match order.is_out_of_place() {
-                // As `all_reduce_into` and `reduce_into` do.
-                true => (buffer(order.input)?, buffer(&[])?),
-                false => (buffer(order.data)?, buffer(order.input)?),
-            };
-            Ok(Prepared(Box::new(TypedCall::<T, _, _>::new(
-                call,
-                order.reduce_op.map(Into::into),
-                data,
-                input,
-            ))))
-        }
+        let call = Call::new(order.collective, order.dtype, order.counts.clone());
+        let call = order.root.into_iter().fold(call, Call::rooted);
         let arena = self.arena.as_ref().filter(|_| order.registered);
-        match order.dtype {
-            DType::U8 => make::<u8>(order, arena),
-            DType::U16 => make::<u16>(order, arena),
-            DType::U32 => make::<u32>(order, arena),
-            DType::U64 => make::<u64>(order, arena),
-            DType::I8 => make::<i8>(order, arena),
-            DType::I16 => make::<i16>(order, arena),
-            DType::I32 => make::<i32>(order, arena),
-            DType::I64 => make::<i64>(order, arena),
-            DType::F16 => make::<drumline_kernels::f16>(order, arena),
-            DType::Bf16 => make::<drumline_kernels::bf16>(order, arena),
-            DType::F32 => make::<f32>(order, arena),
-            DType::F64 => make::<f64>(order, arena),
-            DType::Bool => make::<drumline_kernels::Bool>(order, arena),
-            DType::Complex64 => make::<drumline_kernels::Complex<f32>>(order, arena),
-            DType::Complex128 => make::<drumline_kernels::Complex<f64>>(order, arena),
-            DType::F8E4M3 => make::<drumline_kernels::F8E4M3>(order, arena),
-            DType::F8E5M2 => make::<drumline_kernels::F8E5M2>(order, arena),
-            other => unreachable!("there is no Rust type for {other}"),
-        }
+        let buffer = |bytes: &[u8]| Buffer::of(bytes, arena);
+        let (data, input) = match order.is_out_of_place() {
+            // As `all_reduce_into` and `reduce_into` do.
+            true => (buffer(order.input)?, buffer(&[])?),
+            false => (buffer(order.data)?, buffer(order.input)?),
+        };
+        let buffers = Box::new(Own { data, input, outcome: Outcome::default() });
+        let operation = Operation::held(call, order.reduce_op.map(Into::into), buffers);
+        Ok(Prepared(Box::new(operation)))
     }
 
     /// Takes a blocking call, and messages beside it, as far as possible. The simulator repeats this with
     /// the same call until the call has ended, while no calls are queued.
     pub(crate) fn step(&mut self, collective: &mut Prepared, now: Instant) -> Result<Progress> {
         let messages = self.lane.progress_points(now);
-        match self.lane.step(collective.0.operation(), &Now::at(now), Spin::No)? {
+        match self.lane.step(&mut collective.0, &Now::at(now), Spin::No)? {
             Progress::Stuck if messages == Progress::Moved => Ok(Progress::Moved),
             progress => Ok(progress),
         }
     }
 
     /// Adds an asynchronous call behind all others.
-    pub(crate) fn submit(&mut self, collective: Prepared) -> Outcome {
-        let outcome = Outcome::default();
-        self.lane.submit(Box::new(Submitted { collective, outcome: outcome.clone() }));
+    pub(crate) fn submit(&mut self, mut collective: Prepared) -> Outcome {
+        let outcome = collective.outcome();
+        self.lane.submit(collective.0);
         outcome
     }
 
@@ -310,44 +279,90 @@ impl Order<'_> {
     }
 }
 
-/// A call with its buffers, of any type.
-pub(crate) struct Prepared(Box<dyn Erased>);
-
-trait Erased: Send {
-    fn operation(&mut self) -> &mut dyn AnyCall;
-    fn bytes(&self) -> &[u8];
-    fn overwrite_input(&mut self);
-}
-
-impl<T: Element> Erased for TypedCall<T, RegisteredBuffer<T>, RegisteredBuffer<T>> {
-    fn operation(&mut self) -> &mut dyn AnyCall {
-        self
-    }
-
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self.data())
-    }
-
-    fn overwrite_input(&mut self) {
-        self.input_mut().fill(T::zeroed());
-    }
-}
+/// A call with its buffers.
+#[derive(Debug)]
+pub(crate) struct Prepared(Box<Operation<'static>>);
 
 impl Prepared {
+    /// The buffers of a call that has ended.
+    pub(crate) fn ended(mut self) -> Own {
+        let outcome = self.outcome();
+        self.0.end(Ok(()));
+        match outcome.take() {
+            Some((_, own)) => own,
+            None => unreachable!("a call that ends leaves its buffers"),
+        }
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        match self.0.buffers_mut().held_mut::<Own>() {
+            Some(own) => own.outcome.clone(),
+            None => unreachable!("the buffers of each call are its own"),
+        }
+    }
+}
+
+/// The buffers of a call.
+#[derive(Debug)]
+pub(crate) struct Own {
+    data: Buffer,
+    input: Buffer,
+    outcome: Outcome,
+}
+
+impl Own {
     /// The bytes of the buffer that gets the result, as they are now.
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.0.bytes()
+        self.data.bytes()
     }
 
     /// Overwrites the input, as its owner may once the call has ended.
     pub(crate) fn overwrite_input(&mut self) {
-        self.0.overwrite_input();
+        self.input.words.fill(0);
     }
 }
 
-impl fmt::Debug for Prepared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prepared").finish_non_exhaustive()
+impl Held for Own {
+    fn data(&self) -> &[u8] {
+        self.data.bytes()
+    }
+
+    fn input(&self) -> &[u8] {
+        self.input.bytes()
+    }
+
+    fn both(&mut self) -> (&mut [u8], &[u8]) {
+        (self.data.bytes_mut(), self.input.bytes())
+    }
+
+    fn end(self: Box<Self>, result: Result<()>) {
+        let outcome = self.outcome.clone();
+        *outcome.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((result, *self));
+    }
+}
+
+/// Registered memory, in words that are aligned for elements of any type.
+#[derive(Debug)]
+struct Buffer {
+    words: RegisteredBuffer<u64>,
+    len: usize,
+}
+
+impl Buffer {
+    fn of(bytes: &[u8], arena: Option<&Arena>) -> Result<Buffer> {
+        let len = bytes.len();
+        let words = RegisteredBuffer::allocate(arena, len.div_ceil(size_of::<u64>()))?;
+        let mut buffer = Buffer { words, len };
+        buffer.bytes_mut().copy_from_slice(bytes);
+        Ok(buffer)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
     }
 }
 
@@ -356,28 +371,12 @@ impl fmt::Debug for Prepared {
 pub(crate) struct Outcome(Arc<Mutex<Option<Ended>>>);
 
 /// The result of a call, and its buffers.
-type Ended = (Result<()>, Prepared);
+type Ended = (Result<()>, Own);
 
 impl Outcome {
     /// The result, once there is one.
     pub(crate) fn take(&self) -> Option<Ended> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-struct Submitted {
-    collective: Prepared,
-    outcome: Outcome,
-}
-
-impl Job for Submitted {
-    fn operation(&mut self) -> &mut dyn AnyCall {
-        self.collective.0.operation()
-    }
-
-    fn complete(self: Box<Self>, result: Result<()>) {
-        let Submitted { collective, outcome } = *self;
-        *outcome.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((result, collective));
     }
 }
 
@@ -423,7 +422,7 @@ impl<S: Connection> Transport for Shared<S> {
     fn progress(
         &mut self,
         machine: &mut Machine,
-        memory: &mut dyn Memory,
+        memory: &mut Memory<'_>,
         now: Instant,
     ) -> Result<bool, Cause> {
         self.lock().streams.progress(machine, memory, now)

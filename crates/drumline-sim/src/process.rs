@@ -11,7 +11,7 @@ use std::{
 use drumline_engine::{Error, executor::Progress};
 
 use crate::member::{
-    Member, Outcome, Prepared,
+    Member, Outcome, Own, Prepared,
     posting::{Posted, Side},
 };
 use drumline_launch::Ending;
@@ -100,7 +100,7 @@ pub(crate) struct Record {
 #[derive(Debug)]
 pub(crate) enum RecordKind {
     /// A call: its index, its buffer, which no rank may write to any more, and a copy of it.
-    Call { index: usize, buffer: Option<(Prepared, Vec<u8>)> },
+    Call { index: usize, buffer: Option<(Own, Vec<u8>)> },
     /// A message: its index, its side, the peer unless it failed, and its bytes.
     Message { index: usize, side: Side, peer: Option<usize>, bytes: Vec<u8> },
     /// The closing of the group.
@@ -239,17 +239,10 @@ impl Process {
     /// Records the asynchronous calls and messages that have ended.
     fn look_at_outcomes(&mut self, group: usize, view: &View) {
         while let Some((index, started, outcome)) = self.groups[group].unfinished.front() {
-            let Some((result, collective)) = outcome.take() else { break };
+            let Some((result, own)) = outcome.take() else { break };
             let (index, started) = (*index, *started);
             self.groups[group].unfinished.pop_front();
-            self.record(
-                view,
-                group,
-                RecordKind::of_call(index, collective),
-                started,
-                false,
-                result,
-            );
+            self.record(view, group, RecordKind::of_call(index, own), started, false, result);
         }
         for (index, side, started, posted) in std::mem::take(&mut self.groups[group].posted) {
             match posted.take() {
@@ -374,7 +367,7 @@ impl Process {
                 self.record(
                     view,
                     group,
-                    RecordKind::of_call(call, collective),
+                    RecordKind::of_call(call, collective.ended()),
                     started,
                     true,
                     result,
@@ -434,10 +427,10 @@ impl Process {
 }
 
 impl RecordKind {
-    fn of_call(index: usize, mut collective: Prepared) -> RecordKind {
-        collective.overwrite_input();
-        let bytes = collective.bytes().to_vec();
-        RecordKind::Call { index, buffer: Some((collective, bytes)) }
+    fn of_call(index: usize, mut own: Own) -> RecordKind {
+        own.overwrite_input();
+        let bytes = own.bytes().to_vec();
+        RecordKind::Call { index, buffer: Some((own, bytes)) }
     }
 }
 

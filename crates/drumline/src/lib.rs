@@ -76,11 +76,11 @@ pub use drumline_group::{
     Begun, Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
     Element, Endpoint, Error, ErrorOrigin, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator,
     PriceList, PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result,
-    Rounding, SumOrder, TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16,
-    connect_members, default_group, describe_addresses, describe_mpi, f16, init_process_group,
-    init_with_store, interruptible, is_available, is_gloo_available, is_initialized, is_launched,
-    is_mpi_available, is_nccl_available, is_torchelastic_launched, metrics_text, own_addresses,
-    register_backend, register_rendezvous_handler, rendezvous, store, trace,
+    Rounding, SumOrder, Work, WorkError, WorkFuture, auth, backend, bf16, connect_members,
+    default_group, describe_addresses, describe_mpi, f16, init_process_group, init_with_store,
+    interruptible, is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
+    is_nccl_available, is_torchelastic_launched, metrics_text, own_addresses, register_backend,
+    register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline, driving, free_port, interface_with, site};

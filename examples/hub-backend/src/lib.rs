@@ -191,10 +191,6 @@ impl Backend for Rank {
         match call.collective() {
             Collective::AllReduce | Collective::ReduceScatter => call.reduce(&parts, request.data),
             Collective::Reduce if call.is_root() => call.reduce(&parts, request.data),
-            Collective::Scan => call.reduce(&parts[..=self.rank], request.data),
-            Collective::ExclusiveScan if self.rank > 0 => {
-                call.reduce(&parts[..self.rank], request.data)
-            }
             Collective::Broadcast | Collective::Scatter => {
                 request.data.copy_from_slice(parts[root]);
                 Ok(())

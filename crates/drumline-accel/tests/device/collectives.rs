@@ -41,7 +41,7 @@ impl Length {
 
 use Length::{AtRoot, Block, Blocks, Empty};
 
-pub(crate) const CASES: [Case; 11] = [
+pub(crate) const CASES: [Case; 9] = [
     Case {
         name: "reduce",
         input: Empty,
@@ -92,20 +92,6 @@ pub(crate) const CASES: [Case; 11] = [
         output: Blocks,
         on: |on, stream, input, output, _| on.all_to_all_on(stream, input, output),
         host: |group, input, output, _| group.all_to_all(input, output),
-    },
-    Case {
-        name: "scan",
-        input: Empty,
-        output: Block,
-        on: |on, stream, _, data, _| on.scan_on(stream, data, ReduceOp::Sum),
-        host: |group, _, data, _| group.scan(data, ReduceOp::Sum),
-    },
-    Case {
-        name: "exclusive_scan",
-        input: Empty,
-        output: Block,
-        on: |on, stream, _, data, _| on.exclusive_scan_on(stream, data, ReduceOp::Sum),
-        host: |group, _, data, _| group.exclusive_scan(data, ReduceOp::Sum),
     },
     Case {
         name: "all_reduce, times a factor",
@@ -251,7 +237,7 @@ fn calls_of_one_kind_overtake_no_others() {
                 let work = match salt % 4 {
                     0 | 1 => on.all_reduce_on(&stream, data.slice(), ReduceOp::Sum),
                     2 => on.broadcast_on(&stream, data.slice(), salt % 3),
-                    _ => on.scan_on(&stream, data.slice(), ReduceOp::Sum),
+                    _ => on.reduce_on(&stream, data.slice(), ReduceOp::Sum, salt % 3),
                 };
                 work.unwrap().join(&stream).unwrap();
                 data.fetch(&*stream);
@@ -263,7 +249,7 @@ fn calls_of_one_kind_overtake_no_others() {
             match salt % 4 {
                 0 | 1 => member.group.all_reduce(&mut expected, ReduceOp::Sum),
                 2 => member.group.broadcast(&mut expected, salt % 3),
-                _ => member.group.scan(&mut expected, ReduceOp::Sum),
+                _ => member.group.reduce(&mut expected, ReduceOp::Sum, salt % 3),
             }
             .unwrap();
             finish(&stream);

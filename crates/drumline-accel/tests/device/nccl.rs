@@ -250,7 +250,6 @@ fn sums_that_nccl_lacks_are_refused_where_it_was_asked_for() {
             };
             let or = on.all_reduce_on(&stream, bits.slice(), ReduceOp::Bor);
             refused(or, "NCCL has no operators on bits");
-            refused(on.scan_on(&stream, floats.slice(), ReduceOp::Sum), "NCCL has no scans");
         }
         // No rank has heard of it.
         floats.put(&*stream);

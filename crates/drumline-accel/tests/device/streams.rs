@@ -16,7 +16,7 @@ const CALLS: [On; 5] = [
         on.all_reduce_coalesced_on(stream, &[data.slice()], &[data.slice()], ReduceOp::Sum)
     },
     |on, stream, data| on.broadcast_on(stream, data.slice(), 0),
-    |on, stream, data| on.scan_on(stream, data.slice(), ReduceOp::Sum),
+    |on, stream, data| on.reduce_on(stream, data.slice(), ReduceOp::Sum, 0),
     |on, stream, _| on.barrier_on(stream),
 ];
 

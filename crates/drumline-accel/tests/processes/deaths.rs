@@ -4,7 +4,7 @@ use crate::job::{Ended, Placed, run};
 
 const SIGKILL: i32 = 9;
 
-/// Where a rank is killed, and which. In scans the last ranks combine values.
+/// Where a rank is killed, and which.
 pub(crate) const STAGES: [(&str, usize); 8] = [
     ("copy out", 0),
     ("sum", 1),

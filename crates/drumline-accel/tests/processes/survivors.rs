@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drumline_accel::{
-    DType, Device, DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, Result, Stream,
+    DType, Device, DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, Place, Result, Stream,
 };
 use drumline_cuda::{CudaDevice, DeviceMemory, Driver};
 use drumline_group::{self as group, Operator, Rank, ReduceOp};
@@ -111,10 +111,17 @@ fn round(
     }
     memory.put(&**stream);
     before(&["staged copy out", "staged sum", "staged copy in"]);
-    let work = on.scan_on(stream, memory.slice(), lethal())?;
+    // Each rank sums its block of the input, and gets it there.
+    let DeviceSlice { place, dtype } = memory.slice();
+    let block = LEN / ranks;
+    let bytes = block * dtype.size();
+    let whole = DeviceSlice::new(Place { bytes: bytes * ranks, ..place }, dtype);
+    let own = Place { address: place.address + (bytes * rank) as u64, bytes };
+    let work = on.reduce_scatter_on(stream, whole, DeviceSlice::new(own, dtype), lethal())?;
     work.join(stream)?;
     work.wait()?;
-    assert_eq!(memory.found(stream), [sum_of_first(rank + 1); LEN], "scan");
+    let own = &memory.found(stream)[block * rank..][..block];
+    assert!(own.iter().all(|sum| *sum == sum_of_first(ranks)), "reduce_scatter");
     before(&["between calls"]);
     on.barrier_on(stream)?.wait()
 }

@@ -21,8 +21,6 @@ fn collective(operation: Operation) -> Option<Collective> {
         Operation::Scatter => Collective::Scatter,
         Operation::ReduceScatter => Collective::ReduceScatter,
         Operation::AllToAll => Collective::AllToAll,
-        Operation::Scan => Collective::Scan,
-        Operation::ExclusiveScan => Collective::ExclusiveScan,
         Operation::Barrier => Collective::Barrier,
         Operation::SendRecv => return None,
     })

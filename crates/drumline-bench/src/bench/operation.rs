@@ -15,8 +15,6 @@ choice! {
         Scatter = "scatter",
         ReduceScatter = "reduce_scatter",
         AllToAll = "all_to_all",
-        Scan = "scan",
-        ExclusiveScan = "exclusive_scan",
         /// Each rank sends to the next rank and receives from the previous one.
         SendRecv = "sendrecv",
         Barrier = "barrier"
@@ -61,13 +59,13 @@ impl Operation {
         match self {
             AllReduce | Reduce => &[Place::Out, Place::In],
             AllGather | Gather | Scatter | ReduceScatter | AllToAll | SendRecv => &[Place::Out],
-            Broadcast | Scan | ExclusiveScan | Barrier => &[Place::In],
+            Broadcast | Barrier => &[Place::In],
         }
     }
 
     pub(super) fn reduces(self) -> bool {
         use Operation::*;
-        matches!(self, AllReduce | Reduce | ReduceScatter | Scan | ExclusiveScan)
+        matches!(self, AllReduce | Reduce | ReduceScatter)
     }
 
     pub(super) fn has_root(self) -> bool {
@@ -82,7 +80,7 @@ impl Operation {
         match self {
             AllReduce => 2.0 * others,
             AllGather | Gather | Scatter | ReduceScatter | AllToAll => others,
-            Reduce | Broadcast | Scan | ExclusiveScan | SendRecv | Barrier => 1.0,
+            Reduce | Broadcast | SendRecv | Barrier => 1.0,
         }
     }
 
@@ -90,7 +88,7 @@ impl Operation {
     pub(super) fn block(self, elements: usize, ranks: usize) -> usize {
         use Operation::*;
         match self {
-            AllReduce | Reduce | Broadcast | Scan | ExclusiveScan | SendRecv => elements,
+            AllReduce | Reduce | Broadcast | SendRecv => elements,
             AllGather | Gather | Scatter | ReduceScatter | AllToAll => elements / ranks,
             Barrier => 0,
         }
@@ -124,7 +122,7 @@ impl Operation {
             Scatter => (at_root(all), block),
             ReduceScatter => (all, block),
             AllToAll => (all, all),
-            Broadcast | Scan | ExclusiveScan | Barrier => (0, block),
+            Broadcast | Barrier => (0, block),
         };
         Lengths { input, output }
     }
@@ -157,9 +155,6 @@ impl Operation {
             Scatter => vec![mine(Source::Rank(root))],
             ReduceScatter => vec![mine(Source::Combined(0..ranks))],
             AllToAll => blocks(rank * block),
-            ExclusiveScan if rank == 0 => whole(Source::Rank(0)),
-            ExclusiveScan => whole(Source::Combined(0..rank)),
-            Scan => whole(Source::Combined(0..rank + 1)),
             SendRecv => whole(Source::Rank((rank + ranks - 1) % ranks)),
         }
     }

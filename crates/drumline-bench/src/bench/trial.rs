@@ -163,8 +163,6 @@ impl<'a, T: Sample> Typed<'a, T> {
             (Operation::Scatter, _) => group.scatter(input, output, root),
             (Operation::ReduceScatter, _) => group.reduce_scatter(input, output, op),
             (Operation::AllToAll, _) => group.all_to_all(input, output),
-            (Operation::Scan, _) => group.scan(output, op),
-            (Operation::ExclusiveScan, _) => group.exclusive_scan(output, op),
             (Operation::SendRecv, _) => Ok(()),
             (Operation::Barrier, _) => group.barrier(),
         }
@@ -188,8 +186,6 @@ impl<'a, T: Sample> Typed<'a, T> {
             (Operation::Scatter, _) => group.scatter_async(input, output, root),
             (Operation::ReduceScatter, _) => group.reduce_scatter_async(input, output, op),
             (Operation::AllToAll, _) => group.all_to_all_async(input, output),
-            (Operation::Scan, _) => group.scan_async(output, op),
-            (Operation::ExclusiveScan, _) => group.exclusive_scan_async(output, op),
             (Operation::SendRecv, _) => {
                 let sending = group.send_async(input, next, 0)?;
                 let receiving = group.recv_async(output, before, 0)?;

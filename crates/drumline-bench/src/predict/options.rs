@@ -120,7 +120,7 @@ pub struct Options {
 }
 
 /// The collectives that `all` stands for.
-const OPERATIONS: [Collective; 10] = [
+const OPERATIONS: [Collective; 8] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
@@ -129,8 +129,6 @@ const OPERATIONS: [Collective; 10] = [
     Collective::AllToAll,
     Collective::Gather,
     Collective::Scatter,
-    Collective::Scan,
-    Collective::ExclusiveScan,
 ];
 
 impl Options {

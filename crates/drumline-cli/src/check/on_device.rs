@@ -86,17 +86,6 @@ const ON_DEVICE: [(&str, Attempt); 12] = [
         rank.on.all_to_all_on(&rank.stream, slice(&input), slice(&data))?.wait()?;
         rank.holds(&data, &vec![rank.group.rank() as f32; ranks])
     }),
-    ("scan", |rank| {
-        let data = rank.holding(&[1.0])?;
-        rank.on.scan_on(&rank.stream, slice(&data), ReduceOp::Sum)?.wait()?;
-        rank.holds(&data, &[rank.group.rank() as f32 + 1.0])
-    }),
-    ("exclusive_scan", |rank| {
-        let data = rank.holding(&[1.0])?;
-        rank.on.exclusive_scan_on(&rank.stream, slice(&data), ReduceOp::Sum)?.wait()?;
-        // The data of rank 0 do not change.
-        rank.holds(&data, &[rank.group.rank().max(1) as f32])
-    }),
     ("barrier", |rank| rank.on.barrier_on(&rank.stream)?.wait().map(|()| true)),
 ];
 
@@ -128,10 +117,7 @@ pub(super) fn try_on_device(config: &Config, way: Wanted) -> Column {
     let tried = OPERATIONS.iter().map(|(name, _)| {
         let on_device = ON_DEVICE.iter().find(|(known, _)| known == name);
         match (on_device, of_host(name)) {
-            (Some((_, call)), _) if way == Wanted::Host || !name.contains("scan") => {
-                attempt(name, tried_on(*call))
-            }
-            (Some(_), _) => Some("NCCL has no scans".to_owned()),
+            (Some((_, call)), _) => attempt(name, tried_on(*call)),
             (None, Some((_, call))) => {
                 attempt(name, world(config, |group| call(group).map_err(text)))
             }

@@ -51,17 +51,6 @@ pub(super) const OPERATIONS: [(&str, Attempt); 14] = [
         group.all_to_all(&ranks(group), &mut data)?;
         Ok(data.iter().all(|value| *value == group.rank() as f32))
     }),
-    ("scan", |group| {
-        let mut data = [1.0_f32];
-        group.scan(&mut data, ReduceOp::Sum)?;
-        Ok(data == [group.rank() as f32 + 1.0])
-    }),
-    ("exclusive_scan", |group| {
-        let mut data = [1.0_f32];
-        group.exclusive_scan(&mut data, ReduceOp::Sum)?;
-        // The data of rank 0 do not change.
-        Ok(data == [group.rank().max(1) as f32])
-    }),
     ("barrier", |group| group.barrier().map(|()| true)),
     ("monitored_barrier", |group| group.monitored_barrier(Duration::from_secs(10)).map(|()| true)),
     ("broadcast_object", |group| {

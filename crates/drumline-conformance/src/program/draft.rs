@@ -125,17 +125,15 @@ impl Draft {
         let ops: Vec<_> = ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)).collect();
         let op = ops[self.rng.usize(0..ops.len())];
         let root = self.rng.usize(0..size);
-        let kind = match self.rng.u8(0..14) {
+        let kind = match self.rng.u8(0..12) {
             0..=3 => Kind::AllReduce(op),
             4 => Kind::Reduce(op, root),
             5 => Kind::ReduceScatter(op),
-            6 => Kind::Scan(op),
-            7 => Kind::ExclusiveScan(op),
-            8 => Kind::Broadcast(root),
-            9 => Kind::AllGather,
-            10 => Kind::Gather(root),
-            11 => Kind::Scatter(root),
-            12 => Kind::AllToAll,
+            6 => Kind::Broadcast(root),
+            7 => Kind::AllGather,
+            8 => Kind::Gather(root),
+            9 => Kind::Scatter(root),
+            10 => Kind::AllToAll,
             _ => Kind::Barrier,
         };
         let uneven = kind.has_blocks() && self.rng.bool();

@@ -33,7 +33,6 @@ pub(crate) fn supports(version: Version, dtype: DType, work: Work) -> Result<(),
     let lacks = |what: &str| Err(format!("NCCL has no {what}"));
     match work {
         Work::Move => return Ok(()),
-        Work::Scan => return lacks("scans"),
         Work::Reduce(ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor) => {
             return lacks("operators on bits");
         }
@@ -65,7 +64,6 @@ mod tests {
             (DType::Bool, sum, "NCCL has no booleans"),
             (DType::Complex64, sum, "NCCL has no complex numbers"),
             (DType::I32, Work::Reduce(ReduceOp::Bxor), "NCCL has no operators on bits"),
-            (DType::F32, Work::Scan, "NCCL has no scans"),
             (DType::I32, Work::PreMulSum, "premul_sum is for f16, bf16, f32 and f64, not for i32"),
             (DType::F8E5M2, sum, "floats of 8 bits came with NCCL 2.24.0, and this is 2.23.4"),
         ] {

@@ -340,16 +340,6 @@ impl Cause {
 
     /// The class of the failure: the same on this rank and on those that it tells. Chance decides which
     /// rank is the first, for example at a time limit.
-    ///
-    /// ```
-    /// use drumline::{Cause, Reason};
-    ///
-    /// let first = Cause::Timeout { waiting_for: vec![2] };
-    /// let (reason, text) = (first.reason(), first.to_string());
-    /// let told = Cause::Reported { by: 1, culprit: Some(2), reason, text };
-    /// assert_eq!((first.reason(), told.reason()), (Reason::Timeout, Reason::Timeout));
-    /// assert_eq!(Cause::Aborted.reason(), Reason::Other);
-    /// ```
     pub fn reason(&self) -> Reason {
         match self {
             Cause::Timeout { .. } => Reason::Timeout,

@@ -37,7 +37,7 @@ pub(crate) fn drive(
     machine: &mut Machine,
     transport: &mut dyn Transport,
     mut host: Option<&mut Host>,
-    memory: &mut dyn Memory,
+    memory: &mut Memory<'_>,
     now: &Now,
     spin: Spin,
 ) -> Result<Progress, Box<Cause>> {
@@ -80,7 +80,7 @@ fn when_stuck(
     machine: &mut Machine,
     transport: &mut dyn Transport,
     host: Option<&mut Host>,
-    memory: &mut dyn Memory,
+    memory: &mut Memory<'_>,
     now: &Now,
 ) -> Result<Progress, Box<Cause>> {
     if machine.is_new() {

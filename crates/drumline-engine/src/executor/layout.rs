@@ -43,7 +43,7 @@ pub struct Place {
     pub window: usize,
 }
 
-/// Elements of one of this rank's own buffers.
+/// Bytes of one of this rank's own buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
     pub(crate) buffer: Buffer,

@@ -62,12 +62,12 @@ pub(crate) enum Slots {
     Apart,
 }
 
-/// The elements of its memory that an operand takes.
+/// The bytes of its memory that an operand takes.
 #[derive(Debug)]
 pub(crate) enum Extent {
-    /// The same elements in all windows.
+    /// The same bytes in all windows.
     Fixed(Range<usize>),
-    /// Other elements in each window; resolved when the step runs.
+    /// Other bytes in each window; resolved when the step runs.
     Moving(Loc),
 }
 

@@ -397,14 +397,14 @@ impl Machine {
 
     /// The header of a message.
     pub fn header(&self, part: u32, src: Stretch) -> Header {
-        Header { description: self.description(), part, payload: self.plan.bytes(src) }
+        Header { description: self.description(), part, payload: src.len as u64 }
     }
 
     #[inline(never)]
     fn expect(&mut self, from: Rank, dst: Place) -> Action {
         let dst = self.plan.stretch(dst);
         self.receiving += 1;
-        self.peers[from].expected.push_back(self.plan.bytes(dst));
+        self.peers[from].expected.push_back(dst.len as u64);
         Action::Receive { from, dst }
     }
 
@@ -459,7 +459,7 @@ impl Machine {
             return Err(Cause::mismatch(from, theirs, Some(self.description())));
         }
         if header.part == peer.received && header.payload != expected && theirs.is_by_pair() {
-            let elements = |bytes: u64| bytes / self.plan.element_bytes.max(1) as u64;
+            let elements = |bytes: u64| bytes / self.plan.element_bytes() as u64;
             return Err(Cause::Mismatch {
                 peer: from,
                 theirs: format!(

@@ -1,13 +1,14 @@
 //! The buffers of one call, by the names that a schedule gives them.
 
 use std::{
+    any::Any,
+    fmt,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use drumline_kernels::{
-    Addend, Element, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, reduce_sums,
-    reduce_to_sums, reduce_tree, reduce_tree_with, take_over,
+    Addend, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, take_over,
 };
 use drumline_schedule::step::Buffer;
 use smallvec::SmallVec;
@@ -19,68 +20,217 @@ use super::{
     plan::Plan,
 };
 use crate::{
+    ReduceOp, Result,
+    bytes::Bytes,
     error::Cause,
     host::Host,
-    operator::{Combine, Function},
+    operator::{AnyOperator, Tree},
     panics::panic_text,
 };
 
 /// A list of operands. Short lists need no allocation.
 type Operands<T> = SmallVec<[T; 8]>;
 
-/// The memory of one call, with its element type hidden: the transport sees bytes, and local steps are
-/// computed here.
-pub trait Memory {
-    /// The bytes of a stretch, to read.
-    fn bytes(&self, stretch: Stretch) -> &[u8];
-    /// The bytes of a stretch, to write.
-    fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8];
-    /// Carries out a step. Operands of neighbours lie in `host`.
-    fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause>;
+/// The caller's buffers, as bytes.
+pub enum Buffers<'a> {
+    /// A blocking call lends them.
+    Lent {
+        /// The buffer of the result.
+        data: &'a mut [u8],
+        /// The buffer that is only read.
+        input: &'a [u8],
+    },
+    /// A call in the background holds them.
+    Held(Box<dyn Held>),
 }
 
-/// The caller's buffers and the working memory of one call.
-///
-/// `D` and `I` lend or own the caller's elements: a blocking call lends them, an asynchronous
-/// one owns them.
+/// Buffers that a call in the background holds, and their owner.
+pub trait Held: Any + Send {
+    /// The bytes of the buffer of the result.
+    fn data(&self) -> &[u8];
+    /// The bytes of the buffer that is only read.
+    fn input(&self) -> &[u8];
+    /// Both, the first one to write.
+    fn both(&mut self) -> (&mut [u8], &[u8]);
+    /// Hands the result, and the buffers with it, to the owner.
+    fn end(self: Box<Self>, result: Result<()>);
+}
+
+impl Buffers<'_> {
+    /// The buffer of the result.
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        match self {
+            Buffers::Lent { data, .. } => data,
+            Buffers::Held(held) => held.data(),
+        }
+    }
+
+    /// Both buffers, the first one to write.
+    #[inline]
+    pub(crate) fn both(&mut self) -> (&mut [u8], &[u8]) {
+        match self {
+            Buffers::Lent { data, input } => (data, input),
+            Buffers::Held(held) => held.both(),
+        }
+    }
+
+    /// The buffer that is only read.
+    #[inline]
+    pub(crate) fn input(&self) -> &[u8] {
+        match self {
+            Buffers::Lent { input, .. } => input,
+            Buffers::Held(held) => held.input(),
+        }
+    }
+
+    /// The owner of held buffers, if it is of this type.
+    pub fn held_mut<H: Held>(&mut self) -> Option<&mut H> {
+        match self {
+            Buffers::Lent { .. } => None,
+            Buffers::Held(held) => (&mut **held as &mut dyn Any).downcast_mut(),
+        }
+    }
+}
+
+impl fmt::Debug for Buffers<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self {
+            Buffers::Lent { .. } => "lent",
+            Buffers::Held(_) => "held",
+        };
+        write!(f, "Buffers({kind}, {} bytes)", self.data().len())
+    }
+}
+
+/// The buffers and the working memory of one call, and how values are combined there.
 #[derive(Debug)]
-pub(crate) struct Buffers<T, D, I> {
-    op: Combine<T>,
-    pub data: D,
-    pub input: I,
-    scratch: Block,
-    sums: Block,
+pub struct Memory<'a> {
+    operator: Option<AnyOperator>,
+    pub(crate) buffers: Buffers<'a>,
+    /// Copies of the buffers on which the call works in their place.
+    pub(crate) data: Option<Bytes>,
+    pub(crate) input: Option<Bytes>,
+    scratch: Bytes,
+    sums: Bytes,
 }
-
-/// Memory in which elements of any type can lie.
-type Block = Vec<Word>;
-
-/// A word with the size and the alignment of the largest element.
-type Word = [u64; 2];
 
 /// Working memory that is kept from call to call, because fresh pages cost more than the
 /// arithmetic on them. It grows to what the largest call needed.
 #[derive(Debug, Default)]
 pub struct Pool {
-    scratch: Block,
-    sums: Block,
+    scratch: Bytes,
+    sums: Bytes,
+}
+
+impl<'a> Memory<'a> {
+    /// The memory of a call that has not begun.
+    #[inline(always)]
+    pub(crate) fn new(operator: Option<AnyOperator>, buffers: Buffers<'a>) -> Memory<'a> {
+        let (scratch, sums) = (Bytes::default(), Bytes::default());
+        Memory { operator, buffers, data: None, input: None, scratch, sums }
+    }
+
+    /// The bytes of the element by which this rank multiplies its own values.
+    #[inline]
+    pub(crate) fn factor(&self) -> Option<&[u8; 16]> {
+        match &self.operator {
+            Some(AnyOperator::PremulSum { factor, .. }) => Some(factor),
+            _ => None,
+        }
+    }
+
+    /// The operator, the data and the input of a call that a backend carries out.
+    pub(crate) fn parts(&mut self) -> (Option<&AnyOperator>, &mut [u8], &[u8]) {
+        let Memory { operator, buffers, input: copy, .. } = self;
+        let (data, input) = buffers.both();
+        (operator.as_ref(), data, copy.as_deref().unwrap_or(input))
+    }
+
+    /// Takes the working memory that the call needs from the pool. It holds values of earlier calls.
+    #[inline]
+    pub(crate) fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
+        lend(&mut pool.scratch, &mut self.scratch, plan.scratch_bytes());
+        lend(&mut pool.sums, &mut self.sums, plan.sums_bytes());
+    }
+
+    /// Returns the working memory to the pool.
+    #[inline]
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
+        give_back(&mut pool.scratch, &mut self.scratch);
+        give_back(&mut pool.sums, &mut self.sums);
+    }
+
+    #[inline]
+    pub(crate) fn input(&self) -> &[u8] {
+        self.input.as_deref().unwrap_or_else(|| self.buffers.input())
+    }
+
+    /// The bytes of a stretch, to read.
+    pub fn bytes(&self, stretch: Stretch) -> &[u8] {
+        let buffer = match stretch.buffer {
+            Buffer::Data => self.data.as_deref().unwrap_or_else(|| self.buffers.data()),
+            Buffer::Input => self.input(),
+            Buffer::Scratch(_) => &self.scratch,
+            Buffer::Sum(_) => &self.sums,
+            Buffer::Slot => unreachable!("messages never touch shared memory"),
+        };
+        &buffer[stretch.range()]
+    }
+
+    /// The bytes of a stretch, to write.
+    pub fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8] {
+        let buffer = match stretch.buffer {
+            Buffer::Data => match &mut self.data {
+                Some(copy) => &mut **copy,
+                None => self.buffers.both().0,
+            },
+            Buffer::Scratch(_) => &mut *self.scratch,
+            Buffer::Sum(_) => &mut *self.sums,
+            Buffer::Input => unreachable!("no schedule writes to the input"),
+            Buffer::Slot => unreachable!("messages never touch shared memory"),
+        };
+        &mut buffer[stretch.range()]
+    }
+
+    /// Carries out a step. Operands of neighbours lie in `host`.
+    #[inline]
+    pub(crate) fn compute(
+        &mut self,
+        computation: Computation<'_>,
+        host: Option<&Host>,
+    ) -> Result<(), Cause> {
+        let Computation { plan, local, window } = computation;
+        let Memory { operator, buffers, data: copy, input, scratch, sums } = self;
+        let (own_data, own_input) = buffers.both();
+        let places = Places {
+            plan,
+            window,
+            data: Target::from(copy.as_deref_mut().unwrap_or(own_data)),
+            input: Source::from(input.as_deref().unwrap_or(own_input)),
+            scratch: Target::from(&mut scratch[..]),
+            sums: Target::from(&mut sums[..]),
+            host,
+        };
+        places.carry_out(operator.as_ref(), local)
+    }
 }
 
 /// All operands of a rank in one window. They are raw pointers, so one step can name several of them.
 #[derive(Clone, Copy)]
-struct Places<'a, T: Element> {
+struct Places<'a> {
     plan: &'a Plan,
     window: usize,
-    data: Target<'a, T>,
-    input: Source<'a, T>,
-    scratch: Target<'a, T>,
-    sums: Target<'a, T::Accumulator>,
+    data: Target<'a, u8>,
+    input: Source<'a, u8>,
+    scratch: Target<'a, u8>,
+    sums: Target<'a, u8>,
     host: Option<&'a Host>,
 }
 
-impl<'a, T: Element> Places<'a, T> {
+impl<'a> Places<'a> {
     #[inline(always)]
-    fn source(&self, operand: &Operand) -> Result<Source<'a, T>, Cause> {
+    fn source(&self, operand: &Operand) -> Result<Source<'a, u8>, Cause> {
         match operand.area {
             Area::Input => Ok(self.input.slice(self.range(operand))),
             _ => Ok(self.target(operand)?.as_source()),
@@ -88,29 +238,29 @@ impl<'a, T: Element> Places<'a, T> {
     }
 
     #[inline(always)]
-    fn target(&self, operand: &Operand) -> Result<Target<'a, T>, Cause> {
+    fn target(&self, operand: &Operand) -> Result<Target<'a, u8>, Cause> {
         let range = self.range(operand);
         Ok(match operand.area {
             Area::Data => self.data.slice(range),
             Area::Scratch => self.scratch.slice(range),
+            Area::Sums => self.sums.slice(range),
             Area::Line => self.host().own_line(range),
             Area::LineOf(seat) => self.host().line_of(seat, range),
             Area::Slot => self.host().own_slot(range),
             Area::SlotOf(seat) => self.host().slot_of(seat, range),
-            Area::RegisteredOf(seat) => self.host().registered_of(seat, range)?,
+            Area::RegisteredOf(seat) => {
+                self.host().registered_of(seat, range, self.plan.kernels.align)?
+            }
             Area::Input => unreachable!("no schedule writes to the input"),
-            Area::Sums => unreachable!("sums are combined and copied apart"),
         })
     }
 
-    fn sum(&self, operand: &Operand) -> Target<'a, T::Accumulator> {
-        self.sums.slice(self.range(operand))
-    }
-
+    #[inline(always)]
     fn range(&self, operand: &Operand) -> Range<usize> {
         self.plan.range(operand, self.window)
     }
 
+    #[inline(always)]
     fn host(&self) -> &'a Host {
         let Some(host) = self.host else {
             unreachable!("shared memory is named only where there is some");
@@ -118,16 +268,11 @@ impl<'a, T: Element> Places<'a, T> {
         host
     }
 
-    /// Carries out a step. It is generic over the element type only, not over the buffers, so that it is
-    /// compiled once for each element type.
-    fn carry_out(&self, op: &Combine<T>, local: &Local) -> Result<(), Cause> {
+    fn carry_out(&self, operator: Option<&AnyOperator>, local: &Local) -> Result<(), Cause> {
         let takes_over = |src: &Operand| {
             matches!(src.area, Area::SlotOf(_)) && self.host.is_some_and(Host::is_pair)
         };
         match local {
-            Local::Copy { dst, src } if dst.area == Area::Sums => {
-                copy(self.sum(dst), self.sum(src).as_source());
-            }
             Local::Copy { dst, src } => {
                 let into = self.target(dst)?;
                 let is_callers = matches!(dst.area, Area::Data | Area::RegisteredOf(_));
@@ -139,18 +284,26 @@ impl<'a, T: Element> Places<'a, T> {
                 }
             }
             Local::Combine { dsts, srcs, merges, finish, apart: true } => {
-                self.combine_apart(op, dsts, srcs, merges, *finish)?;
+                self.combine_apart(operator, dsts, srcs, merges, *finish)?;
             }
             Local::Combine { dsts, srcs, merges, finish, apart: false } => {
-                let mut into: Operands<Target<'_, T>> = SmallVec::new();
+                let mut into: Operands<Target<'_, u8>> = SmallVec::new();
                 for dst in dsts {
                     into.push(self.target(dst)?);
                 }
-                let mut from: Operands<Source<'_, T>> = SmallVec::new();
+                let mut from: Operands<Source<'_, u8>> = SmallVec::new();
                 for src in srcs {
                     from.push(self.source(src)?);
                 }
-                op.tree(&into, &from, merges, *finish)?;
+                match operator {
+                    Some(AnyOperator::Custom { name, function, .. }) => {
+                        by_function(name, &**function, &into, &from, merges)?;
+                    }
+                    other => {
+                        let reduce_tree = self.plan.kernels.reduce_tree;
+                        reduce_tree(builtin(other), &into, &from, merges, *finish);
+                    }
+                }
             }
         }
         // In a rooted collective data flows one way, so no later copy takes over the slot that was read here.
@@ -168,170 +321,69 @@ impl<'a, T: Element> Places<'a, T> {
     #[inline(never)]
     fn combine_apart(
         &self,
-        op: &Combine<T>,
+        operator: Option<&AnyOperator>,
         dsts: &[Operand],
         srcs: &[Operand],
         merges: &[usize],
         finish: Option<usize>,
     ) -> Result<(), Cause> {
-        let Combine::Builtin(op) = op else {
-            unreachable!("an operator of the caller's own works on elements as they are");
-        };
-        let mut from: Operands<Addend<'_, T>> = SmallVec::new();
+        let op = builtin(operator);
+        let mut from: Operands<Addend<'_, u8>> = SmallVec::new();
         for src in srcs {
             from.push(match src.area {
-                Area::Sums => Addend::Sum(self.sum(src).as_source()),
+                Area::Sums => Addend::Sum(self.source(src)?),
                 _ => Addend::Element(self.source(src)?),
             });
         }
-        if dsts[0].area == Area::Sums {
-            let into: Operands<_> = dsts.iter().map(|dst| self.sum(dst)).collect();
-            reduce_to_sums(*op, &into, &from, merges);
-            return Ok(());
-        }
-        let mut into: Operands<Target<'_, T>> = SmallVec::new();
+        let mut into: Operands<Target<'_, u8>> = SmallVec::new();
         for dst in dsts {
             into.push(self.target(dst)?);
         }
-        reduce_sums(*op, &into, &from, merges, finish);
+        match dsts[0].area {
+            Area::Sums => (self.plan.kernels.reduce_to_sums)(op, &into, &from, merges),
+            _ => (self.plan.kernels.reduce_sums)(op, &into, &from, merges, finish),
+        }
         Ok(())
     }
 }
 
-impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
-    /// Buffers of a call that has not begun.
-    pub(crate) fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
-        Buffers { op, data, input, scratch: Block::default(), sums: Block::default() }
-    }
-
-    /// Takes the working memory that the call needs from the pool. It holds values of earlier calls.
-    pub(crate) fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
-        lend(&mut pool.scratch, &mut self.scratch, plan.scratch_bytes());
-        lend(&mut pool.sums, &mut self.sums, plan.sums_bytes());
-    }
-
-    /// Returns the working memory to the pool.
-    pub(crate) fn release(&mut self, pool: &mut Pool) {
-        give_back(&mut pool.scratch, &mut self.scratch);
-        give_back(&mut pool.sums, &mut self.sums);
-    }
-
-    pub(crate) fn op(&self) -> &Combine<T> {
-        &self.op
-    }
-
-    /// The operator and both buffers.
-    pub(crate) fn parts(&mut self) -> (&Combine<T>, &mut D, &mut I) {
-        (&self.op, &mut self.data, &mut self.input)
-    }
-
-    /// The operator, and the operands on which it works in a window.
-    fn places<'a>(
-        &'a mut self,
-        plan: &'a Plan,
-        window: usize,
-        host: Option<&'a Host>,
-    ) -> (&'a Combine<T>, Places<'a, T>) {
-        let places = Places {
-            plan,
-            window,
-            data: Target::from(self.data.as_mut()),
-            input: Source::from(self.input.as_ref()),
-            scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch)),
-            sums: Target::from(bytemuck::cast_slice_mut(&mut self.sums)),
-            host,
-        };
-        (&self.op, places)
+/// The operator of the library by which values are combined.
+#[inline]
+fn builtin(operator: Option<&AnyOperator>) -> ReduceOp {
+    match operator.and_then(AnyOperator::builtin) {
+        Some(op) => op,
+        // `Call::problem` refuses a call that reduces without an operator, and functions work on elements as they are.
+        None => unreachable!("a step combines values by an operator of the library"),
     }
 }
 
-impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
-    fn bytes(&self, stretch: Stretch) -> &[u8] {
-        bytemuck::cast_slice(match stretch.buffer {
-            Buffer::Sum(_) => return part::<T::Accumulator>(&self.sums, stretch),
-            Buffer::Data => &self.data.as_ref()[stretch.range()],
-            Buffer::Input => &self.input.as_ref()[stretch.range()],
-            Buffer::Scratch(_) => return part::<T>(&self.scratch, stretch),
-            Buffer::Slot => unreachable!("messages never touch shared memory"),
-        })
-    }
-
-    fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8] {
-        bytemuck::cast_slice_mut(match stretch.buffer {
-            Buffer::Sum(_) => {
-                let sums = bytemuck::cast_slice_mut::<Word, T::Accumulator>(&mut self.sums);
-                return bytemuck::cast_slice_mut(&mut sums[stretch.range()]);
-            }
-            Buffer::Data => &mut self.data.as_mut()[stretch.range()],
-            Buffer::Scratch(_) => {
-                &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch)[stretch.range()]
-            }
-            Buffer::Input => unreachable!("no schedule writes to the input"),
-            Buffer::Slot => unreachable!("messages never touch shared memory"),
-        })
-    }
-
-    fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
-        let (op, places) = self.places(computation.plan, computation.window, host);
-        places.carry_out(op, computation.local)
-    }
-}
-
-/// The bytes of a stretch of elements of `E`.
-fn part<E: Element>(block: &[Word], stretch: Stretch) -> &[u8] {
-    bytemuck::cast_slice(&bytemuck::cast_slice::<Word, E>(block)[stretch.range()])
+/// Combines by the caller's function. If it panics, the call fails, as it does when a peer is lost, and the peers are
+/// told.
+#[inline(never)]
+pub(crate) fn by_function(
+    name: &str,
+    function: &Tree,
+    dsts: &[Target<'_, u8>],
+    srcs: &[Source<'_, u8>],
+    merges: &[usize],
+) -> Result<(), Cause> {
+    catch_unwind(AssertUnwindSafe(|| function(dsts, srcs, merges))).map_err(|panic| {
+        Cause::Panicked { text: format!("the operator {name:?}: {}", panic_text(&*panic)) }
+    })
 }
 
 /// Moves a block that has at least this length out of the pool, if any is needed.
-fn lend(pool: &mut Block, block: &mut Block, bytes: usize) {
-    let words = bytes.div_ceil(size_of::<Word>());
-    if words == 0 {
-        return;
-    }
-    *block = std::mem::take(pool);
-    if block.len() < words {
-        block.resize(words, [0; 2]);
+#[inline]
+fn lend(pool: &mut Bytes, block: &mut Bytes, bytes: usize) {
+    if bytes > 0 {
+        *block = std::mem::take(pool);
+        block.grow(bytes);
     }
 }
 
-fn give_back(pool: &mut Block, block: &mut Block) {
+#[inline]
+fn give_back(pool: &mut Bytes, block: &mut Bytes) {
     if !block.is_empty() {
         *pool = std::mem::take(block);
     }
-}
-
-impl<T: Element> Combine<T> {
-    /// Combines all sources by a stack program. If the caller's operator panics, the call fails, as it does
-    /// when a peer is lost, and the peers are told.
-    pub(crate) fn tree(
-        &self,
-        dsts: &[Target<'_, T>],
-        srcs: &[Source<'_, T>],
-        merges: &[usize],
-        finish: Option<usize>,
-    ) -> Result<(), Cause> {
-        match self {
-            Combine::Builtin(op) => {
-                reduce_tree(*op, dsts, srcs, merges, finish);
-                Ok(())
-            }
-            Combine::Custom { name, function } => {
-                by_function(name, &**function, dsts, srcs, merges)
-            }
-        }
-    }
-}
-
-#[inline(never)]
-fn by_function<T: Element>(
-    name: &str,
-    function: &Function<T>,
-    dsts: &[Target<'_, T>],
-    srcs: &[Source<'_, T>],
-    merges: &[usize],
-) -> Result<(), Cause> {
-    let combine = || reduce_tree_with(function, dsts, srcs, merges);
-    catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| Cause::Panicked {
-        text: format!("the operator {name:?}: {}", panic_text(&*panic)),
-    })
 }

@@ -29,7 +29,7 @@ pub use drive::{Progress, Spin};
 pub use history::History;
 pub use layout::Stretch;
 pub use machine::Machine;
-pub use memory::Memory;
+pub use memory::{Buffers, Held, Memory, Pool};
 pub use message::{Description, Header, array};
 pub use now::Now;
 
@@ -37,7 +37,6 @@ pub(crate) use drive::drive;
 pub(crate) use flags::{Flags, Seat, Seats};
 pub(crate) use layout::Layout;
 pub(crate) use machine::{Awaited, Notice};
-pub(crate) use memory::Buffers;
-pub use memory::Pool;
+pub(crate) use memory::by_function;
 pub use plan::Plan;
 pub(crate) use plan::Shape;

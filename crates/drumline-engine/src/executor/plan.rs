@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use drumline_kernels::{DType, KernelTable};
 use drumline_schedule::{
     Collective, Counts, Lags, MemoryUse, Pipeline, Schedule, Shelves,
     step::{Buffer, Loc, Rank},
@@ -29,7 +30,8 @@ pub struct Plan {
     pub(crate) layout: Layout,
     pub(crate) windows: usize,
     pub(crate) pipeline: Pipeline,
-    pub(crate) element_bytes: usize,
+    /// The loops of the elements in all places but those for sums.
+    pub(crate) kernels: &'static KernelTable,
     /// The size of an element in places for sums.
     sum_bytes: usize,
     /// Whether narrow floats are widened for the whole call.
@@ -56,8 +58,8 @@ pub struct Shape<'a> {
     pub seats: &'a Seats,
     pub description: Description,
     pub layout: Layout,
-    /// The size of an element in all places but those for sums.
-    pub element_bytes: usize,
+    /// The loops of the elements in all places but those for sums.
+    pub kernels: &'static KernelTable,
     /// The size of an element in places for sums.
     pub sum_bytes: usize,
     pub wide: bool,
@@ -68,16 +70,9 @@ pub struct Shape<'a> {
 impl Plan {
     /// Lays a call of this shape out.
     pub fn new(shape: Shape<'_>) -> Plan {
-        let Shape {
-            schedule,
-            seats,
-            description,
-            layout,
-            element_bytes,
-            sum_bytes,
-            wide,
-            cache_bytes,
-        } = shape;
+        let Shape { schedule, seats, description, layout, kernels, sum_bytes, wide, cache_bytes } =
+            shape;
+        let element_bytes = kernels.dtype.size();
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.peer.is_none() && loc.buffer == Buffer::Data;
@@ -91,7 +86,7 @@ impl Plan {
             description,
             frame: Frame::of(description),
             digest: description.digest(),
-            element_bytes,
+            kernels,
             sum_bytes,
             wide,
             registered: schedule.memory == MemoryUse::Registered,
@@ -117,7 +112,7 @@ impl Plan {
         let operand = |loc| Operand {
             area: Area::of(loc, slots, seat),
             extent: match windows {
-                1 => Extent::Fixed(plan.resolve(Place { loc, window: 0 })),
+                1 => Extent::Fixed(plan.bytes_at(Place { loc, window: 0 })),
                 _ => Extent::Moving(loc),
             },
         };
@@ -145,7 +140,7 @@ impl Plan {
             schedule: Arc::new(schedule),
             seats: &Seats::default(),
             description: Description::NONE,
-            element_bytes: 1,
+            kernels: DType::U8.kernels(),
             sum_bytes: 1,
             wide: false,
             cache_bytes: None,
@@ -166,7 +161,7 @@ impl Plan {
 
     /// How many bytes of working memory the call needs.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        self.scratch.len() * self.element_bytes
+        self.scratch.len() * self.element_bytes()
     }
 
     /// How many bytes of memory for sums the call needs.
@@ -174,8 +169,13 @@ impl Plan {
         self.sums.len() * self.sum_bytes
     }
 
-    /// Where a place lies in its buffer.
-    pub(crate) fn resolve(&self, place: Place) -> Range<usize> {
+    /// The size of an element in all places but those for sums.
+    pub(crate) fn element_bytes(&self) -> usize {
+        self.kernels.dtype.size()
+    }
+
+    /// The elements of its buffer at which a place lies.
+    fn resolve(&self, place: Place) -> Range<usize> {
         match (place.loc.peer, place.loc.buffer) {
             (None, Buffer::Scratch(id)) => self.scratch.resolve(id, place, &self.layout),
             (None, Buffer::Sum(id)) => self.sums.resolve(id, place, &self.layout),
@@ -183,26 +183,28 @@ impl Plan {
         }
     }
 
+    /// The bytes of its buffer at which a place lies.
+    fn bytes_at(&self, place: Place) -> Range<usize> {
+        let width = match (place.loc.peer, place.loc.buffer) {
+            (None, Buffer::Sum(_)) => self.sum_bytes,
+            _ => self.element_bytes(),
+        };
+        let Range { start, end } = self.resolve(place);
+        start * width..end * width
+    }
+
     /// Resolves a place in this rank's own buffers to a stretch that a message carries.
     pub(crate) fn stretch(&self, place: Place) -> Stretch {
-        let Range { start: first, end } = self.resolve(place);
+        let Range { start: first, end } = self.bytes_at(place);
         Stretch { buffer: place.loc.buffer, first, len: end - first }
     }
 
-    /// The length of a stretch in bytes.
-    pub(crate) fn bytes(&self, stretch: Stretch) -> u64 {
-        let width = match stretch.buffer {
-            Buffer::Sum(_) => self.sum_bytes,
-            _ => self.element_bytes,
-        };
-        (stretch.len * width) as u64
-    }
-
-    /// The elements of its buffer that an operand stands for in a window.
+    /// The bytes of its buffer for which an operand stands in a window.
+    #[inline]
     pub(crate) fn range(&self, operand: &Operand, window: usize) -> Range<usize> {
         match operand.extent {
             Extent::Fixed(ref range) => range.clone(),
-            Extent::Moving(loc) => self.resolve(Place { loc, window }),
+            Extent::Moving(loc) => self.bytes_at(Place { loc, window }),
         }
     }
 }

@@ -76,16 +76,13 @@ impl Tasks {
         seat: impl Fn(Rank) -> Seat,
     ) -> Tasks {
         let mut tasks = Tasks::default();
-        // A rank may complete a result in a neighbour's buffer.
-        let finish = |last: bool, dst: Loc| {
-            last.then(|| schedule.contributions(dst.peer.unwrap_or(schedule.rank)))
-        };
+        let finish = |last: bool| last.then_some(schedule.world_size);
         let pair = |dst: Loc, src: Loc, side: Side, last: bool| {
             let srcs = match side {
                 Side::Left => [src, dst],
                 Side::Right => [dst, src],
             };
-            Local::pair(operand(dst), srcs.map(&operand), finish(last, dst))
+            Local::pair(operand(dst), srcs.map(&operand), finish(last))
         };
         for (index, step) in schedule.steps.iter().enumerate() {
             let verb = match *step {
@@ -98,7 +95,7 @@ impl Tasks {
                 }
                 Step::Reduce { dst, src, side, finish } => tasks.keep(pair(dst, src, side, finish)),
                 Step::ReduceTree { ref dsts, ref srcs, finish: last } => {
-                    tasks.keep(Local::tree(dsts, srcs, finish(last, dsts[0]), &operand))
+                    tasks.keep(Local::tree(dsts, srcs, finish(last), &operand))
                 }
                 Step::Copy { dst, src } => {
                     tasks.keep(Local::Copy { dst: operand(dst), src: operand(src) })

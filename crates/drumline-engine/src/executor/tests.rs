@@ -22,7 +22,7 @@ use crate::{
     DType, ReduceOp,
     error::CollectiveError,
     membership::SeenFailure,
-    operator::{Combine, OperatorKind},
+    operator::{AnyOperator, OperatorKind},
 };
 
 /// Messages between ranks, moved one small piece at a time in an order that `random` chooses.
@@ -94,7 +94,7 @@ impl Transport for Port {
     fn progress(
         &mut self,
         machine: &mut Machine,
-        memory: &mut dyn Memory,
+        memory: &mut Memory<'_>,
         _now: Instant,
     ) -> Result<bool, Cause> {
         let network = self.network.clone();
@@ -212,8 +212,10 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         true => layout.in_windows_of(plan.window),
                         false => layout,
                     };
-                    let op = Combine::Builtin(ReduceOp::Sum);
-                    let mut buffers = Buffers::new(op, &mut data[..], input);
+                    let (data, input) =
+                        (bytemuck::cast_slice_mut(data), bytemuck::cast_slice(input));
+                    let op = AnyOperator::Builtin(ReduceOp::Sum);
+                    let mut memory = Memory::new(Some(op), Buffers::Lent { data, input });
                     let description = Description::new(
                         1,
                         at as u64,
@@ -227,14 +229,14 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         seats: &Seats::default(),
                         description,
                         layout,
-                        element_bytes: size_of::<i64>(),
+                        kernels: DType::I64.kernels(),
                         sum_bytes: size_of::<i64>(),
                         wide: false,
                         cache_bytes: None,
                     });
                     let laid = Arc::new(laid);
-                    buffers.lay_out(&laid, &mut Pool::default());
-                    (laid, buffers)
+                    memory.lay_out(&laid, &mut Pool::default());
+                    (laid, memory)
                 })
                 .collect();
             (Port::new(rank, &network), Machine::new(Flags::default()), operations)
@@ -252,11 +254,11 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
         let rank = busy[network.lock().unwrap().next(busy.len())];
         let (port, machine, operations) = &mut ranks[rank];
         let at = plans.len() - operations.len();
-        let (laid, buffers) = &mut operations[0];
+        let (laid, memory) = &mut operations[0];
         if begun[rank].replace(at) != Some(at) {
             machine.begin(laid, at as u64, None, Duration::from_secs(3600), now.known());
         }
-        if drive(machine, port, None, buffers, &now, Spin::No)? == Progress::Done {
+        if drive(machine, port, None, memory, &now, Spin::No)? == Progress::Done {
             machine.end();
             operations.pop_front();
             port.announced.clear();
@@ -293,9 +295,6 @@ fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Vec<i64> {
         Collective::ReduceScatter => each(&|index| sum(all.clone(), rank * len + index)),
         Collective::Scatter => each(&|index| contribution(at, plan.root, rank * len + index)),
         Collective::AllToAll => blocks(&|peer, index| contribution(at, peer, rank * len + index)),
-        Collective::Scan => each(&|index| sum(0..rank + 1, index)),
-        Collective::ExclusiveScan if rank == 0 => each(&own),
-        Collective::ExclusiveScan => each(&|index| sum(0..rank, index)),
         Collective::Barrier | Collective::MonitoredBarrier => vec![],
     }
 }
@@ -337,7 +336,7 @@ fn doubling(description: Description, len: usize) -> Arc<super::Plan> {
         description,
         layout: Layout::new(&schedule, Counts::Even(len), None),
         schedule,
-        element_bytes: 4,
+        kernels: DType::F32.kernels(),
         sum_bytes: 4,
         wide: false,
         cache_bytes: None,

@@ -6,9 +6,9 @@ use drumline_schedule::{Collective, step::Rank};
 
 use super::state::Lane;
 use crate::{
-    any_call::AnyCall,
     error::{Cause, Reason},
     executor::{Now, Progress},
+    operation::Operation,
 };
 
 /// The least time between two looks at the peers of calls over links. A look is a system call, and some short calls
@@ -21,7 +21,7 @@ impl Lane {
     #[inline]
     pub(super) fn may_succeed(
         &mut self,
-        operation: &dyn AnyCall,
+        operation: &Operation<'_>,
         now: &Now,
     ) -> Result<Progress, Box<Cause>> {
         let call = self.sequence - 1;
@@ -30,9 +30,9 @@ impl Lane {
             return Ok(Progress::Done);
         }
         // A guard has an end of its own: a peer may leave as soon as it has heard all.
-        match operation.told_as() {
-            None => self.hear_failures(neighbour, now.fresh()),
-            Some(_) => Ok(Progress::Done),
+        match operation.stands_for_another() {
+            false => self.hear_failures(neighbour, now.fresh()),
+            true => Ok(Progress::Done),
         }
     }
 
@@ -74,10 +74,7 @@ impl Lane {
     pub(super) fn give_up(&self, collective: Collective) -> bool {
         let Some(host) = &self.host else { return true };
         host.fail(self.sequence - 1);
-        let goes_on_alone = matches!(
-            collective,
-            Collective::Reduce | Collective::Gather | Collective::Scan | Collective::ExclusiveScan
-        );
+        let goes_on_alone = matches!(collective, Collective::Reduce | Collective::Gather);
         self.machine.uses_messages() || goes_on_alone || !host.is_owed(&self.machine)
     }
 }

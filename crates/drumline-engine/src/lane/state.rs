@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{
     CollectiveError, Settings,
-    any_call::Job,
     executor::{Machine, Pool},
     host::Host,
     membership::Membership,
+    operation::Operation,
     recorder::{Open, Recorder},
     transport::Connections,
     usage::Usage,
@@ -26,6 +26,9 @@ use crate::{
 
 /// Collective, algorithm, root, and whether sums lie apart.
 pub(super) type ScheduleKey = (&'static str, &'static str, Rank, bool);
+
+/// A call in the background. It holds its buffers.
+pub type Job = Box<Operation<'static>>;
 
 /// See the [module's documentation](super).
 pub struct Lane {
@@ -43,7 +46,7 @@ pub struct Lane {
     pub(super) plans: Plans,
     pub(super) schedules: HashMap<ScheduleKey, Arc<Schedule>>,
     pub(super) pool: Pool,
-    pub(super) queue: VecDeque<Box<dyn Job>>,
+    pub(super) queue: VecDeque<Job>,
     pub(super) running: Option<Running>,
     /// How many sends and receives are under way.
     pub(super) points: usize,

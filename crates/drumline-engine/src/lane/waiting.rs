@@ -9,9 +9,9 @@ use super::{
     state::{Lane, Running},
 };
 use crate::{
-    any_call::AnyCall,
     error::{Cause, limit_of},
     executor::{Machine, Now},
+    operation::Operation,
     transport::{InCall, Lack, Seeker, Waits},
 };
 
@@ -27,7 +27,7 @@ impl Running {
 
 impl Lane {
     /// The running collective waits. Tells peers for which ranks, and logs which ranks are late.
-    pub(crate) fn be_patient(&mut self, operation: &dyn AnyCall, now: Instant) {
+    pub(crate) fn be_patient(&mut self, operation: &Operation<'_>, now: Instant) {
         let Some(running) = &mut self.running else { return };
         let started = *running.started.get_or_insert(now);
         let new = || Patience::new(started, self.machine.timeout(), &self.settings);
@@ -86,7 +86,7 @@ impl Lane {
     }
 
     /// The running collective is about to succeed. If a warning said that it waits, logs that it goes on.
-    pub(crate) fn note_end(&self, operation: &dyn AnyCall, now: &Now) {
+    pub(crate) fn note_end(&self, operation: &Operation<'_>, now: &Now) {
         let Some(Running { started, patience: Some(patience), .. }) = &self.running else { return };
         if patience.warned {
             let started = started.unwrap_or(now.get());
@@ -105,7 +105,7 @@ impl Lane {
     }
 
     /// The running collective, for logs and errors.
-    pub fn name_of(&self, operation: &dyn AnyCall) -> String {
+    pub fn name_of(&self, operation: &Operation<'_>) -> String {
         operation.told_as().unwrap_or_else(|| self.machine.description().to_string())
     }
 

@@ -189,7 +189,7 @@ impl<S: Duplex> DataLink<S> {
     pub(crate) fn write(
         &mut self,
         machine: &mut Machine,
-        memory: &dyn Memory,
+        memory: &Memory<'_>,
     ) -> Result<bool, Cause> {
         let mut moved = false;
         while self.broken.is_none()
@@ -223,7 +223,7 @@ impl<S: Duplex> DataLink<S> {
     pub(crate) fn read(
         &mut self,
         machine: &mut Machine,
-        memory: &mut dyn Memory,
+        memory: &mut Memory<'_>,
     ) -> Result<bool, Cause> {
         let mut moved = false;
         while self.ready {

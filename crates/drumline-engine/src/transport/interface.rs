@@ -35,7 +35,7 @@ pub trait Transport: Send + std::fmt::Debug {
     fn progress(
         &mut self,
         machine: &mut Machine,
-        memory: &mut dyn Memory,
+        memory: &mut Memory<'_>,
         now: Instant,
     ) -> Result<bool, Cause>;
 

@@ -241,7 +241,7 @@ impl<S: Duplex> Streams<S> {
     pub fn progress(
         &mut self,
         machine: &mut Machine,
-        memory: &mut dyn Memory,
+        memory: &mut Memory<'_>,
         now: Instant,
     ) -> Result<bool, Cause> {
         let mut moved = self.agree();

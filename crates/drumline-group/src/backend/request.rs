@@ -5,7 +5,7 @@ use std::{fmt, ops::Range, time::Instant};
 use drumline_engine::{
     Cause, call,
     executor::{Description, Header},
-    operator::{OperatorKind, Reduce},
+    operator::{OperatorKind, Reducer},
 };
 use drumline_schedule::{
     Blocks, Counts,
@@ -21,8 +21,6 @@ use drumline_schedule::Collective;
 /// |---|---|---|---|
 /// | all_reduce | | what this rank brings | the reduction |
 /// | reduce | | what this rank brings | the reduction at the root; elsewhere as before |
-/// | scan | | what this rank brings | that of ranks up to this one |
-/// | exclusive_scan | | what this rank brings | that of ranks before this one; as before on rank 0 |
 /// | broadcast | | at the root: what it brings | what the root brought |
 /// | reduce_scatter | a block for every rank | | this rank's block of the reduction |
 /// | all_gather | this rank's block | | the blocks of all ranks |
@@ -69,33 +67,9 @@ pub struct Request<'a> {
 
 impl Request<'_> {
     /// What this rank contributes: the input, or the data if the collective works in place.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, ReduceOp, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     assert_eq!(request.contribution(), bytemuck::bytes_of(&7_u32));
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// group.all_reduce(&mut [7_u32], ReduceOp::Sum)?; // in place
-    /// group.all_gather(&[7_u32], &mut [0])?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn contribution(&self) -> &[u8] {
         match self.call.collective() {
-            Collective::AllReduce
-            | Collective::ReduceSlices
-            | Collective::Reduce
-            | Collective::Scan
-            | Collective::ExclusiveScan => self.data,
+            Collective::AllReduce | Collective::ReduceSlices | Collective::Reduce => self.data,
             Collective::Broadcast if self.call.is_root() => self.data,
             Collective::Broadcast => &[],
             _ => self.input,
@@ -137,265 +111,57 @@ pub struct Call<'a> {
     pub(crate) world_size: usize,
     pub(crate) signature: Signature,
     pub(crate) deadline: Instant,
-    pub(crate) reducer: &'a dyn Reduce,
+    pub(crate) reducer: Reducer<'a>,
 }
 
 impl Call<'_> {
     /// The kind of the collective.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, Collective, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     assert_eq!(request.call.collective(), Collective::Barrier);
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// group.barrier()?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn collective(&self) -> Collective {
         self.call.collective
     }
 
     /// The type of the elements.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, DType, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     assert_eq!(request.call.dtype(), DType::F64);
-    ///     assert_eq!(request.data.len(), 3 * DType::F64.size());
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// group.broadcast(&mut [1.0_f64; 3], 0)?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn dtype(&self) -> DType {
         self.call.dtype
     }
 
     /// The operator, if the collective reduces: `sum`, `premul_sum`, or the name of a custom operator. For
     /// `premul_sum`, this rank's contribution is already multiplied.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, Operator, ReduceOp, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let wanted = [Some("max"), Some("premul_sum"), None][request.call.sequence() as usize];
-    ///     assert_eq!(request.call.operator(), wanted);
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// group.all_reduce(&mut [1.0_f32], ReduceOp::Max)?;
-    /// group.all_reduce(&mut [1.0_f32], Operator::premul_sum(0.5))?;
-    /// group.broadcast(&mut [1.0_f32], 0)?; // reduces nothing
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn operator(&self) -> Option<&'static str> {
         self.call.operator.map(OperatorKind::name)
     }
 
     /// The root, if the collective has one.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, Collective, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let is_rooted = request.call.collective() == Collective::Broadcast;
-    ///     assert_eq!(request.call.root(), is_rooted.then_some(1));
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 2)? {
-    /// group.broadcast(&mut [1.0_f32], 1)?;
-    /// group.barrier()?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn root(&self) -> Option<Rank> {
         self.call.root
     }
 
     /// This rank's number in the group.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let rank = request.call.rank() as u8;
-    ///     Ok(request.data.fill(rank))
-    /// }
-    /// # for group in carried_by(collective, 2)? {
-    /// let mut data = [9_u8];
-    /// group.broadcast(&mut data, 0)?;
-    /// assert_eq!(usize::from(data[0]), group.rank());
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
     /// The number of ranks in the group.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let (world_size, block) = (request.call.world_size(), request.input.len());
-    ///     assert_eq!(request.data.len(), world_size * block);
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 3)? {
-    /// group.all_gather(&[1_u8, 2], &mut [0; 6])?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
     /// Whether this rank is the root.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     assert_eq!(request.call.is_root(), request.call.rank() == 1);
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 2)? {
-    /// group.broadcast(&mut [1.0_f32], 1)?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn is_root(&self) -> bool {
         self.call.root == Some(self.rank)
     }
 
     /// The number of collectives that the group had called before.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let sequence = request.call.sequence() as u8;
-    ///     Ok(request.data.fill(sequence))
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// let mut data = [9_u8; 2];
-    /// group.broadcast(&mut data[..1], 0)?;
-    /// group.broadcast(&mut data[1..], 0)?;
-    /// assert_eq!(data, [0, 1]);
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn sequence(&self) -> u64 {
         self.signature.0.sequence()
     }
 
     /// The time by which the call must have ended.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, Config, backend::Request};
-    /// use std::time::{Duration, Instant};
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let left = request.call.deadline() - Instant::now(); // to wait on sockets, say
-    ///     assert!(left > Duration::ZERO && left <= Config::default().timeout);
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// group.barrier()?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
     /// The part of the call that must be the same on all ranks.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let ours = request.call.signature();
-    ///     let theirs = ours; // of rank 1, as it has come
-    ///     let (peer, theirs_text) = (1, theirs.to_string());
-    ///     match theirs == ours {
-    ///         true => Ok(()),
-    ///         false => Err(Cause::Mismatch { peer, theirs: theirs_text, ours: ours.to_string() }),
-    ///     }
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// group.barrier()?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn signature(&self) -> Signature {
         self.signature
     }
@@ -438,56 +204,12 @@ impl Call<'_> {
     }
 
     /// The range of `rank`'s block in the input, in bytes. Empty if the input has no such block.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, Collective, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let blocks = [0, 1].map(|rank| request.call.input_block(rank));
-    ///     match request.call.collective() {
-    ///         Collective::AllToAll => assert_eq!(blocks, [0..8, 8..16]), // one for every rank
-    ///         _ if request.call.rank() == 0 => assert_eq!(blocks, [0..8, 0..0]), // its own
-    ///         _ => assert_eq!(blocks, [0..0, 0..8]),
-    ///     }
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 2)? {
-    /// group.all_to_all(&[1.0_f32; 4], &mut [0.0; 4])?;
-    /// group.all_gather(&[1.0_f32; 2], &mut [0.0; 4])?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn input_block(&self, rank: Rank) -> Range<usize> {
         self.block(Buffer::Input, rank)
     }
 
     /// The range of `rank`'s block in the data, in bytes. For an all-to-all it is the block that comes from
     /// `rank`. Empty if the data has no such block.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     assert_eq!([0, 1].map(|rank| request.call.data_block(rank)), [0..4, 4..16]);
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 2)? {
-    /// group.all_gather_v(&[1.0_f32; 3][..[1, 3][group.rank()]], &mut [0.0; 4], &[1, 3])?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn data_block(&self, rank: Rank) -> Range<usize> {
         self.block(Buffer::Data, rank)
     }
@@ -510,28 +232,6 @@ impl Call<'_> {
     /// Reduces what ranks 0, 1, 2, ... brought into `output`, with the call's operator and in the canonical
     /// order of sums. The result is final: averages are divided, and narrow floats are rounded once. All
     /// backends that call this get the same bits.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, ReduceOp, backend::Request};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let brought = [[1_i32, 5], [3, 6]]; // by ranks 0 and 1
-    ///     let inputs = [0, 1].map(|rank| bytemuck::bytes_of(&brought[rank]));
-    ///     request.call.reduce(&inputs, request.data)
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// let mut data = [0_i32; 2];
-    /// group.all_reduce(&mut data, ReduceOp::Avg)?;
-    /// assert_eq!(data, [2, 5]); // divided once, rounded towards zero
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -590,39 +290,11 @@ impl Signature {
     pub const BYTES: usize = Header::BYTES;
 
     /// The signature as bytes, to send it to another rank.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # mod common {
-    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-    /// # }
-    /// # use common::carried_by;
-    /// use drumline::{Cause, backend::{Request, Signature}};
-    ///
-    /// /// Carries out the calls of a backend.
-    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let told: [u8; Signature::BYTES] = request.call.signature().to_bytes();
-    ///     assert_eq!(Signature::from_bytes(&told), Some(request.call.signature()));
-    ///     Ok(())
-    /// }
-    /// # for group in carried_by(collective, 1)? {
-    /// group.barrier()?;
-    /// # }
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn to_bytes(&self) -> [u8; Signature::BYTES] {
         Header { description: self.0, part: 0, payload: 0 }.encode()
     }
 
     /// Decodes the signature of another rank. `None` if the bytes are no signature.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::backend::Signature;
-    ///
-    /// // What has come is from something else altogether.
-    /// assert_eq!(Signature::from_bytes(&[b'x'; Signature::BYTES]), None);
-    /// ```
     pub fn from_bytes(bytes: &[u8; Signature::BYTES]) -> Option<Signature> {
         Header::decode(bytes).map(|header| Signature(header.description))
     }

@@ -49,12 +49,6 @@ use crate::{
 
 impl ProcessGroup {
     /// A group of one rank. Every collective completes at once. So the same program runs with and without a launcher.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// let group = drumline::ProcessGroup::alone();
-    /// assert_eq!((group.rank(), group.world_size()), (0, 1));
-    /// ```
     pub fn alone() -> ProcessGroup {
         let name = "alone";
         let family = Arc::new(Family::new(name, Arc::new(HashStore::new())));
@@ -73,23 +67,6 @@ impl ProcessGroup {
 
     /// All ranks of a group in this process, for tests and examples. Use each of them on its own thread.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{ProcessGroup, ReduceOp};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             let mut sum = [group.rank() as u64];
-    ///             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-    ///             assert_eq!(sum, [3]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for a world of no ranks; [`Error::Io`] or [`Error::Connect`] when sockets
@@ -99,16 +76,6 @@ impl ProcessGroup {
     }
 
     /// Like [`ProcessGroup::local_world`], with settings.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{Config, ProcessGroup};
-    ///
-    /// let config = Config::default().shared_memory(false); // over sockets
-    /// let ranks = ProcessGroup::local_world_with(2, &config)?;
-    /// assert!(ranks.iter().all(|group| !group.shares_memory()));
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -142,25 +109,6 @@ impl ProcessGroup {
     ///
     /// Blocks until all `world_size` ranks have called it with the same `name`. All ranks may destroy the group and
     /// connect again under the same name, also after a failure. Connections and shared memory are new each time.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::sync::Arc;
-    ///
-    /// use drumline::{Config, ProcessGroup, store::HashStore};
-    ///
-    /// let store = Arc::new(HashStore::new()); // of processes: a TcpStore or a FileStore
-    /// std::thread::scope(|threads| {
-    ///     for rank in 0..2 {
-    ///         let store = store.clone();
-    ///         threads.spawn(move || {
-    ///             let config = Config::default();
-    ///             let group = ProcessGroup::connect("world", store, rank, 2, &config).unwrap();
-    ///             group.barrier().unwrap();
-    ///         });
-    ///     }
-    /// });
-    /// ```
     ///
     /// # Errors
     ///

@@ -12,21 +12,6 @@ static WORLDS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// [`init_with_store`](crate::init_with_store) has made in this process, for code that is not given a group.
 /// It keeps no group alive; the program that made the group must do so.
 ///
-/// ```
-/// # use drumline_group as drumline;
-/// use std::sync::Arc;
-///
-/// use drumline::{Config, default_group, init_with_store, is_initialized, store::HashStore};
-///
-/// assert!(!is_initialized() && default_group().is_err());
-/// let group = init_with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
-/// assert!(is_initialized());
-/// assert_eq!(default_group()?.name(), "world");
-/// group.destroy()?;
-/// assert!(!is_initialized());
-/// # Ok::<_, drumline::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// [`Error::InvalidArgument`] when this process has no such group, or several. It may have several if ranks
@@ -45,19 +30,6 @@ pub fn default_group() -> Result<ProcessGroup> {
 
 /// Whether this process has a group made by [`init_process_group`](crate::init_process_group) that is not
 /// destroyed. See [`default_group`].
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, init_process_group, is_initialized};
-///
-/// assert!(!is_initialized());
-/// let url = "tcp://127.0.0.1:0?rank=0&world_size=1";
-/// let group = init_process_group(url, &Config::default())?;
-/// assert!(is_initialized());
-/// group.destroy()?;
-/// assert!(!is_initialized());
-/// # Ok::<_, drumline::Error>(())
-/// ```
 pub fn is_initialized() -> bool {
     !living(&mut worlds()).is_empty()
 }

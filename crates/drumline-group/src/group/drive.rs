@@ -15,13 +15,13 @@ use std::{
 
 use drumline_engine::{
     Cause, CollectiveError,
-    any_call::{AnyCall, Job},
     call::Call,
     deadline::after,
     executor::{Now, Progress, Spin},
     handoff::{Aside, Driver, Handoff, Surroundings, Turn},
-    lane::Lane,
+    lane::{Job, Lane},
     membership::Membership,
+    operation::Operation,
     transport::Point,
     usage::Usage,
 };
@@ -186,10 +186,10 @@ impl Driven {
         Ok(self.ask(move |lane| lane.explain(&call, registered))??)
     }
 
-    pub(super) fn submit(&self, job: Box<dyn Job>) {
+    pub(super) fn submit(&self, job: Job) {
         match progress_thread::get() {
             Ok(_) => self.handoff.submit(job),
-            Err(error) => job.complete(Err(error)),
+            Err(error) => job.end(Err(error)),
         }
     }
 
@@ -210,7 +210,7 @@ impl Driven {
     }
 
     /// Carries out a call on the caller's thread, after all calls that were made before.
-    pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
+    pub(super) fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
         let _wakers = Later::begin();
         let mut lane = self.drive(operation.call().collective.name())?;
         self.handoff.take_mail(&mut lane);

@@ -5,11 +5,21 @@
 
 use std::{any::Any, sync::Arc, time::Instant};
 
-use drumline_engine::{operator::Operator, recorder::Recorder};
+use drumline_engine::recorder::Recorder;
+pub use drumline_engine::{
+    bytes::Bytes,
+    operator::{AnyOperator, Operator},
+};
+pub use drumline_kernels::Number;
 use drumline_schedule::Collective;
 use drumline_shm::{Arena, PeerWindow};
 
-use super::{ProcessGroup, collectives::call, process_group::Carrier};
+use super::{ProcessGroup, process_group::Carrier};
+pub use super::{
+    ask::Ask,
+    members::{round_sum, sum_of_members},
+    points::{recv_any_bytes, recv_bytes, send_bytes},
+};
 pub use crate::interrupt::{ASK_EVERY, Caller, handling, is_wanted, look_again_at};
 use crate::{Cause, DType, Element, Error, Rank, Result, Work, WorkError};
 
@@ -23,8 +33,7 @@ pub fn all_reduce_then<T, B>(
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
 {
-    let call = call::<T>(Collective::AllReduce, buffer.as_ref().len());
-    group.submit_and(call, Some(op.into()), buffer, Vec::new(), end);
+    group.begin_then(Ask::of::<T>(Collective::AllReduce).of_type_by(op), buffer, end);
 }
 
 /// [`ProcessGroup::all_gather_async`] that ends in `end`.
@@ -34,8 +43,8 @@ pub fn all_gather_then<T: Element>(
     end: impl FnOnce(Result<Vec<T>>) + Send + 'static,
 ) {
     let all = vec![T::zeroed(); own.len() * group.world_size()];
-    let call = call::<T>(Collective::AllGather, own.len());
-    group.submit_and(call, None, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
+    let end = |result: Result<()>, all| end(result.map(|()| all));
+    group.begin_both_then::<T, Vec<T>>(Ask::of::<T>(Collective::AllGather), all, own, end);
 }
 
 /// The ranks of this host that hold the slices of a [`reduce_slices_then`] of this type: the `i`-th holds block `i` of
@@ -64,13 +73,7 @@ pub fn reduce_slices_then<T, B>(
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
 {
-    let arena = group.arena();
-    if arena.is_none_or(|arena| arena.offset_of(buffer.as_ref()).is_none()) {
-        let problem = "it takes registered buffers only".to_owned();
-        return end(Err(Error::InvalidArgument { operation: "reduce_slices", problem }), buffer);
-    }
-    let call = call::<T>(Collective::ReduceSlices, buffer.as_ref().len());
-    group.submit_and(call, Some(op.into()), buffer, Vec::new(), end);
+    group.begin_then(Ask::of::<T>(Collective::ReduceSlices).of_type_by(op), buffer, end);
 }
 
 /// Bytes of the arena of `peer`, a neighbour, for a device that copies them.

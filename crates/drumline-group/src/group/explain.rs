@@ -10,17 +10,6 @@ impl ProcessGroup {
     /// Says which algorithm a call with blocks of `elements` elements takes, and why. It sends no message,
     /// and all ranks get the same answer.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{Collective, DType, ProcessGroup};
-    ///
-    /// let group = ProcessGroup::alone();
-    /// let answer = group.explain(Collective::AllReduce, 1_000, DType::F32, false)?;
-    /// assert!(answer.candidates.iter().any(|it| it.algorithm == answer.algorithm));
-    /// println!("{answer}");
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for the call itself: [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the settings name

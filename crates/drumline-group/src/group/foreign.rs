@@ -18,9 +18,10 @@ use std::{
 
 use drumline_engine::{
     Cause, CollectiveError, Error, Result,
-    any_call::{AnyCall, Job},
     deadline::after,
+    lane::Job,
     membership::Membership,
+    operation::Operation,
     panics::{panic_text, shielded},
     recorder::{Category, What},
     transport::{Direction, Point},
@@ -90,7 +91,7 @@ enum Queue {
 }
 
 enum Task {
-    Collective(u64, Box<dyn Job>),
+    Collective(u64, Job),
     Message(Point),
 }
 
@@ -144,7 +145,7 @@ impl Foreign {
     }
 
     /// Carries out a call on the caller's thread, after all calls that were made before.
-    pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
+    pub(super) fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
         let ticket = self.draw(&mut self.lock(), operation.call().collective.name())?;
         self.collective(ticket, operation)
     }
@@ -158,13 +159,13 @@ impl Foreign {
     }
 
     /// Carries out a call in the background, after all calls that were made before.
-    pub(super) fn submit(self: &Arc<Self>, mut job: Box<dyn Job>) {
+    pub(super) fn submit(self: &Arc<Self>, job: Job) {
         let mut state = self.lock();
-        match self.draw(&mut state, job.operation().call().collective.name()) {
+        match self.draw(&mut state, job.call().collective.name()) {
             Ok(ticket) => self.enqueue(state, Queue::Collectives, Task::Collective(ticket, job)),
             Err(error) => {
                 drop(state);
-                job.complete(Err(error));
+                job.end(Err(error));
             }
         }
     }
@@ -315,8 +316,8 @@ impl Foreign {
             drop(state);
             match task {
                 Task::Collective(ticket, mut job) => {
-                    let result = self.collective(ticket, job.operation());
-                    shielded(|| job.complete(result));
+                    let result = self.collective(ticket, &mut job);
+                    shielded(|| job.end(result));
                 }
                 Task::Message(mut point) => {
                     let result = self.message(&mut point);
@@ -326,7 +327,7 @@ impl Foreign {
         }
     }
 
-    fn collective(&self, ticket: u64, operation: &mut dyn AnyCall) -> Result<()> {
+    fn collective(&self, ticket: u64, operation: &mut Operation<'_>) -> Result<()> {
         let call = operation.call().clone();
         let name = call.collective.name();
         let _turn = self.await_turn(ticket, name, None)?;
@@ -352,8 +353,8 @@ impl Foreign {
         let deadline = after(started, timeout);
         let mut carry_out = || {
             self.shielded(|| {
-                operation.on_bytes(rank, &mut |data, input, reducer| {
-                    let call = Call { call: &call, rank, world_size, signature, deadline, reducer };
+                operation.carried_by(rank, |call, data, input, reducer| {
+                    let call = Call { call, rank, world_size, signature, deadline, reducer };
                     self.backend.collective(&mut Request { data, input, call })
                 })
             })
@@ -428,7 +429,7 @@ impl Foreign {
     fn check_supported(&self, call: &drumline_engine::call::Call) -> Result<()> {
         let (collective, dtype) = (call.collective, call.dtype);
         let invalid = |problem| Error::InvalidArgument { operation: collective.name(), problem };
-        if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(dtype)) {
+        if let Some(problem) = call.problem() {
             return Err(invalid(problem));
         }
         let operator = call.operator.map(|operator| operator.name());

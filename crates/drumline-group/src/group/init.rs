@@ -26,20 +26,6 @@ use crate::{
 /// `tcp://host:port?rank=R&world_size=W` needs no variables. See [`crate::rendezvous`]. Once the group and
 /// all groups made from it are destroyed, the processes may meet at the same URL again.
 ///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, ProcessGroup, init_process_group, is_launched};
-///
-/// // Runs under `drumline run` and `torchrun` as well as alone.
-/// let group = match is_launched() {
-///     true => init_process_group("env://", &Config::from_env()?)?,
-///     false => ProcessGroup::alone(),
-/// };
-/// group.barrier()?;
-/// group.destroy()?;
-/// # Ok::<_, drumline::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// [`InvalidSetting`](crate::Error::InvalidSetting) names the part of the URL or the variable that is missing
@@ -77,17 +63,6 @@ fn with_mpi<'a>(url: &'a str, config: &Config, is_placed: bool) -> (Cow<'a, str>
 
 /// [`init_process_group`] for processes that share a store already.
 ///
-/// ```
-/// # use drumline_group as drumline;
-/// use std::sync::Arc;
-///
-/// use drumline::{Config, init_with_store, store::HashStore};
-///
-/// let group = init_with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
-/// assert_eq!((group.name(), group.world_size()), ("world", 1));
-/// # Ok::<_, drumline::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// As for [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
@@ -107,18 +82,6 @@ pub fn init_with_store(
 /// listens on the address from which it reaches the master.
 ///
 /// Otherwise like [`ProcessGroup::connect`].
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use std::sync::Arc;
-///
-/// use drumline::{Config, connect_members, store::HashStore};
-///
-/// let store = Arc::new(HashStore::new());
-/// let group = connect_members("evaluation", store, 0, &[7], None, &Config::default())?;
-/// assert_eq!((group.rank(), group.global_rank(0)), (0, Some(7)));
-/// # Ok::<_, drumline::Error>(())
-/// ```
 ///
 /// # Errors
 ///

@@ -18,20 +18,6 @@ use super::ProcessGroup;
 ///
 /// Labels are `group`, `rank` (in the group) and `operation`. Groups always count, so no setting is needed. It waits for
 /// no call: any thread may ask while others are in calls.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{ProcessGroup, ReduceOp, metrics_text};
-///
-/// let group = ProcessGroup::alone();
-/// group.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum)?;
-/// group.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum)?;
-/// let text = metrics_text([&group]);
-/// let labels = format!(r#"group="{}",rank="0",operation="all_reduce""#, group.name());
-/// assert!(text.contains(&format!("drumline_calls_total{{{labels}}} 2\n")));
-/// assert!(text.contains(&format!("drumline_bytes_total{{{labels}}} 800\n")));
-/// # Ok::<_, drumline::Error>(())
-/// ```
 pub fn metrics_text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> String {
     let labelled = |group: &'a ProcessGroup| {
         let name = escaped(&group.inner.member.name);

@@ -1,5 +1,6 @@
 //! Process groups: the ranks that work together, and what they can do.
 
+mod ask;
 mod at_exit;
 mod collectives;
 mod connect;
@@ -11,6 +12,7 @@ mod family;
 mod foreign;
 mod guard;
 mod init;
+mod members;
 mod metrics;
 pub(crate) mod objects;
 mod points;
@@ -19,7 +21,6 @@ mod registered;
 mod round;
 mod subgroups;
 
-pub use collectives::torch_spelling::TorchSpelling;
 pub use default_group::{default_group, is_initialized};
 pub(crate) use drive::Driven;
 pub use init::{connect_members, init_process_group, init_with_store};

@@ -7,7 +7,7 @@ use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
 use crate::{
-    Begun, Element, Error, Result, Work, WorkError,
+    Begun, DType, Element, Error, Result, Work, WorkError,
     work::{Promise, give_back},
 };
 
@@ -23,26 +23,6 @@ impl ProcessGroup {
     /// Use [`ProcessGroup::send_async`] there. `send` copies the data once; the asynchronous form takes it by
     /// value and copies nothing.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::ProcessGroup;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut message = [0.5_f32, 1.5];
-    ///             match group.rank() {
-    ///                 0 => group.send(&message, 1, 7).unwrap(),
-    ///                 _ => group.recv(&mut message, 0, 7).unwrap(),
-    ///             }
-    ///             assert_eq!(message, [0.5, 1.5]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages to it
@@ -56,30 +36,7 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::send`] in the background. Gives the buffer back, unchanged.
     ///
-    /// To make a batch of sends and receives, keep them in a list and wait for each of them afterwards, in any order:
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{ProcessGroup, Result};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             let (me, all) = (group.rank(), group.world_size());
-    ///             let (next, before) = ((me + 1) % all, (me + all - 1) % all);
-    ///             let batch = [
-    ///                 group.recv_async(vec![0_u32], before, 0),
-    ///                 group.send_async(vec![me as u32], next, 0),
-    ///             ];
-    ///             let batch: Result<Vec<Vec<u32>>> =
-    ///                 batch.into_iter().map(|work| Ok(work?.wait()?)).collect();
-    ///             assert_eq!(batch.unwrap(), [[before as u32], [me as u32]]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
+    /// To make a batch of sends and receives, keep them in a list and wait for each of them afterwards, in any order.
     ///
     /// # Errors
     ///
@@ -90,22 +47,11 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let buffer = give_back(self.check_rank("send", to), buffer)?;
-        Ok(self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, buffer_alone))
+        Ok(self.post::<T, B, _>(T::DTYPE, Direction::Send, buffer, Some(to), tag, buffer_alone))
     }
 
     /// Receives into `data` the message that rank `from` sends with the same `tag`, type and number of
     /// elements; see [`ProcessGroup::send`]. After an error `data` is unchanged.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let sent = group.send_async(vec![1, 2, 3], 0, 7)?; // to itself
-    /// let mut data = [0; 3];
-    /// group.recv(&mut data, 0, 7)?;
-    /// assert_eq!(data, [1, 2, 3]);
-    /// sent.wait()?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -118,15 +64,6 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::recv`] in the background.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let received = group.recv_async(vec![0; 3], 0, 7)?;
-    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
-    /// assert_eq!(received.wait()?, [1, 2, 3]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `from`.
@@ -136,36 +73,12 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let buffer = give_back(self.check_rank("recv", from), buffer)?;
-        Ok(self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, buffer_alone))
+        let post = Self::post::<T, B, _>;
+        Ok(post(self, T::DTYPE, Direction::Receive, buffer, Some(from), tag, buffer_alone))
     }
 
     /// Receives into `data` from the rank that first sends with this tag, and returns that rank. Receives are
     /// served in the order of the calls, whether they name a rank or not.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::ProcessGroup;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || match group.rank() {
-    ///             0 => {
-    ///                 let mut sum = 0;
-    ///                 for _ in 0..2 {
-    ///                     let mut square = [0_u64];
-    ///                     let from = group.recv_any(&mut square, 7).unwrap();
-    ///                     assert_eq!(square, [(from * from) as u64]);
-    ///                     sum += square[0];
-    ///                 }
-    ///                 assert_eq!(sum, 5);
-    ///             }
-    ///             rank => group.send(&[(rank * rank) as u64], 0, 7).unwrap(),
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -180,15 +93,6 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::recv_any`] in the background. Also returns the rank that has sent.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let received = group.recv_any_async(vec![0; 3], 7)?;
-    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
-    /// assert_eq!(received.wait()?, (vec![1, 2, 3], 0));
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// None: every rank may send. The [`Work`] has the errors of [`ProcessGroup::recv_any`].
@@ -197,13 +101,12 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        Ok(self.post::<T, B, _>(Direction::Receive, buffer, None, tag, |from, buffer| {
-            from.map(|from| (buffer, from)).map_err(WorkError::without_buffer)
-        }))
+        Ok(self.post::<T, B, _>(T::DTYPE, Direction::Receive, buffer, None, tag, with_source))
     }
 
     fn post<T, B, R>(
         &self,
+        dtype: DType,
         direction: Direction,
         buffer: B,
         peer: Option<Rank>,
@@ -215,7 +118,8 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
         R: Send + 'static,
     {
-        let content = Content::Elements { dtype: T::DTYPE, count: buffer.as_ref().len() };
+        let count = size_of_val(buffer.as_ref()) / dtype.size();
+        let content = Content::Elements { dtype, count };
         let (promise, work) = Work::of(&self.inner, false);
         let message = Owned { buffer, promise, then, element: PhantomData::<T> };
         self.post_message(PointCall { direction, peer, tag, content }, Box::new(message));
@@ -233,6 +137,78 @@ type Then<B, R> = fn(Result<Rank>, B) -> Result<R, WorkError<R>>;
 
 fn buffer_alone<B>(result: Result<Rank>, buffer: B) -> Result<B, WorkError<B>> {
     give_back(result.map(drop), buffer)
+}
+
+fn with_source<B>(result: Result<Rank>, buffer: B) -> Result<(B, Rank), WorkError<(B, Rank)>> {
+    result.map(|from| (buffer, from)).map_err(WorkError::without_buffer)
+}
+
+/// [`ProcessGroup::send_async`] of the bytes of elements of this type.
+///
+/// # Errors
+///
+/// As for that; also for bytes that are no whole elements.
+pub fn send_bytes<B>(group: &ProcessGroup, dtype: DType, buffer: B, to: Rank, tag: u64) -> Begun<B>
+where
+    B: AsMut<[u8]> + AsRef<[u8]> + Send + 'static,
+{
+    let buffer = give_back(group.check_rank("send", to), buffer)?;
+    let buffer = whole("send", dtype, buffer)?;
+    Ok(group.post::<u8, B, _>(dtype, Direction::Send, buffer, Some(to), tag, buffer_alone))
+}
+
+/// [`ProcessGroup::recv_async`] of the bytes of elements of this type.
+///
+/// # Errors
+///
+/// As for that; also for bytes that are no whole elements.
+pub fn recv_bytes<B>(
+    group: &ProcessGroup,
+    dtype: DType,
+    buffer: B,
+    from: Rank,
+    tag: u64,
+) -> Begun<B>
+where
+    B: AsMut<[u8]> + AsRef<[u8]> + Send + 'static,
+{
+    let buffer = give_back(group.check_rank("recv", from), buffer)?;
+    let buffer = whole("recv", dtype, buffer)?;
+    Ok(group.post::<u8, B, _>(dtype, Direction::Receive, buffer, Some(from), tag, buffer_alone))
+}
+
+/// [`ProcessGroup::recv_any_async`] of the bytes of elements of this type.
+///
+/// # Errors
+///
+/// For bytes that are no whole elements.
+pub fn recv_any_bytes<B>(
+    group: &ProcessGroup,
+    dtype: DType,
+    buffer: B,
+    tag: u64,
+) -> Begun<(B, Rank)>
+where
+    B: AsMut<[u8]> + AsRef<[u8]> + Send + 'static,
+{
+    let buffer = whole("recv", dtype, buffer).map_err(|it| WorkError::without_buffer(it.error))?;
+    Ok(group.post::<u8, B, _>(dtype, Direction::Receive, buffer, None, tag, with_source))
+}
+
+/// Gives the buffer back, if its bytes are whole elements.
+fn whole<B: AsRef<[u8]>>(
+    operation: &'static str,
+    dtype: DType,
+    buffer: B,
+) -> Result<B, WorkError<B>> {
+    let (bytes, size) = (buffer.as_ref().len(), dtype.size());
+    let problem =
+        || format!("{bytes} bytes are no whole number of {dtype}, which take {size} bytes each");
+    let fits = match bytes.is_multiple_of(size) {
+        true => Ok(()),
+        false => Err(Error::InvalidArgument { operation, problem: problem() }),
+    };
+    give_back(fits, buffer)
 }
 
 /// A message that owns its buffer.

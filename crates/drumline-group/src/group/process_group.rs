@@ -7,12 +7,8 @@ use std::{
 };
 
 use drumline_engine::{
-    any_call::{AnyCall, Job},
-    call::Call,
-    deadline::after,
-    membership::Membership,
-    transport::Point,
-    usage::Usage,
+    call::Call, deadline::after, lane::Job, membership::Membership, operation::Operation,
+    transport::Point, usage::Usage,
 };
 use drumline_schedule::step::Rank;
 use drumline_shm::Arena;
@@ -95,44 +91,21 @@ impl ProcessGroup {
     }
 
     /// The name of the group: `world` for the whole job.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// assert_eq!(group.name(), "alone");
-    /// ```
     pub fn name(&self) -> &str {
         &self.inner.member.name
     }
 
     /// This process's number in the group: `0..world_size`.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// assert!(group.rank() < group.world_size());
-    /// ```
     pub fn rank(&self) -> Rank {
         self.inner.member.rank
     }
 
     /// The number of ranks in the group.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// assert_eq!(group.world_size(), 1);
-    /// ```
     pub fn world_size(&self) -> usize {
         self.inner.member.world_size
     }
 
     /// The settings with which the group was made, and what start-up has added to them.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// assert!(drumline::ProcessGroup::alone().config().shared_memory);
-    /// ```
     pub fn config(&self) -> &Config {
         &self.inner.config
     }
@@ -141,15 +114,6 @@ impl ProcessGroup {
     ///
     /// A time limit of zero has already passed. Clones of the handle have its limit, too. Clones made before
     /// keep their own.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::time::Duration;
-    ///
-    /// let group = drumline::ProcessGroup::alone();
-    /// group.within(Duration::from_secs(5)).barrier()?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     #[must_use]
     pub fn within(&self, timeout: Duration) -> ProcessGroup {
         ProcessGroup { timeout: Some(timeout), ..self.clone() }
@@ -157,14 +121,6 @@ impl ProcessGroup {
 
     /// The time that calls of the group have taken on this rank, including the time spent waiting for other
     /// ranks. Of short calls that do not wait long, one in 64 is timed and counts for all.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// group.barrier()?;
-    /// println!("{:?} of communication", group.communication_time());
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn communication_time(&self) -> Duration {
         self.usage().collective_time()
     }
@@ -196,27 +152,12 @@ impl ProcessGroup {
     }
 
     /// Whether ranks of this host share memory with this one.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// assert!(!group.shares_memory()); // with nobody
-    /// ```
     pub fn shares_memory(&self) -> bool {
         self.inner.arena.is_some()
     }
 
     /// Aborts the group, from any thread and at any time. The running call, calls that wait for their turn, and all
     /// later calls fail at once on this rank. On the other ranks they fail with an error that names this rank.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{Cause, Error, ProcessGroup};
-    ///
-    /// let group = ProcessGroup::alone();
-    /// group.abort();
-    /// assert!(matches!(group.barrier(), Err(Error::Collective(_) | Error::Poisoned { .. })));
-    /// ```
     pub fn abort(&self) {
         match &self.inner.carrier {
             Carrier::Lane(lane) => lane.abort(),
@@ -230,14 +171,6 @@ impl ProcessGroup {
     /// that are under way: it breaks them off, as [`ProcessGroup::abort`] does, and succeeds. For ranks that do not call
     /// this it waits half a second.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// // ... all that is to be done ...
-    /// group.destroy()?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Collective`](crate::Error::Collective) when a peer fails or never comes, or when a peer has
@@ -248,13 +181,6 @@ impl ProcessGroup {
 
     /// Like [`destroy`](ProcessGroup::destroy), but waits at most `patience` for ranks that have not called
     /// it. Then it leaves without them, as if the last handle had been dropped, and breaks off calls that are under way.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// group.leave(std::time::Duration::from_secs(1))?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -306,7 +232,7 @@ impl Inner {
     }
 
     /// Carries out a call on the caller's thread, after all calls that were made before.
-    pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
+    pub(super) fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
         match &self.carrier {
             Carrier::Lane(lane) => lane.run(operation),
             Carrier::Backend(backend) => Ok(backend.run(operation)?),
@@ -314,7 +240,7 @@ impl Inner {
     }
 
     /// Carries out a call in the background, after all calls that were made before.
-    pub(super) fn submit(&self, job: Box<dyn Job>) {
+    pub(super) fn submit(&self, job: Job) {
         match &self.carrier {
             Carrier::Lane(lane) => lane.submit(job),
             Carrier::Backend(backend) => backend.submit(job),

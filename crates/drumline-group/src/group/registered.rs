@@ -10,24 +10,13 @@ impl ProcessGroup {
     /// A buffer of `len` zeros in memory that the ranks of this host share. Collectives work in such buffers
     /// without copies, if all ranks pass one.
     ///
-    /// Without copies are the results of `all_reduce`, `reduce`, `broadcast`, `all_gather`, `all_to_all` and
-    /// scans, and the inputs of `reduce_scatter` and `gather`, where all ranks are on one host; `all_reduce`
+    /// Without copies are the results of `all_reduce`, `reduce`, `broadcast`, `all_gather`, and
+    /// `all_to_all`, and the inputs of `reduce_scatter` and `gather`, where all ranks are on one host; `all_reduce`
     /// also on several hosts. `scatter`, short calls, and an input that is multiplied before it is summed are
     /// copied through slots, as from ordinary memory.
     ///
     /// The buffer may outlive the group. It lies in this rank's arena, which holds
     /// [`Config::registered_bytes_max`](crate::Config::registered_bytes_max) bytes.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{ProcessGroup, ReduceOp, RegisteredBuffer};
-    ///
-    /// let group = ProcessGroup::alone();
-    /// let mut sums: RegisteredBuffer<f32> = group.alloc_registered(1000)?;
-    /// sums[7] = 1.5;
-    /// group.all_reduce(&mut sums, ReduceOp::Sum)?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

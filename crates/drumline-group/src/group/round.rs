@@ -7,11 +7,9 @@ use std::{
 
 use drumline_engine::{
     Cause, Result,
-    any_call::{AnyCall, OnBytes},
     call::Call,
-    executor::{Memory, Plan, Pool},
-    host::Host,
-    typed_call::TypedCall,
+    executor::Held,
+    operation::{Operation, StandsFor},
 };
 use drumline_schedule::{Collective, Counts, step::Rank};
 
@@ -57,7 +55,9 @@ impl fmt::Display for Word {
 }
 
 pub(super) struct Round {
-    pub(super) exchange: Exchange,
+    /// The all-gather of the words. Logs and errors name the call that this rank makes.
+    pub(super) exchange: Operation<'static>,
+    own: Word,
     /// When a peer was first seen to be lost, outside of a round.
     pub(super) lost_since: Option<Instant>,
 }
@@ -65,27 +65,33 @@ pub(super) struct Round {
 impl Round {
     pub(super) fn new(world_size: usize) -> Round {
         let call = Call::new(Collective::AllGather, DType::U8, Counts::Even(Word::BYTES));
-        let (all, own) = (vec![0; world_size * Word::BYTES], vec![0; Word::BYTES]);
-        let words = TypedCall::new(call.clone(), None, all, own);
-        Round { exchange: Exchange { call, words, own: Word::Destroy }, lost_since: None }
+        let words = Words { all: vec![0; world_size * Word::BYTES], own: [0; Word::BYTES] };
+        let exchange = Operation::held(call, None, Box::new(words));
+        Round { exchange, own: Word::Destroy, lost_since: None }
     }
 
     pub(super) fn begin(&mut self, word: Word, timeout: Duration) {
-        word.write(self.exchange.words.input_mut());
-        self.exchange.own = word;
-        self.exchange.call.timeout = Some(timeout);
+        if let Some(words) = self.exchange.buffers_mut().held_mut::<Words>() {
+            word.write(&mut words.own);
+        }
+        self.own = word;
+        let stands_for = match word {
+            Word::Call(Signature(description)) => StandsFor::Call(description),
+            Word::Destroy => StandsFor::Destroy,
+        };
+        self.exchange.stand_for(stands_for, timeout);
     }
 
     /// Compares the words of all ranks with that of this rank.
     pub(super) fn compare(&mut self, rank: Rank) -> Result<(), Cause> {
-        let words = self.exchange.words.data().chunks_exact(Word::BYTES);
+        let words = self.exchange.buffers().data().chunks_exact(Word::BYTES);
         let own = &words.clone().nth(rank);
         let Some((peer, theirs)) = words.enumerate().find(|(_, word)| Some(*word) != *own) else {
             return Ok(());
         };
         match Word::read(theirs) {
             Some(theirs) => {
-                let (theirs, ours) = (theirs.to_string(), self.exchange.own.to_string());
+                let (theirs, ours) = (theirs.to_string(), self.own.to_string());
                 Err(Cause::Mismatch { peer, theirs, ours })
             }
             None => Err(Cause::Protocol { peer, problem: "sent a word of no call".to_owned() }),
@@ -93,46 +99,24 @@ impl Round {
     }
 }
 
-/// The all-gather of the words. Logs and errors name the call that this rank makes.
-pub(super) struct Exchange {
-    call: Call,
-    words: TypedCall<u8, Vec<u8>, Vec<u8>>,
-    own: Word,
+/// The words of all ranks, and that of this rank. The round keeps them.
+struct Words {
+    all: Vec<u8>,
+    own: [u8; Word::BYTES],
 }
 
-impl AnyCall for Exchange {
-    fn call(&self) -> &Call {
-        &self.call
+impl Held for Words {
+    fn data(&self) -> &[u8] {
+        &self.all
     }
 
-    fn told_as(&self) -> Option<String> {
-        Some(match self.own {
-            Word::Call(Signature(description)) => description.to_string(),
-            Word::Destroy => self.own.to_string(),
-        })
+    fn input(&self) -> &[u8] {
+        &self.own
     }
 
-    fn registered(&self, host: &Host) -> Option<u64> {
-        self.words.registered(host)
+    fn both(&mut self) -> (&mut [u8], &[u8]) {
+        (&mut self.all, &self.own)
     }
 
-    fn detach(&mut self, host: &Host) {
-        self.words.detach(host);
-    }
-
-    fn prepare(&mut self, plan: &Plan, pool: &mut Pool) {
-        self.words.prepare(plan, pool);
-    }
-
-    fn memory(&mut self) -> &mut dyn Memory {
-        self.words.memory()
-    }
-
-    fn release(&mut self, pool: &mut Pool) {
-        self.words.release(pool);
-    }
-
-    fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause> {
-        self.words.on_bytes(rank, carry_out)
-    }
+    fn end(self: Box<Self>, _: Result<()>) {}
 }

@@ -35,15 +35,6 @@ pub struct GroupOptions {
 
 impl GroupOptions {
     /// Sets [`GroupOptions::name`].
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{GroupOptions, ProcessGroup};
-    /// let world = ProcessGroup::alone();
-    /// let group = world.new_group(&[0], &GroupOptions::default().name("evaluation"))?;
-    /// assert_eq!(group.name(), "alone/evaluation[0]");
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -51,16 +42,6 @@ impl GroupOptions {
     }
 
     /// Sets [`GroupOptions::timeout`].
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{GroupOptions, ProcessGroup};
-    /// let world = ProcessGroup::alone();
-    /// let minute = std::time::Duration::from_secs(60);
-    /// let group = world.new_group(&[0], &GroupOptions::default().timeout(minute))?;
-    /// assert_eq!(group.config().timeout, minute);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -68,16 +49,6 @@ impl GroupOptions {
     }
 
     /// Sets [`GroupOptions::config`].
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{Config, GroupOptions, ProcessGroup};
-    ///
-    /// let config = Config::default().object_bytes_max(1 << 10);
-    /// let group = ProcessGroup::alone().new_group(&[0], &GroupOptions::default().config(config))?;
-    /// assert_eq!(group.config().object_bytes_max, 1 << 10);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
@@ -85,25 +56,6 @@ impl GroupOptions {
     }
 
     /// Sets [`GroupOptions::keep_order`].
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{GroupOptions, ProcessGroup};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for world in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             if world.rank() != 1 {
-    ///                 let options = GroupOptions::default().keep_order();
-    ///                 let group = world.new_group(&[2, 0], &options).unwrap();
-    ///                 assert_eq!(group.global_rank(0), Some(2));
-    ///             }
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     #[must_use]
     pub fn keep_order(mut self) -> Self {
         self.keep_order = true;
@@ -121,30 +73,6 @@ impl ProcessGroup {
     ///
     /// The call blocks until all members have called. If groups have several members in common, these members
     /// must make the groups in the same order, or each group on its own thread.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{Error, GroupOptions, ProcessGroup, ReduceOp};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for world in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             match world.new_group(&[2, 0], &GroupOptions::default()) {
-    ///                 Ok(group) => {
-    ///                     assert_eq!((group.name(), group.ranks()), ("local[0,2]", vec![0, 2]));
-    ///                     let mut sum = [world.rank() as u64];
-    ///                     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-    ///                     assert_eq!(sum, [2]);
-    ///                 }
-    ///                 Err(Error::NotAMember { rank, .. }) => assert_eq!(rank, 1),
-    ///                 Err(error) => panic!("{error}"),
-    ///             }
-    ///         });
-    ///     }
-    ///     Ok::<_, Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -221,22 +149,6 @@ impl ProcessGroup {
     /// Divides this group into groups of `size` consecutive ranks each, and connects this rank's group. All
     /// ranks must call this.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{GroupOptions, ProcessGroup};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for world in ProcessGroup::local_world(4)? {
-    ///         threads.spawn(move || {
-    ///             let pair = world.new_subgroups(2, &GroupOptions::default()).unwrap();
-    ///             assert_eq!(pair.rank(), world.rank() % 2);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when `size` does not divide the number of ranks; otherwise as for
@@ -258,23 +170,6 @@ impl ProcessGroup {
 
     /// Connects the group in `groups` of which this rank is a member. All ranks listed in `groups` must call
     /// this, with the same lists.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{GroupOptions, ProcessGroup};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for world in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             let groups = [vec![0, 2], vec![1]];
-    ///             let group = world.new_subgroups_by_enumeration(&groups, &GroupOptions::default());
-    ///             assert_eq!(group.unwrap().world_size(), [2, 1, 2][world.rank()]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -298,26 +193,6 @@ impl ProcessGroup {
     /// Divides this group by colour. Ranks that pass the same `color` form a group, in which they are
     /// numbered by `key`, and ranks with the same key by their rank in this group. All ranks must call this.
     /// A rank that passes no colour gets no group.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{GroupOptions, ProcessGroup};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for world in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             // Even ranks, in reverse order; the odd one stays alone.
-    ///             let color = (world.rank() % 2 == 0).then_some(7);
-    ///             let key = -(world.rank() as i64);
-    ///             let group = world.split(color, key, &GroupOptions::default()).unwrap();
-    ///             let ranks = group.map(|group| group.ranks());
-    ///             assert_eq!(ranks, [Some(vec![2, 0]), None, Some(vec![2, 0])][world.rank()]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -343,34 +218,16 @@ impl ProcessGroup {
     }
 
     /// The numbers in the whole job of the group's ranks, in order of their rank in the group.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// let group = drumline::ProcessGroup::alone();
-    /// assert_eq!(group.ranks(), [0]);
-    /// ```
     pub fn ranks(&self) -> Vec<Rank> {
         (0..self.world_size()).map(|rank| self.global_rank_of(rank)).collect()
     }
 
     /// The number in the whole job of the group's rank `rank`, if there is such a rank.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// let group = drumline::ProcessGroup::alone();
-    /// assert_eq!((group.global_rank(0), group.global_rank(1)), (Some(0), None));
-    /// ```
     pub fn global_rank(&self, rank: Rank) -> Option<Rank> {
         (rank < self.world_size()).then(|| self.global_rank_of(rank))
     }
 
     /// The rank in this group of the job's rank `global`, if it is a member.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// let group = drumline::ProcessGroup::alone();
-    /// assert_eq!((group.group_rank(0), group.group_rank(1)), (Some(0), None));
-    /// ```
     pub fn group_rank(&self, global: Rank) -> Option<Rank> {
         self.inner.member.global.position(global, self.world_size())
     }

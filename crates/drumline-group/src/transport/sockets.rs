@@ -230,7 +230,7 @@ impl Transport for Sockets {
     fn progress(
         &mut self,
         machine: &mut Machine,
-        memory: &mut dyn Memory,
+        memory: &mut Memory<'_>,
         now: Instant,
     ) -> Result<bool, Cause> {
         self.check_hearing()?;

@@ -28,7 +28,7 @@ struct Solo {
 impl Backend for Solo {
     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
         let call = request.call;
-        assert!(call.collective() != Collective::Scan, "scans are too much");
+        assert!(call.collective() != Collective::AllToAll, "exchanges are too much");
         self.seen.lock().unwrap().push(call.signature().to_string());
         match call.collective() {
             Collective::AllReduce => {
@@ -51,7 +51,7 @@ impl Backend for Solo {
 
     fn abort(&self, failure: &CollectiveError) {
         self.seen.lock().unwrap().push(format!("abort: {}", failure.cause));
-        assert!(failure.operation.contains("gather") || failure.operation.contains("scan"));
+        assert!(failure.operation.contains("gather") || failure.operation.contains("all_to_all"));
     }
 
     fn shutdown(&self, deadline: Instant) -> Result<(), Cause> {
@@ -134,14 +134,14 @@ fn a_panic_of_a_backend_is_an_error_of_the_call() {
         let (_, group) = solo("panicking");
         let result = match in_background {
             true => group
-                .scan_async(vec![1_u8], ReduceOp::Sum)
+                .all_to_all_async(vec![1_u8], vec![0_u8])
                 .unwrap()
                 .wait()
                 .map(drop)
                 .map_err(Error::from),
-            false => group.scan(&mut [1_u8], ReduceOp::Sum),
+            false => group.all_to_all(&[1_u8], &mut [0]),
         };
-        let Err(Error::Collective(failure)) = result else { panic!("scans panic") };
+        let Err(Error::Collective(failure)) = result else { panic!("exchanges panic") };
         assert!(matches!(&failure.cause, Cause::Panicked { text } if text.contains("too much")));
         assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
     }

@@ -50,7 +50,6 @@ const CASES: [Case; 18] = [
         group.reduce_scatter(&[1.0_f32; RANKS], &mut [0.0], ReduceOp::Sum)
     }),
     ("all_to_all", 1, |group| group.all_to_all(&[1_u8; RANKS], &mut [0; RANKS])),
-    ("scan", 0, |group| group.scan(&mut [1_i64], ReduceOp::Sum)),
     ("barrier", 2, ProcessGroup::barrier),
     ("all_gather_object", 2, |group| group.all_gather_object(&group.rank()).map(drop)),
     ("send to a rank that receives", 2, |group| match group.rank() {

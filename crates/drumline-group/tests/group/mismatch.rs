@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use crate::common::{everywhere, everywhere_with, failure, world_with};
-use drumline_group::{Cause, Config, Error, ProcessGroup, ReduceOp};
+use drumline_group::{
+    Cause, Collective, Config, DType, Error, ProcessGroup, ReduceOp, driving::Ask,
+};
 
 #[test]
 fn arguments_that_cannot_work_are_refused_and_harm_nothing() {
@@ -138,34 +140,9 @@ fn counts_that_differ_are_found_out() {
         }
     });
     ranks_disagree(["all_reduce(sum) of 5 f32 in blocks #", "rank"], |group, odd| {
-        let (mut a, mut b) =
-            (vec![1_f32; if odd { 2 } else { 3 }], vec![1_f32; if odd { 3 } else { 2 }]);
-        group.torch_spelling().all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Sum)
-    });
-}
-
-#[test]
-fn scans_that_differ_are_found_out() {
-    ranks_disagree(
-        ["scan(sum) of 3 i32", "exclusive_scan(sum) of 3 i32"],
-        |group, odd| match odd {
-            true => group.exclusive_scan(&mut [1_i32; 3], ReduceOp::Sum),
-            false => group.scan(&mut [1_i32; 3], ReduceOp::Sum),
-        },
-    );
-    ranks_disagree(["scan(sum) of 3 i32", "scan(max) of 3 i32"], |group, odd| {
-        group.scan(&mut [1_i32; 3], if odd { ReduceOp::Max } else { ReduceOp::Sum })
-    });
-}
-
-#[test]
-fn members_that_differ_are_found_out() {
-    ranks_disagree(["all_reduce(sum) of 3 f32 in blocks #", "rank"], |group, odd| {
-        let (mut a, mut b) = ([1_f32; 3], [1_f32; 3]);
-        match odd {
-            true => group.torch_spelling().all_reduce_multi(&mut [&mut a], ReduceOp::Sum),
-            false => group.torch_spelling().all_reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum),
-        }
+        let parts = if odd { vec![2, 3] } else { vec![3, 2] };
+        let ask = Ask::new(Collective::AllReduce, DType::F32).by(ReduceOp::Sum).in_parts(parts);
+        ask.run(group, bytemuck::bytes_of_mut(&mut [1_f32; 5]), &[])
     });
 }
 

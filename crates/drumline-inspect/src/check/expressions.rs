@@ -88,13 +88,6 @@ impl Expressions {
         self.id(Expression::Round(sum))
     }
 
-    /// The sum of ranks `0..ranks` in their order.
-    pub(super) fn prefix(&mut self, ranks: usize, call: usize, element: usize) -> Id {
-        let leaves = (0..ranks).map(|rank| self.leaf(call, rank, element));
-        let leaves: Vec<Id> = leaves.collect();
-        self.tree(&leaves)
-    }
-
     /// The sum of all ranks in the order of the topology. `rounds`: hosts round the sums of their ranks.
     pub(super) fn wanted(
         &mut self,

@@ -268,8 +268,6 @@ mod tests {
             (Collective::Gather, "shm"),
             (Collective::Scatter, "shm"),
             (Collective::AllToAll, "shm"),
-            (Collective::Scan, "shm"),
-            (Collective::ExclusiveScan, "shm"),
         ] {
             let algorithm = Algorithm::find(collective, name).unwrap();
             let schedules = algorithm.schedules(&world, 0).unwrap();

@@ -300,12 +300,6 @@ impl<'a> Symbols<'a> {
                 let (peer, at) = in_block(counts);
                 self.expressions.leaf(call, peer, brought_for_me(peer) + at)
             }
-            Collective::ExclusiveScan if rank == 0 => self.expressions.leaf(call, rank, element),
-            Collective::Scan | Collective::ExclusiveScan => {
-                let ranks = self.schedules[rank].contributions(rank);
-                let sum = self.expressions.prefix(ranks, call, element);
-                finished(&mut self.expressions, sum, ranks)
-            }
             Collective::Barrier | Collective::MonitoredBarrier => {
                 unreachable!("a barrier has no elements")
             }

@@ -246,7 +246,6 @@ pub fn line_bound(collective: Collective, topology: &Topology, block_bytes: u64)
     match collective {
         Collective::AllReduce | Collective::ReduceSlices => 2 * block_bytes * (hosts - 1) / hosts,
         Collective::Reduce | Collective::Broadcast => block_bytes,
-        Collective::Scan | Collective::ExclusiveScan => block_bytes,
         // A host receives the blocks of other hosts, or sends blocks for them.
         Collective::AllGather | Collective::Gather => most(&elsewhere),
         Collective::ReduceScatter | Collective::Scatter => most(&elsewhere),

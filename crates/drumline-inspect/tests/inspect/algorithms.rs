@@ -40,8 +40,6 @@ right_for_up_to_64_ranks! {
     gather_is_right_for_up_to_64_ranks: Gather, _,
     scatter_is_right_for_up_to_64_ranks: Scatter, _,
     all_to_all_is_right_for_up_to_64_ranks: AllToAll, _,
-    scan_is_right_for_up_to_64_ranks: Scan, _,
-    exclusive_scan_is_right_for_up_to_64_ranks: ExclusiveScan, _,
 }
 
 /// Lengths for every rank, or for every pair of ranks: random lengths, some empty blocks, or all but one
@@ -240,8 +238,6 @@ fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
         Collective::Barrier | Collective::MonitoredBarrier => vec![0],
         // A block for every rank.
         collective if collective.has_input() => vec![0, 1, 5],
-        // No algorithm cuts their data.
-        Collective::Scan | Collective::ExclusiveScan => vec![0, 1, 5],
         _ => {
             // Where every rank computes the whole sum, work grows with the cube of the world size.
             let of_a_block = if world_size <= 32 { 5 } else { 2 };

@@ -70,7 +70,7 @@ fn hosts_may_round_their_sums() {
 #[test]
 fn placements_that_the_order_forbids_are_refused() {
     let dealt = Topology::placed([0, 1, 0, 1]);
-    for algorithm in hierarchies().filter(|row| sums_all(row.collective)) {
+    for algorithm in hierarchies().filter(|row| row.collective.reduces()) {
         let error = algorithm.schedule(&dealt, 0, 0).unwrap_err().to_string();
         assert!(error.contains("needs hosts whose ranks are nodes"), "{error}");
         assert!(algorithm.schedule(&Topology::hosts(&[3, 3]), 0, 0).is_err());
@@ -129,7 +129,7 @@ fn the_order_of_the_topology_is_what_is_checked() {
     let dealt = Topology::placed([0, 1, 0, 1]);
     let binomial = Algorithm::find(Collective::AllReduce, "binomial").unwrap();
     for (algorithm, order) in hierarchies()
-        .filter(|row| sums_all(row.collective))
+        .filter(|row| row.collective.reduces())
         .map(|algorithm| (algorithm, SumOrder::Rank))
         .chain([(binomial, SumOrder::Placement)])
     {
@@ -137,15 +137,6 @@ fn the_order_of_the_topology_is_what_is_checked() {
         let error = check::check(&reckless, &dealt.clone().with_order(order), 0, 9).unwrap_err();
         assert!(matches!(error, check::CheckError::Result { .. }), "{error}");
     }
-}
-
-/// Scans keep the order of ranks for any placement.
-fn sums_all(collective: Collective) -> bool {
-    collective.reduces() && !is_scan(collective)
-}
-
-fn is_scan(collective: Collective) -> bool {
-    matches!(collective, Collective::Scan | Collective::ExclusiveScan)
 }
 
 fn hierarchies() -> impl Iterator<Item = &'static Algorithm> + Clone {
@@ -160,8 +151,8 @@ fn expect_right(topology: &Topology) {
         // As root a rank that leads its host, one in the middle, and the last one.
         let roots = if algorithm.collective.has_root() { vec![0, p / 2, p - 1] } else { vec![0] };
         let roots = tried(p, roots);
-        // No algorithm cuts a block, or the data of a scan.
-        let cuts = !algorithm.collective.has_input() && !is_scan(algorithm.collective);
+        // No algorithm cuts a block.
+        let cuts = !algorithm.collective.has_input();
         let lengths = match cuts {
             false => vec![0, 1, 5],
             true => vec![0, 1, p - 1, if p <= 32 { 12 * p + 5 } else { 2 * p + 5 }],

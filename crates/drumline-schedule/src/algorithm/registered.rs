@@ -83,47 +83,6 @@ pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost
     cost(topology, n, 0, |_| peers)
 }
 
-/// Block `i` belongs to rank `i`, which sums it for every rank in turn. The last rank comes first, because no
-/// other rank's sum needs its contribution.
-///
-/// See [`scan_cost`].
-pub(super) fn scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    prefixes(topology, rank, 1)
-}
-
-/// 2 rounds. For each rank, a rank reads its block of all ranks up to that one, combines it, and writes it
-/// there.
-pub(super) fn scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
-    prefixes_cost(topology, n, 1)
-}
-
-/// Like [`scan`], but without the rank's own data.
-pub(super) fn exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    prefixes(topology, rank, 0)
-}
-
-/// 2 rounds. For each rank, a rank reads its block of all ranks below that one, combines it, and writes it
-/// there.
-pub(super) fn exclusive_scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
-    prefixes_cost(topology, n, 0)
-}
-
-/// For each rank, the sum of the ranks below it and of `own` contributions (0 or 1) of its own.
-fn prefixes(topology: &Topology, rank: Rank, own: usize) -> Vec<Step> {
-    let part = Part::of(topology, rank);
-    let sum = |owner: Rank| part.sum_into(owner, owner + own);
-    part.between_posts((1..part.ranks).rev().map(sum).collect())
-}
-
-fn prefixes_cost(topology: &Topology, n: usize, own: usize) -> Cost {
-    let sums = || (1..topology.world_size).map(|owner| (owner, owner + own));
-    let combined = sums().map(|(_, count)| count - 1).sum();
-    cost(topology, n, combined, |rank| {
-        let read = |count: usize| count - usize::from(rank < count);
-        sums().map(|(owner, count)| read(count) + usize::from(owner != rank)).sum()
-    })
-}
-
 /// Every rank copies its input to the data of all ranks.
 ///
 /// See [`all_gather_cost`].

@@ -3,8 +3,8 @@ use super::row::{Algorithm, Lengths};
 use super::{
     binomial, bruck, cube_census, direct, dissemination, doubling, gather, halving, halving_blocks,
     hierarchical, hierarchical_blocks, hierarchical_exchange, hierarchical_gather,
-    hierarchical_rooted, hierarchical_scan, leaders, nodes, registered, ring, rooted, scan, shared,
-    shared_blocks, shared_rooted,
+    hierarchical_rooted, leaders, nodes, registered, ring, rooted, shared, shared_blocks,
+    shared_rooted,
 };
 use crate::collective::Collective::{self, *};
 use crate::lags::Lags;
@@ -21,8 +21,6 @@ const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sum
 const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
                              several of them, the smallest with at most 1,000 ranks";
 const FULL: &str = "several hosts, each with several ranks";
-const RUNS: &str = "several hosts, one with several ranks; all but the last with the same power of two of \
-                    consecutive ranks";
 const HOSTS: &str = "several hosts, at most 256 of them, one with several ranks";
 const ANY_HOSTS: &str = "several hosts, one with several ranks";
 const ADDING_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
@@ -81,24 +79,6 @@ pub static ALGORITHMS: &[Algorithm] = &[
     Algorithm::new(Scatter, "binomial", binomial::scatter, binomial::scatter_cost),
     Algorithm::new(AllToAll, "direct", direct::all_to_all, direct::all_to_all_cost)
         .with_uneven_blocks(),
-    Algorithm::new(Scan, "direct", scan::direct_scan, scan::direct_scan_cost)
-        .only_where(direct::serves_few, "at most 256 ranks"),
-    Algorithm::new(Scan, "doubling", scan::doubling_scan, scan::doubling_scan_cost)
-        .with_partial_sums(),
-    Algorithm::new(
-        ExclusiveScan,
-        "direct",
-        scan::direct_exclusive_scan,
-        scan::direct_exclusive_scan_cost,
-    )
-    .only_where(direct::serves_few, "at most 256 ranks"),
-    Algorithm::new(
-        ExclusiveScan,
-        "doubling",
-        scan::doubling_exclusive_scan,
-        scan::doubling_exclusive_scan_cost,
-    )
-    .with_partial_sums(),
     Algorithm::new(Barrier, "dissemination", dissemination::barrier, dissemination::barrier_cost),
     Algorithm::new(Barrier, "direct", direct::barrier, direct::barrier_cost),
     Algorithm::new(MonitoredBarrier, "direct", direct::barrier, direct::barrier_cost),
@@ -256,44 +236,6 @@ pub static ALGORITHMS: &[Algorithm] = &[
     )
     .only_where(ring::serves, ANY_HOSTS)
     .for_lengths(Lengths::Short),
-    staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
-    staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
-    staged(
-        Scan,
-        "hierarchical",
-        hierarchical_scan::direct_scan,
-        hierarchical_scan::direct_scan_cost,
-    )
-    .only_where(hierarchical_blocks::serves, HOSTS)
-    .with_partial_sums()
-    .for_lengths(Lengths::Short),
-    staged(
-        Scan,
-        "hierarchical-doubling",
-        hierarchical_scan::doubling_scan,
-        hierarchical_scan::doubling_scan_cost,
-    )
-    .only_where(hierarchical_scan::serves_runs, RUNS)
-    .with_partial_sums()
-    .for_lengths(Lengths::Short),
-    staged(
-        ExclusiveScan,
-        "hierarchical",
-        hierarchical_scan::direct_exclusive_scan,
-        hierarchical_scan::direct_exclusive_scan_cost,
-    )
-    .only_where(hierarchical_blocks::serves, HOSTS)
-    .with_partial_sums()
-    .for_lengths(Lengths::Short),
-    staged(
-        ExclusiveScan,
-        "hierarchical-doubling",
-        hierarchical_scan::doubling_exclusive_scan,
-        hierarchical_scan::doubling_exclusive_scan_cost,
-    )
-    .only_where(hierarchical_scan::serves_runs, RUNS)
-    .with_partial_sums()
-    .for_lengths(Lengths::Short),
     in_place(ReduceSlices, "shm-pull", registered::reduce_slices, registered::reduce_slices_cost),
     in_place(ReduceSlices, "hierarchical-pull", hierarchical::pull, hierarchical::pull_cost)
         .only_where(hierarchical::serves_few, FEW_HOSTS)
@@ -358,13 +300,6 @@ pub static ALGORITHMS: &[Algorithm] = &[
     // A rank without elements may have no registered memory, so blocks must be even.
     in_place(Gather, "shm-pull", registered::gather, registered::gather_cost),
     in_place(AllToAll, "shm-push", registered::all_to_all, registered::all_to_all_cost),
-    in_place(Scan, "shm-push", registered::scan, registered::scan_cost),
-    in_place(
-        ExclusiveScan,
-        "shm-push",
-        registered::exclusive_scan,
-        registered::exclusive_scan_cost,
-    ),
 ];
 
 fn by_rounds(_topology: &Topology, _rank: Rank, steps: &[Step]) -> Lags {

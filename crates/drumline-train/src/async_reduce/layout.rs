@@ -1,8 +1,8 @@
 //! The place of each tensor in the fused buffer.
 
-use std::{collections::HashMap, marker::PhantomData, ops::Range};
+use std::{collections::HashMap, ops::Range};
 
-use drumline_group::{DType, Element, ProcessGroup, ReduceOp, driving};
+use drumline_group::{Collective, DType, ProcessGroup, ReduceOp, driving::Ask};
 
 use super::{options::AsyncReduceOptions, pieces::Piece};
 use crate::{
@@ -17,49 +17,37 @@ const ALIGNMENT: usize = 64;
 /// different hosts have the same layout.
 pub(super) const GRANULE: usize = 64 << 10;
 
-/// A tensor that was registered.
-#[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) spec: ParameterSpec,
-    pub(super) reduce: Reduce,
-}
-
-/// All-reduces the first bytes of a piece, as elements of one type. The third argument is the number of
-/// bytes.
-pub(super) type Reduce = fn(&ProcessGroup, Piece, usize, ReduceOp, End);
-
 /// Gets the result and the piece.
 pub(super) type End = Box<dyn FnOnce(Result<()>, Piece) + Send>;
 
-pub(super) fn reduce_as<T: Element>(
+/// All-reduces the first bytes of a piece.
+pub(super) fn reduce(
     group: &ProcessGroup,
-    piece: Piece,
-    bytes: usize,
-    op: ReduceOp,
+    (piece, bytes): (Piece, usize),
+    (dtype, op): (DType, ReduceOp),
     end: End,
 ) {
-    let elements = Elements::<T> { piece, bytes, elements: PhantomData };
-    driving::all_reduce_then(group, elements, op, move |result, elements: Elements<T>| {
-        end(result.map_err(Error::from), elements.piece);
+    let ask = Ask::new(Collective::AllReduce, dtype).by(op);
+    ask.begin_then(group, Front { piece, bytes }, move |result, front: Front| {
+        end(result.map_err(Error::from), front.piece);
     });
 }
 
-/// The first elements of a piece.
-struct Elements<T> {
+/// The first bytes of a piece.
+struct Front {
     piece: Piece,
     bytes: usize,
-    elements: PhantomData<T>,
 }
 
-impl<T: Element> AsRef<[T]> for Elements<T> {
-    fn as_ref(&self) -> &[T] {
-        bytemuck::cast_slice(&self.piece[..self.bytes])
+impl AsRef<[u8]> for Front {
+    fn as_ref(&self) -> &[u8] {
+        &self.piece[..self.bytes]
     }
 }
 
-impl<T: Element> AsMut<[T]> for Elements<T> {
-    fn as_mut(&mut self) -> &mut [T] {
-        bytemuck::cast_slice_mut(&mut self.piece[..self.bytes])
+impl AsMut<[u8]> for Front {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.piece[..self.bytes]
     }
 }
 
@@ -85,7 +73,6 @@ pub(super) struct Tensor {
 pub(super) struct Bucket {
     pub(super) dtype: DType,
     pub(super) tensors: Vec<usize>,
-    pub(super) reduce: Reduce,
     /// The range of bytes in the fused buffer, in whole pages.
     pub(super) place: Range<usize>,
     /// The end of the last tensor.
@@ -95,12 +82,12 @@ pub(super) struct Bucket {
 impl Layout {
     /// Divides the tensors, in the order of `entries`, into buckets. A tensor that is as long as a bucket
     /// gets a bucket of its own.
-    pub(super) fn new(entries: Vec<Entry>, options: &AsyncReduceOptions) -> Result<Layout> {
+    pub(super) fn new(entries: Vec<ParameterSpec>, options: &AsyncReduceOptions) -> Result<Layout> {
         let limit = options.bucket_bytes;
         let (small, large): (Vec<usize>, Vec<usize>) =
-            (0..entries.len()).partition(|&it| entries[it].spec.bytes() < limit);
+            (0..entries.len()).partition(|&it| entries[it].bytes() < limit);
         let specs: Vec<ParameterSpec> =
-            small.iter().map(|&tensor| entries[tensor].spec.clone()).collect();
+            small.iter().map(|&tensor| entries[tensor].clone()).collect();
         let limits = DdpOptions::default().first_bucket_bytes(limit).bucket_bytes(limit);
         let mut members: Vec<Vec<usize>> = plan_buckets(&specs, 0..specs.len(), &limits)?
             .into_iter()
@@ -116,20 +103,19 @@ impl Layout {
             let (start, mut end) = (at, at);
             for &tensor in &tensors {
                 let first = end.next_multiple_of(ALIGNMENT);
-                end = first.checked_add(entries[tensor].spec.bytes()).ok_or_else(too_long)?;
+                end = first.checked_add(entries[tensor].bytes()).ok_or_else(too_long)?;
                 places[tensor] = (number, first..end);
             }
             // An empty bucket takes space, too, so that each bucket has a place of its own.
             let behind = end.max(start + 1).checked_next_multiple_of(GRANULE);
             at = behind.ok_or_else(too_long)?;
-            let Entry { spec, reduce } = &entries[tensors[0]];
-            let (dtype, reduce) = (spec.dtype, *reduce);
-            buckets.push(Bucket { dtype, tensors, reduce, place: start..at, end });
+            let dtype = entries[tensors[0]].dtype;
+            buckets.push(Bucket { dtype, tensors, place: start..at, end });
         }
         let tensors: Vec<Tensor> = entries
             .into_iter()
             .zip(places)
-            .map(|(Entry { spec, .. }, (bucket, place))| Tensor { spec, bucket, place })
+            .map(|(spec, (bucket, place))| Tensor { spec, bucket, place })
             .collect();
         let names = tensors.iter().enumerate();
         let by_name = names.map(|(index, tensor)| (tensor.spec.name.clone(), index)).collect();
@@ -172,18 +158,9 @@ mod tests {
 
     use super::*;
 
-    fn entry((number, (bytes, is_f64)): (usize, (usize, bool))) -> Entry {
-        let name = format!("t{number}");
-        match is_f64 {
-            true => Entry {
-                spec: ParameterSpec::new(name, [bytes / 8], DType::F64),
-                reduce: reduce_as::<f64>,
-            },
-            false => Entry {
-                spec: ParameterSpec::new(name, [bytes / 4], DType::F32),
-                reduce: reduce_as::<f32>,
-            },
-        }
+    fn entry((number, (bytes, is_f64)): (usize, (usize, bool))) -> ParameterSpec {
+        let dtype = if is_f64 { DType::F64 } else { DType::F32 };
+        ParameterSpec::new(format!("t{number}"), [bytes / dtype.size()], dtype)
     }
 
     proptest! {
@@ -192,7 +169,7 @@ mod tests {
             tensors in prop::collection::vec((0_usize..200_000, any::<bool>()), 1..30),
             bucket_bytes in 0_usize..300_000,
         ) {
-            let entries: Vec<Entry> = tensors.into_iter().enumerate().map(entry).collect();
+            let entries: Vec<ParameterSpec> = tensors.into_iter().enumerate().map(entry).collect();
             let options = AsyncReduceOptions::default().bucket_bytes(bucket_bytes);
             let layout = Layout::new(entries.clone(), &options).unwrap();
 

@@ -7,7 +7,7 @@ use drumline_group::driving;
 
 use super::{
     background::{Background, Held},
-    layout::Layout,
+    layout::{Layout, reduce},
     pieces::{Piece, Pieces},
 };
 
@@ -33,7 +33,7 @@ impl Held for OnHost {
     fn reduce(background: &Arc<Background<OnHost>>, run: Range<usize>, piece: Piece) {
         let layout = &background.layout;
         let last = &layout.buckets[run.end - 1];
-        let (reduce, start) = (last.reduce, layout.place_of(&run).start);
+        let start = layout.place_of(&run).start;
         let bytes = last.end - start;
         let open = driving::recorder(&background.group).begin(|| What {
             category: Category::Bucket,
@@ -47,6 +47,6 @@ impl Held for OnHost {
             open.end_at(Instant::now());
             this.on_reduced(result, |held| held.reduced.put(start, piece));
         });
-        reduce(&background.group, piece, bytes, background.op, end);
+        reduce(&background.group, (piece, bytes), (last.dtype, background.op), end);
     }
 }

@@ -1,15 +1,11 @@
 use std::{collections::HashMap, sync::Arc};
 
 use drumline_accel::{Device, DeviceOptions, Place};
-use drumline_group::{Element, GroupOptions, ProcessGroup};
+use drumline_group::{DType, Element, GroupOptions, ProcessGroup};
 
 use super::{
-    background::Background,
-    engine::AsyncReduce,
-    layout::{Entry, Layout, reduce_as},
-    on_device::DeviceAsyncReduce,
-    on_host::OnHost,
-    options::AsyncReduceOptions,
+    background::Background, engine::AsyncReduce, layout::Layout, on_device::DeviceAsyncReduce,
+    on_host::OnHost, options::AsyncReduceOptions,
 };
 use crate::{
     Error, Result,
@@ -31,7 +27,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct TensorRegistry {
-    entries: Vec<Entry>,
+    entries: Vec<ParameterSpec>,
     by_name: HashMap<String, usize>,
 }
 
@@ -48,17 +44,25 @@ impl TensorRegistry {
     ///
     /// [`Error::InvalidArgument`] when the name is taken, or when the tensor is larger than any memory.
     pub fn register<T: Element>(&mut self, name: impl Into<String>, len: usize) -> Result<()> {
+        self.register_as(T::DTYPE, name, len)
+    }
+
+    /// [`register`](TensorRegistry::register) with a type that is known at run time.
+    ///
+    /// # Errors
+    ///
+    /// As for that.
+    pub fn register_as(&mut self, dtype: DType, name: impl Into<String>, len: usize) -> Result<()> {
         let name = name.into();
         let invalid = |problem| Err(Error::InvalidArgument { operation: "register", problem });
         if self.by_name.contains_key(&name) {
             return invalid(format!("tensor `{name}` is registered already"));
         }
-        if len.checked_mul(size_of::<T>()).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            return invalid(format!("tensor `{name}` of {len} {} is too long", T::DTYPE));
+        if len.checked_mul(dtype.size()).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return invalid(format!("tensor `{name}` of {len} {dtype} is too long"));
         }
         self.by_name.insert(name.clone(), self.entries.len());
-        let spec = ParameterSpec::new(name, [len], T::DTYPE);
-        self.entries.push(Entry { spec, reduce: reduce_as::<T> });
+        self.entries.push(ParameterSpec::new(name, [len], dtype));
         Ok(())
     }
 
@@ -116,9 +120,9 @@ impl TensorRegistry {
         if self.entries.is_empty() {
             return invalid("no tensor is registered".to_owned());
         }
-        let unfit = self.entries.iter().find(|entry| !options.op.supports(entry.spec.dtype));
+        let unfit = self.entries.iter().find(|entry| !options.op.supports(entry.dtype));
         match unfit {
-            Some(Entry { spec, .. }) => {
+            Some(spec) => {
                 invalid(format!("tensor {spec} cannot be reduced by {}", options.op.name()))
             }
             None => Ok(()),
@@ -130,18 +134,17 @@ impl TensorRegistry {
         self,
         group: &ProcessGroup,
         options: &AsyncReduceOptions,
-    ) -> Result<Vec<Entry>> {
+    ) -> Result<Vec<ParameterSpec>> {
         let TensorRegistry { mut entries, by_name } = self;
-        entries.sort_by(|a, b| a.spec.name.cmp(&b.spec.name));
-        let specs: Vec<ParameterSpec> = entries.iter().map(|entry| entry.spec.clone()).collect();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
         let limit = options.bucket_bytes;
         let limits = DdpOptions::default().first_bucket_bytes(limit).bucket_bytes(limit);
-        verify_model(group, &specs, &[], &limits)?;
+        verify_model(group, &entries, &[], &limits)?;
 
         // For each tensor, in the order of names: its index on rank 0.
-        let mut turns: Vec<u64> = specs.iter().map(|spec| by_name[&spec.name] as u64).collect();
+        let mut turns: Vec<u64> = entries.iter().map(|spec| by_name[&spec.name] as u64).collect();
         group.broadcast(&mut turns, 0)?;
-        let mut in_turn: Vec<(u64, Entry)> = turns.into_iter().zip(entries).collect();
+        let mut in_turn: Vec<(u64, ParameterSpec)> = turns.into_iter().zip(entries).collect();
         in_turn.sort_by_key(|(turn, _)| *turn);
         Ok(in_turn.into_iter().map(|(_, entry)| entry).collect())
     }

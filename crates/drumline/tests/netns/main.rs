@@ -116,8 +116,6 @@ fn hosts_send_what_they_must_once() {
                 ("gather", u64::from(first), of_a_rank),
                 ("scatter", u64::from(!first), of_a_rank),
                 ("all_to_all", 1, of_a_rank * ranks_per_host as u64),
-                ("scan", u64::from(first), 8),
-                ("exclusive_scan", u64::from(first), 8),
             ];
             for (name, messages, bytes) in calls {
                 let sent: u64 = rank.line(&format!("{name} of short data: ")).parse().unwrap();

@@ -46,8 +46,6 @@ impl OverMpi {
             Collective::Gather => self.gather(call, request.input, request.data, root),
             Collective::Scatter => self.scatter(call, request.input, request.data, root),
             Collective::AllToAll => self.all_to_all(call, request.input, request.data),
-            Collective::Scan => self.gather_and_add(call, request.data, 0..self.rank + 1),
-            Collective::ExclusiveScan => self.gather_and_add(call, request.data, 0..self.rank),
         }
     }
 

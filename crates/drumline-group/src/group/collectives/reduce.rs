@@ -1,11 +1,11 @@
 //! Collectives that reduce: all_reduce, reduce, reduce_scatter.
 
-use drumline_engine::{operator::Operator, typed_call::TypedCall};
+use drumline_engine::operator::Operator;
 use drumline_kernels::copy;
 use drumline_schedule::{Collective, step::Rank};
 
-use super::{ProcessGroup, call, call_of, usable};
-use crate::{Begun, Element, Result};
+use super::{Ask, ProcessGroup, check_len};
+use crate::{Begun, Element, Result, WorkError};
 
 impl ProcessGroup {
     /// Reduces `data` over all ranks, in place. Afterwards `data` is the same on every rank.
@@ -14,44 +14,18 @@ impl ProcessGroup {
     /// all algorithms add in the same order (payloads of NaN apart). Sums of 16-bit floats are kept in `f32`
     /// and rounded once.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let mut data = [group.rank() as f32, 1.0];
-    /// group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-    /// assert_eq!(data, [3.0, 3.0]);
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Collective`](crate::Error::Collective) says which rank did what;
     /// [`Error::Poisoned`](crate::Error::Poisoned) after a failure.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
-        let call = call::<T>(Collective::AllReduce, data.len());
-        self.run(call, Some(op.into()), data, &[])
+        self.run(Ask::of::<T>(Collective::AllReduce).of_type_by(op), data, &[])
     }
 
     /// [`ProcessGroup::all_reduce`] in the background.
     ///
     /// The buffer may be anything that can be used as a slice: a `Vec<T>`, a `Box<[T]>`, a
     /// [`RegisteredBuffer<T>`](crate::RegisteredBuffer).
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum)?;
-    /// // ... compute something else ...
-    /// assert_eq!(work.wait()?, [1.0, 2.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -61,27 +35,10 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Collective::AllReduce, buffer.as_ref().len());
-        self.submit(Ok(call), Some(op.into()), buffer, Vec::new())
+        self.submit(Ask::of::<T>(Collective::AllReduce).of_type_by(op), buffer, [])
     }
 
     /// Reduces `input` over all ranks into `output`, which has the same length. `input` does not change.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let mut sum = [0];
-    /// group.all_reduce_into(&[1], &mut sum, ReduceOp::Sum).unwrap();
-    /// assert_eq!(sum, [3]);
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -93,20 +50,12 @@ impl ProcessGroup {
         output: &mut [T],
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
-        self.check_len("all_reduce_into", "the output", output.len(), input.len())?;
+        check_len("all_reduce_into", "the output", output.len(), input.len())?;
         copy(output.into(), input.into());
         self.all_reduce(output, op)
     }
 
     /// [`ProcessGroup::all_reduce_into`] in the background. Gives `output` back.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_into_async(&[1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
-    /// assert_eq!(work.wait()?, [1.0, 2.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -121,35 +70,20 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (len, op) = (output.as_ref().len(), Some(op.into()));
-        let fits = self.check_len("all_reduce_into", "the output", len, input.len());
-        let call = fits.and_then(|()| usable(call::<T>(Collective::AllReduce, len), &op));
-        if call.is_ok() {
-            copy(output.as_mut().into(), input.into());
+        let ask = Ask::of::<T>(Collective::AllReduce).of_type_by(op);
+        let len = output.as_ref().len();
+        let fits = check_len("all_reduce_into", "the output", len, input.len());
+        if let Err(error) = fits.and_then(|()| ask.check_operator()) {
+            return Err(WorkError { error, buffer: Some(output) });
         }
-        self.submit(call, op, output, Vec::new())
+        copy(output.as_mut().into(), input.into());
+        self.submit(ask, output, [])
     }
 
     /// Reduces the `data` of all ranks to rank `root`, in place. On other ranks `data` does not change.
     ///
     /// All ranks pass the same number of elements. On ranks other than the root, success means that their
     /// elements have been taken, not that the sum is complete.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let mut data = [group.rank(), 5].map(|value| value as i32);
-    /// group.reduce(&mut data, ReduceOp::Max, 1).unwrap();
-    /// assert_eq!(data[0], if group.rank() == 1 { 2 } else { group.rank() as i32 });
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -162,19 +96,10 @@ impl ProcessGroup {
         op: impl Into<Operator<T>>,
         root: Rank,
     ) -> Result<()> {
-        self.check_rank("reduce", root)?;
-        self.run(call::<T>(Collective::Reduce, data.len()).rooted(root), Some(op.into()), data, &[])
+        self.run(Ask::of::<T>(Collective::Reduce).of_type_by(op).at(root), data, &[])
     }
 
     /// [`ProcessGroup::reduce`] in the background.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum, 0)?;
-    /// assert_eq!(work.wait()?, [1.0, 2.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -184,29 +109,11 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Collective::Reduce, buffer.as_ref().len()).rooted(root);
-        let call = self.check_rank("reduce", root).map(|()| call);
-        self.submit(call, Some(op.into()), buffer, Vec::new())
+        self.submit(Ask::of::<T>(Collective::Reduce).of_type_by(op).at(root), buffer, [])
     }
 
     /// Reduces the `input` of all ranks into `output` at rank `root`. There `output` has the length of
     /// `input`; on other ranks it is empty. `input` does not change.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let mut sum = if group.rank() == 0 { vec![0.0] } else { vec![] };
-    /// group.reduce_into(&[2.0], &mut sum, ReduceOp::Sum, 0).unwrap();
-    /// assert_eq!(sum, if group.rank() == 0 { vec![6.0] } else { vec![] });
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -221,42 +128,20 @@ impl ProcessGroup {
     ) -> Result<()> {
         self.check_rank("reduce_into", root)?;
         if self.rank() == root {
-            self.check_len("reduce_into", "the output", output.len(), input.len())?;
+            check_len("reduce_into", "the output", output.len(), input.len())?;
             copy(output.into(), input.into());
-            let call = call::<T>(Collective::Reduce, output.len()).rooted(root);
             // Other ranks have no output, so the output at the root must not count as registered.
-            let operation =
-                TypedCall::<T, _, _>::new(self.limited(call), Some(op.into()), output, &[]);
-            return self.inner.run(&mut operation.staged());
+            let ask = Ask::of::<T>(Collective::Reduce).of_type_by(op).at(root).staged();
+            return self.run(ask, output, &[]);
         }
-        self.check_len(
-            "reduce_into",
-            "the output of a rank that is not the root",
-            output.len(),
-            0,
-        )?;
+        let what = "the output of a rank that is not the root";
+        check_len("reduce_into", what, output.len(), 0)?;
         self.reduce(&mut input.to_vec(), op, root)
     }
 
     /// Reduces the `input` of all ranks. Each rank gets one block of the result: rank `i` gets block `i`.
     ///
     /// `input` holds `world_size` blocks of the length of `output`.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let mut part = [0];
-    /// group.reduce_scatter(&[10, 20, 30], &mut part, ReduceOp::Sum).unwrap();
-    /// assert_eq!(part, [[30], [60], [90]][group.rank()]);
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -268,20 +153,10 @@ impl ProcessGroup {
         output: &mut [T],
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
-        self.check_blocks("reduce_scatter", output.len(), input.len(), "an input")?;
-        let call = call::<T>(Collective::ReduceScatter, output.len());
-        self.run(call, Some(op.into()), output, input)
+        self.run(Ask::of::<T>(Collective::ReduceScatter).of_type_by(op), output, input)
     }
 
     /// [`ProcessGroup::reduce_scatter`] in the background. Gives `output` back.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.reduce_scatter_async(vec![1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
-    /// assert_eq!(work.wait()?, [1.0, 2.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -297,31 +172,11 @@ impl ProcessGroup {
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let len = output.as_ref().len();
-        let fits = self.check_blocks("reduce_scatter", len, input.as_ref().len(), "an input");
-        let call = fits.map(|()| call::<T>(Collective::ReduceScatter, len));
-        self.submit(call, Some(op.into()), output, input)
+        self.submit(Ask::of::<T>(Collective::ReduceScatter).of_type_by(op), output, input)
     }
 
     /// [`ProcessGroup::reduce_scatter`] in blocks of different lengths: rank `i` gets a block of `counts[i]`
     /// elements. All ranks pass the same `counts`.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let counts = [0, 1, 2];
-    /// let mut part = vec![0; counts[group.rank()]];
-    /// group.reduce_scatter_v(&[1, 2, 3], &counts, &mut part, ReduceOp::Sum).unwrap();
-    /// assert_eq!(part, [vec![], vec![3], vec![6, 9]][group.rank()]);
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -333,20 +188,11 @@ impl ProcessGroup {
         output: &mut [T],
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
-        let blocks =
-            self.blocks_by_rank("reduce_scatter_v", counts, output.len(), Some(input.len()))?;
-        self.run(call_of::<T>(Collective::ReduceScatter, blocks), Some(op.into()), output, input)
+        let ask = Ask::of::<T>(Collective::ReduceScatter).of_type_by(op).in_blocks(counts);
+        self.run(ask, output, input)
     }
 
     /// [`ProcessGroup::reduce_scatter_v`] in the background. Gives `output` back.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.reduce_scatter_v_async(vec![1.0, 2.0], &[2], vec![0.0; 2], drumline::ReduceOp::Sum)?;
-    /// assert_eq!(work.wait()?, [1.0, 2.0]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -363,9 +209,7 @@ impl ProcessGroup {
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (own, long) = (output.as_ref().len(), input.as_ref().len());
-        let blocks = self.blocks_by_rank("reduce_scatter_v", counts, own, Some(long));
-        let call = blocks.map(|blocks| call_of::<T>(Collective::ReduceScatter, blocks));
-        self.submit(call, Some(op.into()), output, input)
+        let ask = Ask::of::<T>(Collective::ReduceScatter).of_type_by(op).in_blocks(counts);
+        self.submit(ask, output, input)
     }
 }

@@ -21,25 +21,6 @@ impl ProcessGroup {
     /// `None` or `()` is received as `None`, because it travels in CBOR, which cannot tell these apart. The
     /// call blocks and keeps the order as [`ProcessGroup::send`] does.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::ProcessGroup;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || match group.rank() {
-    ///             0 => group.send_object("to be continued", 1, 7).unwrap(),
-    ///             _ => {
-    ///                 let (text, from): (String, _) = group.recv_object_any(7).unwrap();
-    ///                 assert_eq!((&*text, from), ("to be continued", 0));
-    ///             }
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Object`](crate::Error::Object) when the object cannot be described or is too long; otherwise
@@ -64,18 +45,6 @@ impl ProcessGroup {
 
     /// Receives an object that rank `from` sends with the same `tag`.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// let group = drumline::ProcessGroup::alone();
-    /// std::thread::scope(|threads| {
-    ///     threads.spawn(|| group.send_object(&(1_u32, "one"), 0, 3));
-    ///     let received: (u32, String) = group.recv_object(0, 3)?;
-    ///     assert_eq!(received, (1, "one".to_owned()));
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Object`](crate::Error::Object) when the object that arrives is no `T`; the group can go on.
@@ -88,18 +57,6 @@ impl ProcessGroup {
 
     /// Receives an object from the rank that first sends one with this `tag`, and returns that rank, too: see
     /// [`ProcessGroup::recv_any`] and [`ProcessGroup::send_object`].
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// # let group = drumline::ProcessGroup::alone();
-    /// std::thread::scope(|threads| {
-    ///     threads.spawn(|| group.send_object("done", 0, 3));
-    ///     let received: (String, usize) = group.recv_object_any(3)?;
-    ///     assert_eq!(received, ("done".to_owned(), 0));
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

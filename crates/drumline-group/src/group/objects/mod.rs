@@ -25,28 +25,6 @@ use crate::Result;
 impl ProcessGroup {
     /// Copies the object of rank `root` to every rank, in place.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::collections::BTreeMap;
-    ///
-    /// use drumline::ProcessGroup;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             let mut settings = BTreeMap::new();
-    ///             if group.rank() == 1 {
-    ///                 settings.insert("rate".to_owned(), 0.1);
-    ///             }
-    ///             group.broadcast_object(&mut settings, 1).unwrap();
-    ///             assert_eq!(settings["rate"], 0.1);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
@@ -66,15 +44,6 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::broadcast_object`] of several objects at once. All ranks pass the same number.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// let group = drumline::ProcessGroup::alone();
-    /// let mut words = ["one".to_owned(), "two".to_owned()];
-    /// group.broadcast_object_list(&mut words, 0)?;
-    /// assert_eq!(words, ["one", "two"]);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -99,22 +68,6 @@ impl ProcessGroup {
 
     /// Collects the objects of all ranks on every rank, in order of rank.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::ProcessGroup;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             let names = group.all_gather_object(&"x".repeat(group.rank())).unwrap();
-    ///             assert_eq!(names, ["", "x", "xx"]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`ProcessGroup::broadcast_object`].
@@ -131,23 +84,6 @@ impl ProcessGroup {
     }
 
     /// Collects the objects of all ranks at rank `root`, in order of rank. The other ranks get `None`.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::ProcessGroup;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let loss = (group.rank() == 1).then_some(0.25);
-    ///             let losses = group.gather_object(&loss, 0).unwrap();
-    ///             assert_eq!(losses, [Some(vec![None, Some(0.25)]), None][group.rank()]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -167,24 +103,6 @@ impl ProcessGroup {
     }
 
     /// Gives each rank one of the objects of rank `root`: rank `r` gets object `r`. The other ranks pass `None`.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::ProcessGroup;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let parts = ["train".to_owned(), "test".to_owned()];
-    ///             let parts = (group.rank() == 0).then_some(&parts[..]);
-    ///             let part: String = group.scatter_object_list(parts, 0).unwrap();
-    ///             assert_eq!(part, ["train", "test"][group.rank()]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
