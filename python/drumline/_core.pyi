@@ -152,14 +152,6 @@ class Group:
     def all_reduce(
         self, data: Memory, op: str, factor: Any = None, background: bool = False
     ) -> Work | None: ...
-    def scan(
-        self,
-        data: Memory,
-        op: str,
-        factor: Any = None,
-        exclusive: bool = False,
-        background: bool = False,
-    ) -> Work | None: ...
     def reduce(
         self, data: Memory, op: str, factor: Any, root: int, background: bool = False
     ) -> Work | None: ...

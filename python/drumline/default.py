@@ -271,17 +271,6 @@ def reduce(
     return group.reduce(tensor, root, op, async_op)
 
 
-def scan(
-    tensor: Any,
-    op: Op = "sum",
-    exclusive: bool = False,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-) -> Work | None:
-    """`ProcessGroup.scan`."""
-    return group_or_world(group).scan(tensor, op, exclusive, async_op)
-
-
 def broadcast(
     tensor: Any,
     src: int | None = None,

@@ -224,15 +224,6 @@ class ProcessGroup(Objects):
         handle = self._group.reduce(memory, name, factor, root, async_op)
         return _ended(handle, staging, [tensor])
 
-    @profiled("scan")
-    def scan(
-        self, tensor: Any, op: Op = "sum", exclusive: bool = False, async_op: bool = False
-    ) -> Work | None:
-        """Reduces the ``tensor`` of the ranks up to this one (``exclusive``: below it), in place."""
-        staging, (name, factor) = staging_for(tensor), operator(op)
-        handle = self._group.scan(staging.write(tensor), name, factor, exclusive, async_op)
-        return _ended(handle, staging, [tensor])
-
     @profiled("broadcast")
     def broadcast(self, tensor: Any, group_src: int, async_op: bool = False) -> Work | None:
         """Gives every rank the ``tensor`` of rank ``group_src``, in place."""

@@ -150,8 +150,8 @@ def on_a_backend_in_python(rank, world_size, directory):
     group.all_gather(every, np.array([rank]))
     assert every.tolist() == [0, 1]
     group.barrier()
-    with pytest.raises(drumline.CollectiveError, match="the backend says: .*it has no scan") as error:
-        group.scan(data)
+    with pytest.raises(drumline.CollectiveError, match="the backend says: .*it has no reduce") as error:
+        group.reduce(data, 0)
     assert error.value.cause == "backend"
     with pytest.raises(drumline.PoisonedError):
         drumline.destroy_process_group()
@@ -159,7 +159,7 @@ def on_a_backend_in_python(rank, world_size, directory):
 
 
 def test_a_backend_may_be_written_in_python():
-    names = ["all_reduce", "broadcast", "all_gather", "barrier", "scan"]
+    names = ["all_reduce", "broadcast", "all_gather", "barrier", "reduce"]
     assert [seen[:5] for seen in run(2, on_a_backend_in_python)] == [names] * 2
     for name in ("drumline", "", "auto"):
         with pytest.raises(ValueError, match="choose another name"):
