@@ -1,12 +1,17 @@
 //! How a reducing call combines the values of all ranks.
 
-use std::{fmt, marker::PhantomData, sync::Arc};
+use std::{
+    fmt,
+    marker::PhantomData,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use drumline_kernels::{Source, Target, reduce_tree_with, with_ieee_rounding};
 use drumline_schedule::tree::{Node, merges};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{Cause, DType, Element, ReduceOp, bytes::Bytes, executor::by_function};
+use crate::{Cause, DType, Element, ReduceOp, bytes::Bytes, panics::panic_text};
 
 /// How a reducing call combines the values of all ranks.
 ///
@@ -224,6 +229,21 @@ impl<T: Element> Operator<T> {
         };
         AnyOperator::Custom { dtype: T::DTYPE, name, function: Arc::new(tree) }.of_type()
     }
+}
+
+/// Combines by the caller's function. If it panics, the call fails, as it does when a peer is lost, and the peers are
+/// told.
+#[inline(never)]
+pub(crate) fn by_function(
+    name: &str,
+    function: &Tree,
+    dsts: &[Target<'_, u8>],
+    srcs: &[Source<'_, u8>],
+    merges: &[usize],
+) -> Result<(), Cause> {
+    catch_unwind(AssertUnwindSafe(|| function(dsts, srcs, merges))).map_err(|panic| {
+        Cause::Panicked { text: format!("the operator {name:?}: {}", panic_text(&*panic)) }
+    })
 }
 
 impl AnyOperator {

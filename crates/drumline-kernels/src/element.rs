@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use num_complex::Complex;
 
 use crate::kernels::Kernels;
-use crate::table::OfNumber;
+use crate::number::OfNumber;
 use crate::{Bool, DType, F8E4M3, F8E5M2};
 
 /// A Rust type that a collective can carry.

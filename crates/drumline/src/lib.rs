@@ -29,7 +29,6 @@
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
 //! | [`GroupOptions`] | groups of some of the ranks: `new_group`, `split` |
 //! | [`Work`] | a call in the background |
-//! | [`TorchSpelling`] | collectives on lists of buffers, as torch spells them |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`async_reduce`] | named tensors, reduced in any order |

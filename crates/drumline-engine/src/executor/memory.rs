@@ -1,11 +1,6 @@
 //! The buffers of one call, by the names that a schedule gives them.
 
-use std::{
-    any::Any,
-    fmt,
-    ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::{any::Any, fmt, ops::Range};
 
 use drumline_kernels::{
     Addend, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, take_over,
@@ -24,8 +19,7 @@ use crate::{
     bytes::Bytes,
     error::Cause,
     host::Host,
-    operator::{AnyOperator, Tree},
-    panics::panic_text,
+    operator::{AnyOperator, by_function},
 };
 
 /// A list of operands. Short lists need no allocation.
@@ -355,21 +349,6 @@ fn builtin(operator: Option<&AnyOperator>) -> ReduceOp {
         // `Call::problem` refuses a call that reduces without an operator, and functions work on elements as they are.
         None => unreachable!("a step combines values by an operator of the library"),
     }
-}
-
-/// Combines by the caller's function. If it panics, the call fails, as it does when a peer is lost, and the peers are
-/// told.
-#[inline(never)]
-pub(crate) fn by_function(
-    name: &str,
-    function: &Tree,
-    dsts: &[Target<'_, u8>],
-    srcs: &[Source<'_, u8>],
-    merges: &[usize],
-) -> Result<(), Cause> {
-    catch_unwind(AssertUnwindSafe(|| function(dsts, srcs, merges))).map_err(|panic| {
-        Cause::Panicked { text: format!("the operator {name:?}: {}", panic_text(&*panic)) }
-    })
 }
 
 /// Moves a block that has at least this length out of the pool, if any is needed.

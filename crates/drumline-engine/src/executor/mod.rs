@@ -37,6 +37,5 @@ pub(crate) use drive::drive;
 pub(crate) use flags::{Flags, Seat, Seats};
 pub(crate) use layout::Layout;
 pub(crate) use machine::{Awaited, Notice};
-pub(crate) use memory::by_function;
 pub use plan::Plan;
 pub(crate) use plan::Shape;
