@@ -1,11 +1,9 @@
 //! Every collective other than all-reduce, over every kind of connection, against what it should
 //! give by definition.
 
-use std::fmt::Debug;
-
 use crate::common::{everywhere, world_with};
-use drumline_group::{Collective, DType, Element, Operator, ProcessGroup, ReduceOp};
-use half::{bf16, f16};
+use drumline_group::{Collective, DType, Operator, ProcessGroup, ReduceOp};
+use half::bf16;
 
 /// What `rank` has at `index`: different everywhere, and exact in `f16`.
 fn value(rank: usize, index: usize) -> i64 {

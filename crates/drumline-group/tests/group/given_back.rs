@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::common::{everywhere, failure, world_with};
-use drumline_group::{Begun, Bool, Cause, Error, ProcessGroup, ReduceOp, WorkError};
+use drumline_group::{Begun, Cause, Error, ProcessGroup, ReduceOp, WorkError};
 
 /// Whether the buffer that came back is the one that lies at `at`, and belongs to its caller again.
 #[track_caller]

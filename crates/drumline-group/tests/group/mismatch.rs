@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::common::{everywhere, everywhere_with, failure, world_with};
 use drumline_group::{
-    Cause, Collective, Config, DType, Error, ProcessGroup, ReduceOp, driving::Ask,
+    Cause, Collective, Config, DType, Error, Operator, ProcessGroup, ReduceOp, driving::Ask,
 };
 
 #[test]
@@ -33,16 +33,23 @@ fn arguments_that_cannot_work_are_refused_and_harm_nothing() {
         let mut counts = [0, 0];
         counts[group.rank()] = 1;
         expect(group.all_to_all_v(&[1_u8], &counts, &mut [], &[0, 0]), "to itself but expects 0");
-        expect(group.torch_spelling().all_gather_list(&[1_u8], &mut [&mut one]), "1 entries");
-        expect(group.torch_spelling().gather_list(&[1_u8], &mut [&mut one], other), "1 buffers");
-        let (inputs, mut outputs) = ([&[1_u8][..]], [&mut one[..]]);
+        let bytes = |ask: Ask<'_>, len| {
+            let mut words = [0_u64; 2];
+            ask.run(&group, &mut bytemuck::bytes_of_mut(&mut words)[..len], &[])
+        };
+        let floats = || Ask::new(Collective::AllReduce, DType::F32);
+        expect(bytes(floats().by(op), 6), "no whole number of f32");
+        expect(bytes(floats(), 8), "has no operator");
+        expect(bytes(floats().by(ReduceOp::Band), 8), "f32 has no operator band");
+        expect(bytes(floats().by(Operator::premul_sum(2_i32)), 8), "is one of i32");
         expect(
-            group.torch_spelling().all_gather_coalesced(&inputs, &mut outputs),
-            "an output of 1 elements",
+            bytes(Ask::new(Collective::Broadcast, DType::U8).at(0).by(op), 8),
+            "reduces nothing",
         );
-        expect(group.torch_spelling().all_reduce_multi::<u8>(&mut [], op), "empty");
-        expect(group.torch_spelling().all_reduce_multi(&mut [&mut one, &mut two], op), "as long");
-        expect(group.torch_spelling().broadcast_multi(&mut [&mut two], 0, 1), "no buffer 1");
+        expect(bytes(Ask::new(Collective::AllGather, DType::U8), 3), "3 elements");
+        let mut words = [0_u64; 2];
+        let misaligned = &mut bytemuck::bytes_of_mut(&mut words)[1..9];
+        expect(floats().by(op).run(&group, misaligned, &[]), "begin at multiples of 4");
         expect(group.monitored_barrier(Duration::ZERO), "longer time limit");
         group.barrier().unwrap();
     });
