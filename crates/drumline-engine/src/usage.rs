@@ -51,17 +51,20 @@ impl Counter {
 /// The calls of all kinds, and whether one has failed.
 #[derive(Debug, Default)]
 pub struct Usage {
-    collectives: [Counter; Collective::ALL.len()],
+    /// By code.
+    collectives: [Counter; CODES],
     sends: Counter,
     receives: Counter,
     failed: AtomicBool,
 }
 
+/// More than the highest code of a collective. Some codes are not used.
+const CODES: usize = Collective::ALL[Collective::ALL.len() - 1].code() as usize + 1;
+
 impl Usage {
     /// The calls of one collective.
     pub fn of(&self, collective: Collective) -> &Counter {
-        // Codes begin at 1.
-        &self.collectives[usize::from(collective.code()) - 1]
+        &self.collectives[usize::from(collective.code())]
     }
 
     /// Adds a message that has arrived or left.
@@ -95,7 +98,7 @@ impl Usage {
 
     /// Every kind that was called, by the name of its function.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, Calls)> {
-        let collectives = Collective::ALL.map(Collective::name).into_iter().zip(&self.collectives);
+        let collectives = Collective::ALL.into_iter().map(|it| (it.name(), self.of(it)));
         let messages = [("send", &self.sends), ("recv", &self.receives)];
         let all = collectives.chain(messages).map(|(name, counter)| (name, counter.read()));
         all.filter(|(_, calls)| calls.ended > 0)
