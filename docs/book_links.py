@@ -1,4 +1,5 @@
-"""A preprocessor of mdBook: links to files outside of the book lead to the repository, or are plain text.
+"""A preprocessor of mdBook: links to files outside of the book lead to the repository, or are plain text; and the page
+of schedules gets all drawings that `make schedules` has made.
 
 The pages are read in the repository, too, where links such as ../crates/x/src/lib.rs work. A built book has
 only what is below docs/.
@@ -54,10 +55,19 @@ def rewrite(page: str, text: str, url: str | None) -> str:
     return "".join([*parts, LINK.sub(link, text[at:])])
 
 
+def gallery(text: str) -> str:
+    """Every drawing that the page does not show yet, in the place that it has for them."""
+    names = sorted(path.stem for path in (ROOT / "docs/schedules").glob("*.svg"))
+    others = [f"![{name}]({name}.svg)" for name in names if f"]({name}.svg)" not in text]
+    return text.replace("<!-- the other drawings -->", "\n".join(["## The other drawings", "", *others]))
+
+
 def each(items: list, url: str | None) -> None:
     for item in items:
         chapter = item.get("Chapter") if isinstance(item, dict) else None
         if chapter:
+            if chapter.get("path") == "schedules/README.md":
+                chapter["content"] = gallery(chapter["content"])
             if chapter.get("path"):
                 chapter["content"] = rewrite(chapter["path"], chapter["content"], url)
             each(chapter["sub_items"], url)
