@@ -2,7 +2,7 @@
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /drumline
 COPY . .
-RUN cargo build --release --locked -p drumline-cli -p fashion-mnist
+RUN cargo build --release --locked --no-default-features -p drumline-cli -p fashion-mnist
 
 FROM debian:bookworm-slim
 WORKDIR /drumline

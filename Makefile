@@ -11,7 +11,7 @@ PYTHON_VENV := target/python-venv
 # Before a command: nothing of the caller's environment reaches it but what builds and tests need.
 OWN := $(PYTHON) .ci/own_environment.py
 
-.PHONY: help train test prepared static rust format links lint build-tests unit check model docs python python-package python-release python-suite pytest-1 pytest-2 python-types torch-suite \
+.PHONY: help train test prepared static rust format links lint build-tests unit check features model docs python python-package python-release python-suite pytest-1 pytest-2 python-types torch-suite \
         command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv torch-versions mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
@@ -32,6 +32,7 @@ help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, links, lints, documentation, and all tests'
 	@echo 'make check      lints and unit tests of the crates that differ from the last commit'
+	@echo 'make features   check that the facade and the command build with each feature alone, and with none'
 	@echo 'make bench      measure beside MPI and gloo; writes the tables of two pages of docs'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, 1,000 kills, every resume'
 	@echo 'make fuzz       every decoder under libFuzzer, TIME=$(TIME) seconds each; ONLY=trace,url'
@@ -39,7 +40,7 @@ help:
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make vulkan     gradients of burn on a GPU, here a Vulkan that is software: ten minutes to build'
 	@echo 'make systems    what other systems say at the first build, and a build with musl'
-	@echo 'make schedules  draw docs/schedules anew'
+	@echo 'make schedules  draw every algorithm in docs/schedules'
 	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
 	@echo 'make check-pictures  open every picture in Chromium, on light and dark pages, and look for faults'
 	@echo 'make settings   make the pages of settings and of the command line anew'
@@ -66,7 +67,7 @@ help:
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
-	cargo build --release --locked -p drumline-cli -p fashion-mnist
+	cargo build --release --locked --no-default-features -p drumline-cli -p fashion-mnist
 	data=$$(sh examples/fashion-mnist/fetch-data.sh) && \
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
@@ -77,6 +78,7 @@ train:
 test prepared: export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER := $(CURDIR)/.ci/checked_rustc
 test: export EXTENSION := --workspace --all-targets
 test: export PICTURES := --workspace --all-targets $(FEATURES)
+test: export DRAW := --workspace --all-targets $(FEATURES)
 test: prepared
 	$(MAKE) --jobs=4 --output-sync=line rust python
 	if command -v "$${CHROMIUM:-chromium}" >/dev/null; then $(MAKE) check-pictures; \
@@ -121,6 +123,19 @@ CHANGED = $(shell { git diff --name-only HEAD; git ls-files --others --exclude-s
 check: format
 	$(if $(CHANGED),cargo clippy --locked $(CHANGED) --all-targets -- -D warnings)
 	$(if $(CHANGED),$(OWN) cargo test --locked $(CHANGED) --lib,@echo 'no crate differs from the last commit')
+
+# Each feature alone, none, and all. The first builds without rustls, ureq, postcard and every driver.
+OF_FACADE := objects device mpi tls etcd ndarray
+OF_COMMAND := bench color device etcd mpi objects pages tls
+features:
+	for feature in '' $(OF_FACADE); do \
+	    cargo check --locked --no-default-features -p drumline --features "$$feature" || exit 1; \
+	done
+	for feature in '' $(OF_COMMAND); do \
+	    cargo check --locked --no-default-features -p drumline-cli --features "$$feature" || exit 1; \
+	done
+	cargo check --locked -p drumline --all-features
+	cargo check --locked -p drumline-cli
 
 # The protocols around a lane, and of flags and doorbells, in every interleaving that the memory model allows.
 model:
@@ -226,15 +241,18 @@ systems:
 	CC_x86_64_unknown_linux_musl=cc cargo build --locked -p drumline-cli --target $(MUSL)
 	target/$(MUSL)/debug/drumline check
 
+# Every drawing of docs/schedules. Six are committed.
+DRAW ?= -p drumline-inspect --example draw
 schedules:
-	cargo run --locked -p drumline-inspect --example draw
+	cargo build --locked $(DRAW)
+	target/debug/examples/draw
 
 # mdBook: the one on the PATH if it is of this version, else the project's release, else built from crates.io.
 MDBOOK_VERSION := 0.5.4
 MDBOOK := target/tools/bin/mdbook
 MDBOOK_RELEASE := https://github.com/rust-lang/mdBook/releases/download/v$(MDBOOK_VERSION)/mdbook-v$(MDBOOK_VERSION)-$(shell uname -m)-unknown-linux-musl.tar.gz
 
-book: $(MDBOOK)
+book: $(MDBOOK) schedules
 	$(MDBOOK) build
 	rm -f target/book/*.py
 	$(PYTHON) docs/check_book.py target/book
@@ -271,7 +289,7 @@ predict:
 PICTURES ?= -p drumline-cli -p fashion-mnist
 DRAWN := target/pictures
 
-check-pictures: $(PYTHON_VENV)/matplotlib $(PYTHON_VENV)/playwright
+check-pictures: schedules $(PYTHON_VENV)/matplotlib $(PYTHON_VENV)/playwright
 	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory .ci
 	cargo build --locked $(PICTURES)
 	rm -rf $(DRAWN)

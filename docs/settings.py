@@ -54,7 +54,7 @@ OTHERS = {
     "TORCHELASTIC_ERROR_FILE": ("launcher, `record`", "The file in which a process says why it failed. The launcher sets it for each rank."),
     "TORCHELASTIC_ENABLE_FILE_TIMER": ("launcher", "1: it ends processes whose timers of torch expire."),
     "TORCHELASTIC_TIMER_FILE": ("launcher, and set by it", "The named pipe for these timers."),
-    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": ("launcher", "The longest wait in the kernel that cannot be interrupted, in seconds."),
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": ("launcher", "Has no effect: `--step-timeout` ends a rank that hangs."),
     "TORCHELASTIC_HEALTH_CHECK_PORT": ("launcher", "`--health-port`, where that is not given, nor by `PET_`."),
     "NOTIFY_SOCKET": ("launcher", "The service manager (systemd) that hears how the job is. Ranks do not get it."),
     "WATCHDOG_USEC": ("launcher", "The service manager wants to hear so often that the launcher lives."),

@@ -64,6 +64,13 @@ impl fmt::Debug for Error {
     }
 }
 
+/// The end of an engine of `drumline-train` that works on a device.
+impl From<Error> for drumline_train::Error {
+    fn from(error: Error) -> drumline_train::Error {
+        drumline_train::Error::Device(Arc::new(error))
+    }
+}
+
 /// Results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -41,11 +41,13 @@
 //! | `rounds.rs` | what ranks tell each other beside calls |
 //! | `ring.rs`, `staged.rs` | the windows of an all-reduce, and every other call |
 //! | `host_call.rs`, `pool.rs` | calls of the host on pinned memory, and that memory |
+//! | `async_reduce.rs` | tensors by name, in any order |
 //! | `work.rs` | the end of a call, for hosts and streams |
 
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod async_reduce;
 mod coalesced;
 mod collectives;
 mod direct;
@@ -67,6 +69,7 @@ mod watcher;
 mod work;
 
 pub use agreement::Way;
+pub use async_reduce::DeviceAsyncReduce;
 pub use drumline_device::{Device, Event, Gate, Identity, Place, Stream};
 pub use drumline_group::DType;
 pub use error::{Error, Result};

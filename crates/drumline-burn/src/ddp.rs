@@ -31,23 +31,18 @@ use crate::{
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-/// use drumline::ProcessGroup;
 /// use drumline_burn::DistributedDataParallel;
 ///
-/// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(2)? {
-///         threads.spawn(move || {
-///             let device = Device::flex().autodiff();
-///             let model = LinearConfig::new(2, 1).init(&device); // random
-///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
-///             let batch = Tensor::<2>::ones([4, 2], &device) * (1 + group.rank()) as f32;
-///             let loss = model.forward(batch).mean();
-///             let gradients = ddp.backward(loss, &model).unwrap(); // instead of loss.backward()
-///             let weight = gradients.get::<2>(model.weight.id).unwrap();
-///             assert_eq!(weight.to_data().to_vec::<f32>().unwrap(), [1.5; 2]); // of both ranks
-///         });
-///     }
-///     Ok::<_, drumline_burn::Error>(())
+/// drumline::local(2, |group| {
+///     let device = Device::flex().autodiff();
+///     let model = LinearConfig::new(2, 1).init(&device); // random
+///     let (ddp, model) = DistributedDataParallel::wrap(model, &group)?;
+///     let batch = Tensor::<2>::ones([4, 2], &device) * (1 + group.rank()) as f32;
+///     let loss = model.forward(batch).mean();
+///     let gradients = ddp.backward(loss, &model)?; // instead of loss.backward()
+///     let weight = gradients.get::<2>(model.weight.id).unwrap();
+///     assert_eq!(weight.to_data().to_vec::<f32>().unwrap(), [1.5; 2]); // of both ranks
+///     Ok(())
 /// })?;
 /// # Ok::<_, drumline_burn::Error>(())
 /// ```
@@ -279,25 +274,20 @@ impl DistributedDataParallel {
     ///
     /// ```
     /// use burn::{module::Module, nn::BatchNormConfig, tensor::{Device, Tensor}};
-    /// use drumline::ProcessGroup;
     /// use drumline_burn::{DistributedDataParallel, Error, parameters_digest};
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let norm = BatchNormConfig::new(1).init(&device);
-    ///             let (ddp, norm) = DistributedDataParallel::wrap(norm, &group).unwrap();
-    ///             let batch = Tensor::<3>::ones([2, 1, 2], &device) * group.rank() as f32;
-    ///             norm.forward(batch); // changes the running mean, on each rank to another one
-    ///             let norm = ddp.sync_buffers(norm).unwrap();
-    ///             let mut digests = [0; 2];
-    ///             group.all_gather(&[parameters_digest(&norm).unwrap()], &mut digests).unwrap();
-    ///             assert_eq!(digests[0], digests[1]);
-    ///             assert!(matches!(ddp.sync_buffers(norm.valid()), Err(Error::NotTraining)));
-    ///         });
-    ///     }
-    ///     Ok::<_, Error>(())
+    /// drumline::local(2, |group| {
+    ///     let device = Device::flex().autodiff();
+    ///     let norm = BatchNormConfig::new(1).init(&device);
+    ///     let (ddp, norm) = DistributedDataParallel::wrap(norm, &group)?;
+    ///     let batch = Tensor::<3>::ones([2, 1, 2], &device) * group.rank() as f32;
+    ///     norm.forward(batch); // changes the running mean, on each rank to another one
+    ///     let norm = ddp.sync_buffers(norm)?;
+    ///     let mut digests = [0; 2];
+    ///     group.all_gather(&[parameters_digest(&norm)?], &mut digests)?;
+    ///     assert_eq!(digests[0], digests[1]);
+    ///     assert!(matches!(ddp.sync_buffers(norm.valid()), Err(Error::NotTraining)));
+    ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline_burn::Error>(())
     /// ```
@@ -321,22 +311,17 @@ impl DistributedDataParallel {
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::Device};
-    /// use drumline::ProcessGroup;
     /// use drumline_burn::{DdpOptions, DistributedDataParallel};
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let model = LinearConfig::new(3, 2).init(&device); // random
-    ///             let options = DdpOptions::default().ignore(["bias"]);
-    ///             let (ddp, model) = DistributedDataParallel::wrap_with(model, &group, &options).unwrap();
-    ///             let mut digests = [0; 2];
-    ///             group.all_gather(&[ddp.parameters_digest(&model).unwrap()], &mut digests).unwrap();
-    ///             assert_eq!(digests[0], digests[1]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
+    /// drumline::local(2, |group| {
+    ///     let device = Device::flex().autodiff();
+    ///     let model = LinearConfig::new(3, 2).init(&device); // random
+    ///     let options = DdpOptions::default().ignore(["bias"]);
+    ///     let (ddp, model) = DistributedDataParallel::wrap_with(model, &group, &options)?;
+    ///     let mut digests = [0; 2];
+    ///     group.all_gather(&[ddp.parameters_digest(&model)?], &mut digests)?;
+    ///     assert_eq!(digests[0], digests[1]);
+    ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline_burn::Error>(())
     /// ```
@@ -357,22 +342,17 @@ impl DistributedDataParallel {
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use drumline::ProcessGroup;
     /// use drumline_burn::{DistributedDataParallel, Error};
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let model = LinearConfig::new(2, 1).init(&device); // random
-    ///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
-    ///             let again = DistributedDataParallel::wrap(model.clone(), &group);
-    ///             assert!(matches!(again, Err(Error::AlreadyWrapped { .. })));
-    ///             let model = ddp.unwrap(model);
-    ///             assert!(DistributedDataParallel::wrap(model, &group).is_ok());
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
+    /// drumline::local(2, |group| {
+    ///     let device = Device::flex().autodiff();
+    ///     let model = LinearConfig::new(2, 1).init(&device); // random
+    ///     let (ddp, model) = DistributedDataParallel::wrap(model, &group)?;
+    ///     let again = DistributedDataParallel::wrap(model.clone(), &group);
+    ///     assert!(matches!(again, Err(Error::AlreadyWrapped { .. })));
+    ///     let model = ddp.unwrap(model);
+    ///     assert!(DistributedDataParallel::wrap(model, &group).is_ok());
+    ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline_burn::Error>(())
     /// ```

@@ -151,22 +151,17 @@ impl SyncBatchNorm {
     ///
     /// ```
     /// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
-    /// use drumline::ProcessGroup;
     /// use drumline_burn::SyncBatchNorm;
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let norm = BatchNormConfig::new(1).init(&device);
-    ///             let norm = SyncBatchNorm::from_batch_norm(norm, &group);
-    ///             // One sample each, 0 and 1: alone it would become 0.
-    ///             let sample = Tensor::<2>::ones([1, 1], &device) * group.rank() as f32;
-    ///             let normalised = norm.forward(sample).unwrap().into_scalar::<f32>();
-    ///             assert!((normalised - [-1.0, 1.0][group.rank()]).abs() < 1e-3);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
+    /// drumline::local(2, |group| {
+    ///     let device = Device::flex().autodiff();
+    ///     let norm = BatchNormConfig::new(1).init(&device);
+    ///     let norm = SyncBatchNorm::from_batch_norm(norm, &group);
+    ///     // One sample each, 0 and 1: alone it would become 0.
+    ///     let sample = Tensor::<2>::ones([1, 1], &device) * group.rank() as f32;
+    ///     let normalised = norm.forward(sample)?.into_scalar::<f32>();
+    ///     assert!((normalised - [-1.0, 1.0][group.rank()]).abs() < 1e-3);
+    ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline_burn::Error>(())
     /// ```

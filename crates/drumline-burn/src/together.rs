@@ -42,24 +42,19 @@ impl DistributedDataParallel {
 ///
 /// ```
 /// use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
-/// use drumline::ProcessGroup;
 /// use drumline_burn::{DistributedDataParallel, backward_all};
 ///
-/// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(2)? {
-///         threads.spawn(move || {
-///             let device = Device::flex().autodiff();
-///             let layer = || -> Linear { LinearConfig::new(2, 2).init(&device) };
-///             let (encoders, encoder) = DistributedDataParallel::wrap(layer(), &group).unwrap();
-///             let (decoders, decoder) = DistributedDataParallel::wrap(layer(), &group).unwrap();
-///             let batch = Tensor::<2>::ones([4, 2], &device) * (1 + group.rank()) as f32;
-///             let loss = decoder.forward(encoder.forward(batch)).square().mean();
-///             let [of_encoder, of_decoder] =
-///                 backward_all(loss, [encoders.with(&encoder), decoders.with(&decoder)]).unwrap();
-///             assert_eq!((of_encoder.len(), of_decoder.len()), (2, 2));
-///         });
-///     }
-///     Ok::<_, drumline_burn::Error>(())
+/// drumline::local(2, |group| {
+///     let device = Device::flex().autodiff();
+///     let layer = || -> Linear { LinearConfig::new(2, 2).init(&device) };
+///     let (encoders, encoder) = DistributedDataParallel::wrap(layer(), &group)?;
+///     let (decoders, decoder) = DistributedDataParallel::wrap(layer(), &group)?;
+///     let batch = Tensor::<2>::ones([4, 2], &device) * (1 + group.rank()) as f32;
+///     let loss = decoder.forward(encoder.forward(batch)).square().mean();
+///     let [of_encoder, of_decoder] =
+///         backward_all(loss, [encoders.with(&encoder), decoders.with(&decoder)])?;
+///     assert_eq!((of_encoder.len(), of_decoder.len()), (2, 2));
+///     Ok(())
 /// })?;
 /// # Ok::<_, drumline_burn::Error>(())
 /// ```

@@ -36,26 +36,21 @@ use crate::{
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder, VarMap, linear};
-/// use drumline::ProcessGroup;
 /// use drumline_candle::DataParallel;
 ///
-/// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(2)? {
-///         threads.spawn(move || {
-///             let varmap = VarMap::new();
-///             let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
-///             let model = linear(2, 1, vb).unwrap(); // random
-///             let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
-///             let batch = Tensor::full(1 + group.rank() as u32, (4, 2), &Device::Cpu).unwrap();
-///             let batch = batch.to_dtype(DType::F32).unwrap();
-///             let loss = model.forward(&batch).unwrap().mean_all().unwrap();
-///             let mut gradients = loss.backward().unwrap();
-///             ddp.average(&mut gradients).unwrap();
-///             let weight = gradients.get(model.weight()).unwrap();
-///             assert_eq!(weight.to_vec2::<f32>().unwrap(), [[1.5; 2]]); // of both ranks
-///         });
-///     }
-///     Ok::<_, drumline_candle::Error>(())
+/// drumline::local(2, |group| {
+///     let varmap = VarMap::new();
+///     let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
+///     let model = linear(2, 1, vb)?; // random
+///     let mut ddp = DataParallel::wrap(&varmap, &group)?;
+///     let batch = Tensor::full(1 + group.rank() as u32, (4, 2), &Device::Cpu)?;
+///     let batch = batch.to_dtype(DType::F32)?;
+///     let loss = model.forward(&batch)?.mean_all()?;
+///     let mut gradients = loss.backward()?;
+///     ddp.average(&mut gradients)?;
+///     let weight = gradients.get(model.weight()).unwrap();
+///     assert_eq!(weight.to_vec2::<f32>()?, [[1.5; 2]]); // of both ranks
+///     Ok(())
 /// })?;
 /// # Ok::<_, drumline_candle::Error>(())
 /// ```
@@ -321,26 +316,21 @@ impl DataParallel {
     /// ```
     /// use candle_core::{DType, Device, Tensor};
     /// use candle_nn::{ModuleT, VarBuilder, VarMap, batch_norm};
-    /// use drumline::ProcessGroup;
     /// use drumline_candle::{DataParallel, variables_digest};
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let varmap = VarMap::new();
-    ///             let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
-    ///             let norm = batch_norm(1, 1e-5, vb).unwrap();
-    ///             let mut ddp = DataParallel::wrap(&varmap, &group).unwrap();
-    ///             let batch = Tensor::rand(0_f32, 1.0, (4, 1, 2), &Device::Cpu).unwrap();
-    ///             let loss = norm.forward_t(&batch, true).unwrap().mean_all().unwrap();
-    ///             ddp.backward(&loss).unwrap(); // forward has changed the running mean on each rank
-    ///             ddp.sync_buffers().unwrap();
-    ///             let mut digests = [0; 2];
-    ///             group.all_gather(&[variables_digest(&varmap).unwrap()], &mut digests).unwrap();
-    ///             assert_eq!(digests[0], digests[1]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_candle::Error>(())
+    /// drumline::local(2, |group| {
+    ///     let varmap = VarMap::new();
+    ///     let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
+    ///     let norm = batch_norm(1, 1e-5, vb)?;
+    ///     let mut ddp = DataParallel::wrap(&varmap, &group)?;
+    ///     let batch = Tensor::rand(0_f32, 1.0, (4, 1, 2), &Device::Cpu)?;
+    ///     let loss = norm.forward_t(&batch, true)?.mean_all()?;
+    ///     ddp.backward(&loss)?; // forward has changed the running mean on each rank
+    ///     ddp.sync_buffers()?;
+    ///     let mut digests = [0; 2];
+    ///     group.all_gather(&[variables_digest(&varmap)?], &mut digests)?;
+    ///     assert_eq!(digests[0], digests[1]);
+    ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline_candle::Error>(())
     /// ```

@@ -48,12 +48,8 @@ use crate::{
 ///     variables_digest(&varmap)
 /// }
 ///
-/// let ranks = ProcessGroup::local_world(2)?;
-/// let threads: Vec<_> =
-///     ranks.into_iter().map(|group| std::thread::spawn(move || train(group))).collect();
-/// let digests: Vec<_> = threads.into_iter().map(|rank| rank.join().expect("no panic")).collect();
-/// assert_eq!(digests[0].as_ref().ok(), digests[1].as_ref().ok()); // the same bits
-/// # digests.into_iter().collect::<Result<Vec<_>>>()?;
+/// let digests = drumline::local(2, |group| Ok(train(group)?))?;
+/// assert_eq!(digests[0], digests[1]); // the same bits
 /// # Ok::<(), drumline_candle::Error>(())
 /// ```
 #[doc(alias = "ZeroRedundancyOptimizer")]

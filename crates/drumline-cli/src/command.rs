@@ -2,14 +2,13 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    num::NonZeroUsize,
     os::unix::process::CommandExt,
     path::Path,
     process,
 };
 
 use clap::{CommandFactory, error::ErrorKind};
-use drumline::{Outlet, is_launched, outer_job};
+use drumline::{Outlet, outer_job};
 use drumline_launch::{
     Job, flush,
     foreign::{Program, enter},
@@ -17,12 +16,15 @@ use drumline_launch::{
     program::{self, ProgramKind},
     run,
 };
-use tracing_subscriber::EnvFilter;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
+#[cfg(feature = "bench")]
+use crate::bench;
 use crate::{
     Error, Result, check,
     cli::{self, Asked, Cli, Command, EnvArgs, FIRST, Host, Names, Refusal, TraceCommand},
-    output::{Stdout, print},
+    output::print,
     secret, trace,
 };
 
@@ -100,8 +102,21 @@ fn refuse(error: &clap::Error) -> u8 {
     u8::try_from(error.exit_code()).unwrap_or(2)
 }
 
+/// The commands that this program is built without, and why they are not there.
+const LEFT_OUT: &[(&str, &str)] = &[
+    #[cfg(not(feature = "bench"))]
+    ("bench", "this program is built without the feature `bench`"),
+    #[cfg(not(feature = "bench"))]
+    ("predict", "this program is built without the feature `bench`"),
+    #[cfg(not(feature = "pages"))]
+    ("man", "this program is built without the feature `pages`"),
+];
+
 /// What someone meant who writes `drumline train.py`, or an option of torchrun.
 fn tip(error: &clap::Error, first: &OsStr) -> Option<&'static str> {
+    if let Some((_, why)) = LEFT_OUT.iter().find(|(name, _)| first == *name) {
+        return Some(why);
+    }
     if !matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
         return None;
     }
@@ -114,13 +129,23 @@ fn tip(error: &clap::Error, first: &OsStr) -> Option<&'static str> {
     }
 }
 
+/// Whether it may have something to tell beside its output.
+fn is_logged(command: &Command) -> bool {
+    match command {
+        #[cfg(feature = "pages")]
+        Command::Man { .. } => false,
+        Command::Trace(_) | Command::KeepRanks { .. } => false,
+        _ => true,
+    }
+}
+
 fn carry_out(
     command: Command,
     names: &Names,
     arguments: impl Iterator<Item = OsString>,
     itself: Vec<OsString>,
 ) -> Result<u8> {
-    if !matches!(command, Command::Trace(_) | Command::Man { .. } | Command::KeepRanks { .. }) {
+    if is_logged(&command) {
         log_to_stderr();
     }
     match command {
@@ -134,19 +159,10 @@ fn carry_out(
         },
         Command::Env(args) => env(args, &itself),
         Command::Check { json } => check(json),
-        Command::Bench { options, .. } if is_launched() || drumline_bench::is_over_mpi() => {
-            Ok(drumline_bench::measure(&options, &mut Stdout)?)
-        }
-        Command::Bench { options, rseq } => {
-            options.prepare()?;
-            let disables_rseq = rseq.disable_rseq;
-            let job = this_command(options.ranks(), arguments, itself);
-            Ok(run(&Job { disables_rseq, torch_store: None, labels_stdout: false, ..job })?)
-        }
-        Command::Predict(options) => {
-            drumline_bench::predict(&options, &mut Stdout)?;
-            Ok(0)
-        }
+        #[cfg(feature = "bench")]
+        Command::Bench { options, rseq } => bench::measure(&options, rseq, arguments, itself),
+        #[cfg(feature = "bench")]
+        Command::Predict(options) => bench::predict(&options),
         Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Page { dir, out }) => trace::page(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),
@@ -155,6 +171,7 @@ fn carry_out(
             print(&format!("{} has a new secret: copy it to every host\n", file.display()))?;
             Ok(0)
         }
+        #[cfg(feature = "pages")]
         Command::Man { command } => match cli::manual(command.as_deref()).map_err(Error::Print)? {
             Some(page) => print(&page).map(|()| 0),
             None => Ok(refuse(&cli::refusal("man", "there is no such command"))),
@@ -237,44 +254,16 @@ fn python(itself: &[OsString]) -> OsString {
     program::python(std::env::var_os("PYTHON_EXEC"), neighbour.as_deref())
 }
 
-/// A job whose ranks run this same command line.
-fn this_command(
-    ranks: NonZeroUsize,
-    arguments: impl Iterator<Item = OsString>,
-    itself: Vec<OsString>,
-) -> Job {
-    let mut program = itself.iter().cloned();
-    let first = program.next().unwrap_or_else(|| "/proc/self/exe".into());
-    let arguments = program.chain(arguments).collect();
-    Job { arguments, relaunch: itself, ..Job::new(first, ranks) }
-}
-
 /// Logs what `RUST_LOG` selects; warnings if it is not set.
 fn log_to_stderr() {
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    // The process of another program may have a log already.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let wanted = std::env::var("RUST_LOG").ok().filter(|wanted| !wanted.is_empty());
+    let targets = wanted.and_then(|wanted| wanted.parse().ok());
+    let targets = targets.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    let to_stderr = tracing_subscriber::fmt::layer()
         .with_writer(drumline::stderr)
         .with_ansi(Outlet::stderr().is_terminal() && !is_plain)
-        .log_internal_errors(false)
-        .try_init();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// In Python /proc/self/exe is the interpreter.
-    #[test]
-    fn ranks_run_this_command_also_in_the_process_of_another_program() {
-        let arguments = || ["bench", "-b", "8"].map(OsString::from).into_iter();
-        let job = this_command(NonZeroUsize::MIN, arguments(), Vec::new());
-        assert_eq!((job.program, job.arguments), ("/proc/self/exe".into(), arguments().collect()));
-        let python = ["python3", "-m", "drumline"].map(OsString::from);
-        let job = this_command(NonZeroUsize::MIN, arguments(), python.clone().into());
-        assert_eq!((job.program, &job.relaunch[..]), ("python3".into(), &python[..]));
-        assert_eq!(job.arguments, ["-m", "drumline", "bench", "-b", "8"]);
-    }
+        .log_internal_errors(false);
+    // The process of another program may have a log already.
+    let _ = tracing_subscriber::registry().with(to_stderr).with(targets).try_init();
 }

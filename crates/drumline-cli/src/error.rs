@@ -24,6 +24,7 @@ pub enum Error {
     Launch(#[from] drumline_launch::Error),
 
     /// `drumline bench` or `drumline predict` has failed.
+    #[cfg(feature = "bench")]
     #[error(transparent)]
     Bench(#[from] drumline_bench::Error),
 
@@ -74,6 +75,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Launch(error) => error.exit_code(),
+            #[cfg(feature = "bench")]
             Error::Bench(error) => error.exit_code(),
             Error::Check(_) => 2,
             Error::Trace(_)

@@ -12,6 +12,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "bench")]
+mod bench;
 mod check;
 mod cli;
 mod command;

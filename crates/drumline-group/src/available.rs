@@ -2,21 +2,9 @@
 
 use std::{env, path::Path};
 
-use drumline_mpi::Mpi;
+use crate::{Config, Error, Result, backend::mpi};
 
-use crate::{Config, Error, Result};
-
-/// Whether process groups are available: always. (torch can be built without them.)
-///
-/// ```
-/// # use drumline_group as drumline;
-/// assert!(drumline::is_available());
-/// ```
-pub const fn is_available() -> bool {
-    true
-}
-
-/// Whether an MPI library is found ([`Config::mpi_library`](crate::Config::mpi_library) says where it is looked
+/// Whether this program is built with the feature `mpi`, and an MPI library is found ([`Config::mpi_library`](crate::Config::mpi_library) says where it is looked
 /// for). The library is loaded then, and not started.
 ///
 /// ```
@@ -27,7 +15,7 @@ pub const fn is_available() -> bool {
 /// ```
 pub fn is_mpi_available() -> bool {
     let library = env::var_os("DRUMLINE_MPI_LIBRARY").filter(|path| !path.is_empty());
-    Mpi::load(library.as_deref().map(Path::new)).is_ok()
+    mpi::describe(library.as_deref().map(Path::new)).is_ok()
 }
 
 /// Which MPI library the backend `mpi` would load, in words: its version, its ABI and its path. Loads it, and starts
@@ -49,31 +37,10 @@ pub fn is_mpi_available() -> bool {
 ///
 /// [`Error::InvalidSetting`] lists what was tried, and says what to install.
 pub fn describe_mpi(config: &Config) -> Result<String> {
-    let mpi = Mpi::load(config.mpi_library.as_deref()).map_err(|error| Error::InvalidSetting {
+    mpi::describe(config.mpi_library.as_deref()).map_err(|problem| Error::InvalidSetting {
         setting: "mpi_library (DRUMLINE_MPI_LIBRARY)".to_owned(),
-        problem: error.to_string(),
-    })?;
-    Ok(mpi.about().to_string())
-}
-
-/// Whether collectives can go through NCCL, for memory of GPUs. They cannot.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// assert!(!drumline::is_nccl_available());
-/// ```
-pub const fn is_nccl_available() -> bool {
-    false
-}
-
-/// Whether collectives can go through gloo. They cannot: Drumline takes its place.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// assert!(!drumline::is_gloo_available());
-/// ```
-pub const fn is_gloo_available() -> bool {
-    false
+        problem,
+    })
 }
 
 /// Whether `torchrun` started this process: `TORCHELASTIC_RUN_ID` is set. See

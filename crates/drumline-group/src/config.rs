@@ -13,7 +13,7 @@ use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 use drumline_engine::{Settings, deadline};
 use drumline_schedule::{Rounding, SumOrder};
 use drumline_store::{
-    auth::{Level, Secret},
+    auth::{Level, NoLevel, Secret},
     store::BYTES_MAX,
 };
 
@@ -157,8 +157,8 @@ pub struct Config {
     pub secret: Option<Secret>,
 
     /// How TCP connections of the job are protected once both ends have proven that they know the secret
-    /// ([`Level`]); the same on all ranks. `DRUMLINE_SECURITY`: `auth` (unless set), `integrity` or `tls`.
-    /// For `integrity` and `tls` a secret must be set. The level does not apply to Unix sockets and shared
+    /// ([`Level`]); the same on all ranks. `DRUMLINE_SECURITY`: `auth` (unless set) or `tls`.
+    /// For `tls` a secret must be set. The level does not apply to Unix sockets and shared
     /// memory: the kernel keeps other users out of those.
     pub security: Level,
 
@@ -243,16 +243,6 @@ impl Config {
 
     /// How many addresses or interfaces are named to listen on; 1 if none is named. With the same number of
     /// [`streams`](Config#structfield.streams), the data uses all of them.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::Config;
-    ///
-    /// let config = Config::default().socket_ifname("eth0,eth1");
-    /// let streams = config.named_interfaces();
-    /// assert_eq!((streams, config.streams(streams).streams), (2, 2));
-    /// assert_eq!(Config::default().named_interfaces(), 1);
-    /// ```
     pub fn named_interfaces(&self) -> usize {
         let names = match &self.socket_ifname {
             Some(names) if !names.starts_with('^') => names.split(',').count(),
@@ -380,9 +370,10 @@ impl Config {
             config.debug = level.map_err(|_| invalid(name, &text, "off, info or detail"))?;
         }
         if let Some(text) = variable("DRUMLINE_SECURITY") {
-            let level = text.parse();
-            config.security =
-                level.map_err(|_| invalid("DRUMLINE_SECURITY", &text, "auth, integrity or tls"))?;
+            config.security = text.parse().map_err(|problem: NoLevel| Error::InvalidSetting {
+                setting: "DRUMLINE_SECURITY".to_owned(),
+                problem: format!("{text:?}: {problem}"),
+            })?;
         }
         for (name, setting) in [
             ("DRUMLINE_UNIX_SOCKETS", &mut config.unix_sockets),

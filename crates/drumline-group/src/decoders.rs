@@ -9,16 +9,15 @@ use drumline_engine::{
     membership::{GlobalRanks, Membership},
     start_up::{card::Card, mesh},
 };
+#[cfg(feature = "objects")]
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{
-    Config, board,
-    group::objects::{
-        call::Call,
-        description::{decode, encode, encode_for_anyone},
-    },
-    rendezvous::file,
+#[cfg(feature = "objects")]
+use crate::group::objects::{
+    call::Call,
+    description::{decode, encode, encode_for_anyone},
 };
+use crate::{Config, board, rendezvous::file};
 
 /// Decodes the card of a rank and encodes it again.
 pub fn card(text: &[u8]) -> Option<String> {
@@ -63,6 +62,7 @@ pub fn settings(variable: impl Fn(&str) -> Option<String>) -> crate::Result<Conf
 }
 
 /// An object of another rank, and its description as encoded here.
+#[cfg(feature = "objects")]
 pub fn object<T: Serialize + DeserializeOwned>(
     bytes: &[u8],
 ) -> crate::Result<(T, Option<Vec<u8>>)> {
@@ -77,6 +77,7 @@ pub fn object<T: Serialize + DeserializeOwned>(
 /// # Errors
 ///
 /// The object cannot be described.
+#[cfg(feature = "objects")]
 pub fn describe<T: Serialize + DeserializeOwned>(object: &T) -> Result<Vec<u8>, String> {
     encode::<T, T>(object)
 }
@@ -86,6 +87,7 @@ pub fn describe<T: Serialize + DeserializeOwned>(object: &T) -> Result<Vec<u8>, 
 /// # Errors
 ///
 /// The object cannot be described.
+#[cfg(feature = "objects")]
 pub fn describe_for_anyone<T: Serialize>(object: &T) -> Result<Vec<u8>, String> {
     encode_for_anyone(object)
 }

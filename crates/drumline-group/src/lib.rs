@@ -30,10 +30,7 @@ mod transport;
 mod work;
 
 pub use addresses::{describe_addresses, own_addresses};
-pub use available::{
-    describe_mpi, is_available, is_gloo_available, is_mpi_available, is_nccl_available,
-    is_torchelastic_launched,
-};
+pub use available::{describe_mpi, is_mpi_available, is_torchelastic_launched};
 pub use backend::register_backend;
 pub use config::{Config, DebugLevel};
 #[doc(hidden)]

@@ -52,6 +52,7 @@
 
 pub(crate) mod file;
 mod meeting;
+#[cfg(feature = "mpi")]
 mod mpi;
 mod place;
 mod plan;

@@ -469,11 +469,6 @@ impl Ended {
         }
     }
 
-    /// Whether a worker hung in a way in which it would hang again.
-    pub(crate) fn would_hang_again(&self) -> bool {
-        self.fates.iter().filter_map(|fate| fate.hung.as_ref()).any(|hung| hung.is_final)
-    }
-
     /// How the worker ended that failed first.
     pub(crate) fn first_failure(&self) -> Option<Ending> {
         self.supervisor.failure()

@@ -50,14 +50,6 @@ impl Ending {
     /// A rank that loses a peer exits with an error or aborts. It does not access a bad address, and
     /// the kernel does not kill it. So when several ranks end at about the same time, such an ending is
     /// the likelier origin.
-    ///
-    /// ```
-    /// use drumline_launch::Ending;
-    ///
-    /// let by = |number| Ending::Signal { number, core_dumped: false };
-    /// assert!(by(11).is_never_a_reaction()); // SIGSEGV
-    /// assert!(!by(6).is_never_a_reaction()); // SIGABRT: its peer may have gone before
-    /// ```
     pub fn is_never_a_reaction(self) -> bool {
         matches!(self, Ending::Signal { number, .. } if is_never_a_reaction(number))
     }

@@ -168,9 +168,6 @@ pub(crate) fn no_restart(next: Next) -> Option<String> {
         Next::End(NoRestart::Code(code)) => {
             format!("exit code {code} says that another start would end in the same way")
         }
-        Next::End(NoRestart::HungInKernel) => {
-            "what a thread waits for in the kernel is as broken after another start".into()
-        }
         Next::End(NoRestart::NoStep(worlds)) => {
             format!("it has failed {worlds} times in a row before its first step")
         }
@@ -395,7 +392,6 @@ mod tests {
             signal: Signal::KILL,
             how: "it sleeps".into(),
             details: vec!["rank 1: train (101): waits in nanosleep".into()],
-            is_final: false,
         });
         ranks[1].waits = vec!["train (101): waits in exit".into()];
         assert_eq!(

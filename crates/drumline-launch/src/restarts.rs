@@ -89,8 +89,6 @@ pub enum NoRestart {
     Code(i32),
     /// This many worlds in a row ended before their first step.
     NoStep(u32),
-    /// A worker hung in the kernel, and would again.
-    HungInKernel,
     /// This many worlds in a row lost a host before their first step.
     HostsLost(u32),
 }
@@ -144,28 +142,8 @@ impl RestartBudget {
         self.used
     }
 
-    /// What follows when a worker has hung in the kernel: the job ends.
-    pub fn end(&self) -> Next {
-        Next::End(match self.restarts.max {
-            0 => NoRestart::UsedUp(0),
-            _ => NoRestart::HungInKernel,
-        })
-    }
-
     /// Whether another world may follow one that has lost a host, which costs no restart. Of that world it takes how long
     /// it ran, and whether it made a step.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use drumline_launch::{NoRestart, RestartBudget, Restarts};
-    ///
-    /// let mut budget = RestartBudget::new(Restarts::default());
-    /// for _ in 1..10 {
-    ///     assert_eq!(budget.after_loss(Duration::from_secs(3), false), Ok(()));
-    /// }
-    /// assert_eq!(budget.after_loss(Duration::from_secs(3), false), Err(NoRestart::HostsLost(10)));
-    /// ```
     ///
     /// # Errors
     ///

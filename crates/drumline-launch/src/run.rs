@@ -107,10 +107,7 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
             (Verdict::Failed { .. }, Some(ending)) => ending,
         };
         let world = EndedWorld { ending, lived: ended.lived, stepped: ended.stepped };
-        let next = match ended.would_hang_again() {
-            true => budget.end(),
-            false => budget.after(world),
-        };
+        let next = budget.after(world);
         let pause = match next {
             Next::Restart(pause) if goes_on => pause,
             _ => {

@@ -337,17 +337,6 @@ impl Supervisor {
     }
 
     /// Only the first `workers` have been started, and the others never will be.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use drumline_launch::supervisor::{Event, Policy, Signal, Supervisor, Verdict};
-    ///
-    /// let mut supervisor = Supervisor::new(1000, Policy::default());
-    /// supervisor.handle(Duration::ZERO, Event::End(Signal::TERM));
-    /// supervisor.limit(0);
-    /// assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::TERM)));
-    /// ```
     pub fn limit(&mut self, workers: usize) {
         self.workers.truncate(workers);
     }

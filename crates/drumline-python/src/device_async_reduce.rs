@@ -7,8 +7,7 @@ use std::{
 };
 
 use drumline::{
-    async_reduce::DeviceAsyncReduce as Core,
-    device::{CudaDevice, DeviceOptions},
+    device::{CudaDevice, DeviceAsyncReduce as Core, DeviceOptions},
     train::Result,
 };
 use pyo3::prelude::*;
@@ -63,7 +62,7 @@ impl DeviceAsyncReduce {
         let (group, device, place) = (group.get()?, open(ordinal, library)?, fused.slice.place);
         let of_core = Arc::new(device.clone());
         let core = signals::run_beside(py, move || {
-            registry.freeze_on(&group, of_core, &on, &options, |_| Ok(place))
+            Core::new(registry, &group, of_core, &on, &options, |_| Ok(place))
         })?;
         Ok(DeviceAsyncReduce {
             core: Exclusive::new(core),

@@ -103,7 +103,10 @@ impl Raise for train::Error {
         let text = in_python(self.to_string());
         match self {
             train::Error::Group(error) => error.raise(),
-            train::Error::Device(error) => error.raise(),
+            train::Error::Device(error) => match error.downcast_ref::<device::Error>() {
+                Some(error) => error.clone().raise(),
+                None => DrumlineError::new_err(text),
+            },
             train::Error::InvalidArgument { .. } => PyValueError::new_err(text),
             train::Error::NotBrought { by: Some(failure), .. } => {
                 told(text, &Error::Collective(failure))

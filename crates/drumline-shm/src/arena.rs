@@ -299,19 +299,6 @@ impl<T: Element> Registered<T> {
 
     /// Has `unpin` run before a part of this buffer is [detached](Arena::detach), unless what this returns is
     /// dropped first. For drivers of devices that have pinned the buffer's pages. `unpin` must not use the arena.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # use std::sync::mpsc;
-    /// # let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 })?;
-    /// let buffer = own.arena().allocate::<f32>(3)?;
-    /// let (told, hears) = mpsc::channel();
-    /// let guard = buffer.before_detach(move || told.send("unpin").unwrap());
-    /// own.arena().detach(&buffer)?;
-    /// assert_eq!(hears.try_recv(), Ok("unpin"));
-    /// assert!(!guard.cancel()); // it has run
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     pub fn before_detach(&self, unpin: impl FnOnce() + Send + 'static) -> BeforeDetach {
         let mut pages = self.arena.0.pages();
         let number = pages.next;

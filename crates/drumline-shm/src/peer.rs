@@ -93,16 +93,6 @@ impl PeerSegment {
 
     /// Whether the peer has [failed](crate::Segment::fail), and does not complete the call with this number. Ask after a post of this rank: then a peer that fails later
     /// sees that post.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    /// # let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-    /// # let peer = PeerSegment::map(own.handles()?)?;
-    /// assert!(!peer.has_failed(7));
-    /// own.fail(7);
-    /// assert!(peer.has_failed(7) && peer.has_failed(8) && !peer.has_failed(6));
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     #[inline]
     pub fn has_failed(&self, call: u64) -> bool {
         self.mapping.flags().has_failed(call)
@@ -186,18 +176,6 @@ impl PeerSegment {
     }
 
     /// Bytes of the peer's arena, for a device that copies them. The window keeps them mapped.
-    ///
-    /// ```
-    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
-    /// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 })?;
-    /// let peer = PeerSegment::map(own.handles()?)?;
-    /// let mut buffer = own.arena().allocate::<u8>(3)?;
-    /// buffer.copy_from_slice(&[1, 2, 3]);
-    /// let window = peer.window(own.arena().offset_of(&buffer).unwrap(), 3)?;
-    /// drop(peer);
-    /// assert_eq!(window.to_vec(1..3)?, [2, 3]);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

@@ -41,8 +41,7 @@
 //!
 //! After the handshake, the [`Level`] decides how the connection is protected. Both ends must have the same
 //! level. At `auth` the connection is neither encrypted nor signed: someone who can change packets on the
-//! wire can still take it over. At `integrity` both ends derive keys from the secret and both hellos, and
-//! seal every block ([`secured`](crate::secured)). At `tls` both ends agree on keys by TLS 1.3, between the
+//! wire can still take it over. At `tls` both ends agree on keys by TLS 1.3 ([`secured`](crate::secured)), between the
 //! hellos and the proofs. The proofs then go through TLS and also cover a value that TLS exports from its
 //! keys. So nobody can stand in the middle of two TLS connections.
 

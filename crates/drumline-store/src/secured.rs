@@ -1,55 +1,31 @@
-//! Streams whose bytes nobody can change unnoticed. They are what a [`Level`](crate::auth::Level) above
-//! `auth` puts between a connection and its user. This module has no sockets: it wraps any non-blocking
-//! stream.
+//! Streams whose bytes nobody can change unnoticed. They are what the [`Level`](crate::auth::Level) `tls`
+//! puts between a connection and its user. This module has no sockets: it wraps any non-blocking stream.
 
-mod blocks;
-mod seal;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "secured/without_tls.rs"]
 mod tls;
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
-pub use self::seal::BLOCK_BYTES;
-pub(crate) use self::{
-    blocks::Blocks,
-    tls::{Tls, answerer, caller},
-};
+pub(crate) use self::tls::{Tls, answerer, caller};
+
+/// The most bytes of the user that a layer seals at a time.
+pub const BLOCK_BYTES: usize = 64 << 10;
 
 /// What protects a stream. The handshake makes it.
 #[derive(Debug)]
 pub struct Layer {
-    kind: Kind,
-    /// Whether a write may return before all of its bytes are in the stream.
+    tls: Box<Tls>,
+    /// Whether a write may return before all of its bytes are in the stream. So for a control connection, where a
+    /// message is taken whole, or not at all. See [`Secured`].
     takes_at_once: bool,
 }
 
-#[derive(Debug)]
-enum Kind {
-    Blocks(Box<Blocks>),
-    Tls(Box<Tls>),
-}
-
-/// Calls a method on either kind of layer.
-macro_rules! either {
-    ($layer:expr, $inner:ident => $call:expr) => {
-        match &mut $layer.kind {
-            Kind::Blocks($inner) => $call,
-            Kind::Tls($inner) => $call,
-        }
-    };
-}
-
 impl Layer {
-    pub(crate) fn blocks(blocks: Blocks) -> Layer {
-        Layer { kind: Kind::Blocks(Box::new(blocks)), takes_at_once: false }
-    }
-
-    pub(crate) fn tls(tls: Tls) -> Layer {
-        Layer { kind: Kind::Tls(Box::new(tls)), takes_at_once: false }
-    }
-
-    /// The layer for a control connection: a message is taken whole, or not at all. See [`Secured`].
-    pub(crate) fn that_takes_at_once(self) -> Layer {
-        Layer { takes_at_once: true, ..self }
+    pub(crate) fn new(tls: Tls, takes_at_once: bool) -> Layer {
+        Layer { tls: Box::new(tls), takes_at_once }
     }
 }
 
@@ -84,18 +60,12 @@ impl<S> Secured<S> {
 
     /// Whether there are bytes to read that have left the stream already. Only a read shows them.
     pub fn holds_input(&self) -> bool {
-        match &self.layer.kind {
-            Kind::Blocks(blocks) => blocks.holds_input(),
-            Kind::Tls(tls) => tls.holds_input(),
-        }
+        self.layer.tls.holds_input()
     }
 
     /// Whether sealed bytes wait for the stream. A flush moves them.
     pub fn holds_output(&self) -> bool {
-        match &self.layer.kind {
-            Kind::Blocks(blocks) => blocks.holds_output(),
-            Kind::Tls(tls) => tls.holds_output(),
-        }
+        self.layer.tls.holds_output()
     }
 
     /// Whether [`Secured::end`] was called and all bytes are out.
@@ -110,7 +80,7 @@ impl<S: Read + Write> Secured<S> {
     pub fn end(&mut self) -> io::Result<()> {
         if !self.ends {
             self.ends = true;
-            either!(self.layer, layer => layer.seal_end())?;
+            self.layer.tls.seal_end();
         }
         match self.flush() {
             // The rest follows later.
@@ -131,7 +101,12 @@ impl<S: Read + Write> Secured<S> {
         if self.owed > 0 {
             return Ok(std::mem::take(&mut self.owed).min(length));
         }
-        let taken = either!(self.layer, layer => layer.seal(parts))?;
+        let mut taken = 0;
+        for part in parts {
+            let part = &part[..part.len().min(BLOCK_BYTES - taken)];
+            self.layer.tls.seal(part)?;
+            taken += part.len();
+        }
         self.owed = if self.layer.takes_at_once { 0 } else { taken };
         match self.flush() {
             Err(error) if error.kind() == ErrorKind::WouldBlock && self.layer.takes_at_once => {}
@@ -149,10 +124,10 @@ impl<S: Read + Write> Read for Secured<S> {
             let _ = self.flush();
         }
         loop {
-            if let Some(count) = either!(self.layer, layer => layer.open(bytes))? {
+            if let Some(count) = self.layer.tls.open(bytes)? {
                 return Ok(count);
             }
-            if either!(self.layer, layer => layer.pull(&mut self.stream))? == 0 {
+            if self.layer.tls.pull(&mut self.stream)? == 0 {
                 // A killed process leaves this, or someone who has cut the connection.
                 let problem = "it was cut off without the word that ends it";
                 return Err(io::Error::new(ErrorKind::ConnectionReset, problem));
@@ -178,7 +153,7 @@ impl<S: Read + Write> Write for Secured<S> {
     /// Moves sealed bytes into the stream.
     fn flush(&mut self) -> io::Result<()> {
         if self.holds_output() {
-            either!(self.layer, layer => layer.push(&mut self.stream))?;
+            self.layer.tls.push(&mut self.stream)?;
         }
         Ok(())
     }

@@ -245,23 +245,6 @@ impl Operation {
 
 impl Summary {
     /// The summary of the calls with this name.
-    ///
-    /// ```
-    /// # use drumline::{Config, ProcessGroup, trace::Trace};
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// # let dir = directory.path().join("trace");
-    /// # let config = Config::default().trace(Trace::to(&dir));
-    /// # for group in ProcessGroup::local_world_with(1, &config)? {
-    /// #     for _ in 0..3 {
-    /// #         group.broadcast(&mut [0_u8; 100], 0)?;
-    /// #     }
-    /// #     group.destroy()?;
-    /// # }
-    /// let summary = drumline::trace::summarize(&dir)?;
-    /// assert_eq!(summary.operation("broadcast").map(|it| it.calls), Some(3));
-    /// assert!(summary.operation("all_reduce").is_none());
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn operation(&self, name: &str) -> Option<&OperationSummary> {
         self.operations.iter().find(|operation| operation.name == name)
     }

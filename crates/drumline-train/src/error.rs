@@ -28,9 +28,18 @@ pub enum Error {
     #[error(transparent)]
     Group(#[from] drumline_group::Error),
 
-    /// A call on a device failed.
+    /// A call on a device failed: an error of `drumline::device`, whose crate is above this one.
     #[error(transparent)]
-    Device(#[from] drumline_accel::Error),
+    Device(Arc<dyn std::error::Error + Send + Sync>),
+
+    /// A rank of [`local`](crate::local()) has failed.
+    #[error("rank {rank}: {error}")]
+    Rank {
+        /// The rank that failed first.
+        rank: usize,
+        /// Its error.
+        error: Arc<dyn std::error::Error + Send + Sync>,
+    },
 
     /// The caller's argument cannot be used. Nothing was sent to any peer.
     #[error("{}", in_section("argument", format!("{operation}: {problem}")))]

@@ -76,13 +76,6 @@ impl Failure {
     }
 
     /// All that the file says.
-    ///
-    /// ```
-    /// use drumline_train::error_file::Failure;
-    ///
-    /// let failure = Failure::now("no data", "at main");
-    /// assert_eq!(failure.json()["message"]["message"], "no data");
-    /// ```
     pub fn json(&self) -> &Map<String, Value> {
         &self.json
     }

@@ -8,6 +8,7 @@
 //! | [`checkpoint`] | named tensors in files that are written atomically |
 //! | [`step()`] | tells the launcher which step a rank begins |
 //! | [`record()`] | tells the launcher why a rank fails |
+//! | [`local()`] | runs ranks in threads of this program, for tests and examples |
 //! | [`spawn()`] | runs ranks in processes of this program, without a launcher |
 
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod ddp;
 mod error;
 #[doc(hidden)]
 pub mod error_file;
+mod local;
 #[doc(hidden)]
 pub mod outer_job;
 mod record;
@@ -29,6 +31,7 @@ mod spawn;
 pub mod steps;
 
 pub use error::{Error, Result};
+pub use local::{local, local_with};
 pub use record::{record, record_panics};
 pub use spawn::{Processes, Spawn, SpawnError, spawn};
 pub use steps::{Step, step};

@@ -25,7 +25,7 @@ use std::{
 use drumline::{
     Begun, Config, ProcessGroup, ReduceOp, RegisteredBuffer,
     async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
-    init_process_group, is_launched,
+    init_process_group, is_launched, local,
 };
 
 const TENSORS: usize = 46;
@@ -41,13 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let group = init_process_group("env://", &Config::from_env()?)?;
         return Ok(measure(group, settings)?);
     }
-    let ranks: Vec<_> = ProcessGroup::local_world(2)?
-        .into_iter()
-        .map(|group| std::thread::spawn(move || measure(group, settings)))
-        .collect();
-    for rank in ranks {
-        rank.join().map_err(|_| "a rank panicked")??;
-    }
+    local(2, |group| Ok(measure(group, settings)?))?;
     Ok(())
 }
 

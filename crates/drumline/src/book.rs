@@ -18,6 +18,7 @@ struct WritingBackends;
 #[doc = include_str!("../../../docs/guides/adapters.md")]
 struct Adapters;
 
+#[cfg(feature = "device")]
 #[doc = include_str!("../../../docs/guides/devices.md")]
 struct Devices;
 

@@ -38,6 +38,7 @@
 //! | [`store`] | the key-value stores through which they meet |
 //! | [`step()`] | tells the launcher which step a rank begins |
 //! | [`record()`] | tells the launcher why a rank fails: its panic or its error |
+//! | [`local()`] | runs ranks in threads of this program, for tests and examples |
 //! | [`spawn()`] | runs ranks in processes of this program, without a launcher |
 //! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
 //! | [`metrics_text`] | number, bytes and time of the calls of each kind, in Prometheus' format |
@@ -45,6 +46,19 @@
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`backend`] | what carries a group's calls, and how to add a backend of your own |
 //! | [`Config`] | every setting |
+//!
+//! # Features
+//!
+//! | feature | what a program has with it |
+//! |---|---|
+//! | `objects` (on) | calls and messages with objects of any type that serde knows, as `all_gather_object` |
+//! | `device` | the module `device`: collectives on the memory of GPUs, over CUDA, HIP and NCCL |
+//! | `mpi` | the backend `mpi`, and `mpi://` |
+//! | `tls` | the level `tls` of [`Config::security`] |
+//! | `etcd` | stores in etcd, and `tls` |
+//! | `ndarray` | `views` |
+//!
+//! What asks for a part that is not built gets an error that names the feature.
 //!
 //! Users of `torch.distributed` find its names beside ours in `docs/reference`.
 //!
@@ -62,11 +76,12 @@
 //!
 //! # What it does not do yet
 //!
-//! - No GPU has run [`device`], and there are no GPU kernels.
+//! - No GPU has run `device`, and there are no GPU kernels.
 //! - Data between hosts is encrypted only on request ([`Config::security`]).
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "device")]
 pub mod device;
 #[cfg(feature = "ndarray")]
 pub mod views;
@@ -77,9 +92,9 @@ pub use drumline_group::{
     PriceList, PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result,
     Rounding, SumOrder, Work, WorkError, WorkFuture, auth, backend, bf16, connect_members,
     default_group, describe_addresses, describe_mpi, f16, init_process_group, init_with_store,
-    interruptible, is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
-    is_nccl_available, is_torchelastic_launched, metrics_text, own_addresses, register_backend,
-    register_rendezvous_handler, rendezvous, store, trace,
+    interruptible, is_initialized, is_launched, is_mpi_available, is_torchelastic_launched,
+    metrics_text, own_addresses, register_backend, register_rendezvous_handler, rendezvous, store,
+    trace,
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline, driving, free_port, interface_with, site};
@@ -93,8 +108,8 @@ pub use drumline_trace::{ERASE, Outlet, write_all};
 pub use drumline_trace::{Stderr, stderr};
 pub use drumline_train as train;
 pub use drumline_train::{
-    Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, record, record_panics,
-    sampler, spawn, step,
+    Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, local, local_with, record,
+    record_panics, sampler, spawn, step,
 };
 #[doc(hidden)]
 pub use drumline_train::{blame, error_file, outer_job, steps};

@@ -34,7 +34,8 @@ use drumline::{
 use drumline_burn::{DdpOptions, DistributedDataParallel, checkpoint::Checkpoints};
 use fashion_mnist::{data::DataSet, history::Epoch, plot};
 use indicatif::HumanCount;
-use tracing_subscriber::EnvFilter;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
     model::Classifier,
@@ -118,11 +119,12 @@ impl Options {
 fn main() -> ExitCode {
     let options = Options::parse();
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
+    let wanted = std::env::var("RUST_LOG").ok().and_then(|wanted| wanted.parse().ok());
+    let wanted = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    let to_stderr = tracing_subscriber::fmt::layer()
         .with_writer(drumline::stderr)
-        .with_ansi(io::stderr().is_terminal() && !is_plain)
-        .init();
+        .with_ansi(io::stderr().is_terminal() && !is_plain);
+    tracing_subscriber::registry().with(to_stderr).with(wanted).init();
     match train_together(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use drumline::{
     Config, DType, ReduceOp,
     async_reduce::{AsyncReduceOptions, TensorRegistry},
-    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
+    device::{Device, DeviceAsyncReduce, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
     init_process_group,
 };
 
@@ -46,7 +46,8 @@ pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
         registry.register::<f32>(name, bytes / 4)?;
     }
     let mut fused = None;
-    let mut reduce = registry.freeze_on(
+    let mut reduce = DeviceAsyncReduce::new(
+        registry,
         &group,
         Arc::new(device.clone()),
         &DeviceOptions::default(),

@@ -2,22 +2,18 @@
 //! process of rank 0. All data between ranks passes through the hub.
 //!
 //! ```
-//! use drumline::{Config, ProcessGroup, ReduceOp};
+//! use drumline::{Config, ReduceOp};
 //!
 //! hub_backend::register()?;
 //! let config = Config::default().backend("hub");
-//! std::thread::scope(|threads| {
-//!     for group in ProcessGroup::local_world_with(3, &config)? {
-//!         threads.spawn(move || {
-//!             let mut data = [group.rank() as f32, 1.0];
-//!             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-//!             assert_eq!(data, [3.0, 3.0]);
-//!             group.destroy().unwrap();
-//!         });
-//!     }
-//!     Ok::<_, drumline::Error>(())
+//! drumline::local_with(3, &config, |group| {
+//!     let mut data = [group.rank() as f32, 1.0];
+//!     group.all_reduce(&mut data, ReduceOp::Sum)?;
+//!     assert_eq!(data, [3.0, 3.0]);
+//!     group.destroy()?;
+//!     Ok(())
 //! })?;
-//! # Ok::<_, drumline::Error>(())
+//! # Ok::<_, drumline::train::Error>(())
 //! ```
 //!
 //! `hub` is the switch, `wire` has its frames, and this file is a rank's end: a thread sorts frames from

@@ -18,24 +18,19 @@ use crate::{
 ///
 /// ```
 /// use burn::{nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::{Device, Tensor}};
-/// use drumline::ProcessGroup;
 /// use drumline_burn::{ShardedOptimizer, clip_grad_norm};
 ///
-/// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(2)? {
-///         threads.spawn(move || {
-///             let device = Device::flex().autodiff();
-///             let model: Linear = LinearConfig::new(2, 1).init(&device); // weight and bias
-///             let (optimizer, model) =
-///                 ShardedOptimizer::wrap(model, SgdConfig::new(), &group).unwrap();
-///             let loss = model.forward(Tensor::<2>::ones([1, 2], &device)).sum() * 3;
-///             let mut gradients = optimizer.backward(loss, &model).unwrap();
-///             assert_eq!(gradients.here().len(), 1);
-///             let norm = clip_grad_norm(&mut gradients, &model, 1.0).unwrap();
-///             assert_eq!(norm, 27_f64.sqrt()); // of all three elements
-///         });
-///     }
-///     Ok::<_, drumline_burn::Error>(())
+/// drumline::local(2, |group| {
+///     let device = Device::flex().autodiff();
+///     let model: Linear = LinearConfig::new(2, 1).init(&device); // weight and bias
+///     let (optimizer, model) =
+///         ShardedOptimizer::wrap(model, SgdConfig::new(), &group)?;
+///     let loss = model.forward(Tensor::<2>::ones([1, 2], &device)).sum() * 3;
+///     let mut gradients = optimizer.backward(loss, &model)?;
+///     assert_eq!(gradients.here().len(), 1);
+///     let norm = clip_grad_norm(&mut gradients, &model, 1.0)?;
+///     assert_eq!(norm, 27_f64.sqrt()); // of all three elements
+///     Ok(())
 /// })?;
 /// # Ok::<_, drumline_burn::Error>(())
 /// ```

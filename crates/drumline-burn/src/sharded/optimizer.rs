@@ -270,21 +270,16 @@ impl ShardedOptimizer {
     ///
     /// ```
     /// use burn::{nn::LinearConfig, optim::AdamConfig, tensor::Device};
-    /// use drumline::ProcessGroup;
     /// use drumline_burn::ShardedOptimizer;
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let model = LinearConfig::new(9, 9).init(&Device::flex().autodiff());
-    ///             let (optimizer, _model) =
-    ///                 ShardedOptimizer::wrap(model, AdamConfig::new(), &group).unwrap();
-    ///             assert_eq!(optimizer.owner("weight"), Some(0)); // the largest one
-    ///             assert_eq!(optimizer.owner("bias"), Some(1));
-    ///             assert_eq!([0, 1].map(|rank| optimizer.owners().bytes(rank)), [81 * 4, 9 * 4]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
+    /// drumline::local(2, |group| {
+    ///     let model = LinearConfig::new(9, 9).init(&Device::flex().autodiff());
+    ///     let (optimizer, _model) =
+    ///         ShardedOptimizer::wrap(model, AdamConfig::new(), &group)?;
+    ///     assert_eq!(optimizer.owner("weight"), Some(0)); // the largest one
+    ///     assert_eq!(optimizer.owner("bias"), Some(1));
+    ///     assert_eq!([0, 1].map(|rank| optimizer.owners().bytes(rank)), [81 * 4, 9 * 4]);
+    ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline_burn::Error>(())
     /// ```

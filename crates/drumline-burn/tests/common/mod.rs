@@ -4,8 +4,6 @@
 
 pub(crate) mod probe;
 
-use std::thread;
-
 use burn::{
     module::{Module, Param},
     nn::{Linear, LinearConfig},
@@ -19,13 +17,7 @@ pub(crate) fn on_ranks<T: Send>(
     world_size: usize,
     rank: impl Fn(ProcessGroup) -> T + Sync,
 ) -> Vec<T> {
-    let groups = ProcessGroup::local_world(world_size).unwrap();
-    thread::scope(|scope| {
-        let rank = &rank;
-        let ranks: Vec<_> =
-            groups.into_iter().map(|group| scope.spawn(move || rank(group))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    drumline::local(world_size, |group| Ok(rank(group))).unwrap()
 }
 
 /// Numbers between -1 and 1 that depend on `seed`, in the device's float dtype.

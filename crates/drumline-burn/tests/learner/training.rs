@@ -1,6 +1,6 @@
 //! Trainings, with ranks as threads.
 
-use std::{path::Path, thread, time::Duration};
+use std::{path::Path, time::Duration};
 
 use burn::{
     lr_scheduler::linear::LinearLrSchedulerConfig,
@@ -31,13 +31,7 @@ pub(crate) fn on_ranks_within<T: Send>(
     rank: impl Fn(ProcessGroup) -> T + Sync,
 ) -> Vec<T> {
     let config = Config::default().timeout(timeout);
-    let groups = ProcessGroup::local_world_with(world_size, &config).unwrap();
-    thread::scope(|scope| {
-        let rank = &rank;
-        let ranks: Vec<_> =
-            groups.into_iter().map(|group| scope.spawn(move || rank(group))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    drumline::local_with(world_size, &config, |group| Ok(rank(group))).unwrap()
 }
 
 pub(crate) fn device() -> Device {

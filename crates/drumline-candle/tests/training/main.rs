@@ -14,21 +14,13 @@ mod resume;
 mod sharded;
 mod steps;
 
-use std::thread;
-
 use candle_core::{DType, Device, Result, Tensor, Var, backprop::GradStore};
 use candle_nn::{Init, VarMap};
 use drumline::ProcessGroup;
 
 /// Runs `rank` on a thread per rank and returns what each gave, by rank.
 fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
-    let groups = ProcessGroup::local_world(world_size).unwrap();
-    thread::scope(|scope| {
-        let rank = &rank;
-        let ranks: Vec<_> =
-            groups.into_iter().map(|group| scope.spawn(move || rank(group))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    drumline::local(world_size, |group| Ok(rank(group))).unwrap()
 }
 
 /// Numbers between -1 and 1 that depend on `seed`.

@@ -3,17 +3,17 @@
 //! Two ranks call every operation over every transport and verify the results. The rest of the report
 //! describes what decides the speed.
 
+#[cfg(feature = "device")]
 mod on_device;
 mod operations;
 mod report;
 mod system;
 mod try_out;
 
-use drumline::{Config, backend, device::Wanted};
+use drumline::{Config, backend};
 
 use self::{
-    on_device::try_on_device,
-    report::{Report, TIMEOUT},
+    report::{Column, Report, TIMEOUT},
     system::System,
     try_out::try_out,
 };
@@ -39,22 +39,30 @@ pub fn check(as_json: bool) -> Result<u8> {
     };
     let mut columns =
         vec![over("shm", true, true), over("unix", false, true), over("tcp", false, false)];
-    columns.extend([Wanted::Host, Wanted::Nccl].map(|way| try_on_device(&config, way)));
+    columns.extend(on_devices(&config));
     // Two ranks of MPI are two processes, which its launcher starts.
     let is_tried = |name: &String| *name != backend::BUILT_IN && name != "mpi";
     for name in backend::backends().into_iter().filter(is_tried) {
         columns.push(try_out(&name, "", &config.clone().backend(name.clone())));
     }
-    let torch = [
-        ("gloo", drumline::is_gloo_available()),
-        ("mpi", drumline::is_mpi_available()),
-        ("nccl", drumline::is_nccl_available()),
-    ];
-    let available = torch.map(|(name, is)| (name.to_owned(), is)).into();
-    let report = Report { system: System::look(&config), columns, available };
+    let report = Report { system: System::look(&config), columns };
     match as_json {
         true => print(&format!("{:#}\n", report.json()))?,
         false => print(&report.to_string())?,
     }
     Ok(report.failed().into())
+}
+
+#[cfg(feature = "device")]
+fn on_devices(config: &Config) -> [Column; 2] {
+    use drumline::device::Wanted;
+    [Wanted::Host, Wanted::Nccl].map(|way| on_device::try_on_device(config, way))
+}
+
+#[cfg(not(feature = "device"))]
+fn on_devices(_config: &Config) -> [Column; 2] {
+    [backend::BUILT_IN, report::NCCL].map(|carrier| {
+        let why = "this program is built without the feature `device`";
+        Column::on_device(carrier, "cuda", Err(why.to_owned()))
+    })
 }

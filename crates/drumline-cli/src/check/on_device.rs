@@ -12,7 +12,7 @@ use drumline::{
 
 use super::{
     operations::OPERATIONS,
-    report::{Column, RANKS},
+    report::{Column, NCCL, RANKS},
     try_out::{attempt, world},
 };
 
@@ -91,7 +91,7 @@ const ON_DEVICE: [(&str, Attempt); 12] = [
 
 /// What two ranks can do: through the host on the first GPU, which they share, or by NCCL, which takes two.
 pub(super) fn try_on_device(config: &Config, way: Wanted) -> Column {
-    let carrier = if way == Wanted::Nccl { "nccl" } else { backend::BUILT_IN };
+    let carrier = if way == Wanted::Nccl { NCCL } else { backend::BUILT_IN };
     let column = |kind, tried| Column::on_device(carrier, kind, tried);
     let found = Driver::load(config.cuda_library.as_deref()).and_then(|driver| {
         let taken = if way == Wanted::Nccl { RANKS } else { 1 };

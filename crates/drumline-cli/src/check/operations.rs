@@ -7,7 +7,7 @@ use drumline::{ProcessGroup, ReduceOp, Result};
 /// Calls an operation, and returns whether its result is right.
 type Attempt = fn(&ProcessGroup) -> Result<bool>;
 
-pub(super) const OPERATIONS: [(&str, Attempt); 14] = [
+pub(super) const OPERATIONS: &[(&str, Attempt)] = &[
     ("send, recv", send_recv),
     ("broadcast", |group| {
         let mut data = own(group);
@@ -53,6 +53,7 @@ pub(super) const OPERATIONS: [(&str, Attempt); 14] = [
     }),
     ("barrier", |group| group.barrier().map(|()| true)),
     ("monitored_barrier", |group| group.monitored_barrier(Duration::from_secs(10)).map(|()| true)),
+    #[cfg(feature = "objects")]
     ("broadcast_object", |group| {
         let sent = ("any".to_owned(), 7_u32);
         let mut object = if group.rank() == 0 { sent.clone() } else { Default::default() };

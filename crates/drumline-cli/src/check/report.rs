@@ -1,7 +1,6 @@
 //! The report, as text and as JSON.
 
 use std::{
-    collections::BTreeMap,
     fmt::{self, Display},
     time::Duration,
 };
@@ -18,13 +17,14 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) const CPU: &str = "cpu";
 
+/// Who carries calls between GPUs, where it can.
+pub(super) const NCCL: &str = "nccl";
+
 /// The results of `drumline check`.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) system: System,
     pub(super) columns: Vec<Column>,
-    /// The names of torch's backends, and whether each is available.
-    pub(super) available: BTreeMap<String, bool>,
 }
 
 /// The results over one transport or backend.
@@ -117,11 +117,6 @@ impl fmt::Display for Report {
         backends.dedup();
         line("backends", &list(backends.iter(), ""))?;
         line("auto", &backend::BUILT_IN)?;
-        let (there, absent): (Vec<_>, Vec<_>) = self.available.iter().partition(|(_, is)| **is);
-        line("not there", &list(absent.iter().map(|(name, _)| name), "nothing"))?;
-        if !there.is_empty() {
-            line("there", &list(there.iter().map(|(name, _)| name), ""))?;
-        }
 
         writeln!(f, "\nTried with {RANKS} ranks, each call within {} s:\n", TIMEOUT.as_secs())?;
         let titles: Vec<String> = self.columns.iter().map(Column::title).collect();
@@ -224,7 +219,10 @@ impl Report {
                 "reached_at": system.reached_at,
                 "mpi": system.mpi.as_ref().ok(),
             },
-            "available": self.available,
+            "available": {
+                "mpi": system.mpi.is_ok(),
+                "nccl": self.columns.iter().any(|it| it.backend == NCCL && it.absent.is_none()),
+            },
             "backends": columns.collect::<Vec<_>>(),
         })
     }

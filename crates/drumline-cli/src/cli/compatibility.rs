@@ -1,8 +1,13 @@
 //! Options of torchrun that have no meaning here.
 
+use std::ffi::OsString;
+
 use clap::Args;
 
-use super::names::Names;
+use super::{host::Host, names::Names};
+
+/// How long a thread may wait in the kernel under torchrun.
+const KERNEL_TIMEOUT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 // No doc comment: clap would make it the description of the command.
 #[derive(Args, Clone, Debug)]
@@ -29,12 +34,18 @@ enum StartMethod {
 
 impl CompatibilityArgs {
     /// What was given and means nothing here.
-    pub(super) fn ignored(&self, names: &Names) -> impl Iterator<Item = String> {
+    pub(super) fn ignored(&self, names: &Names, host: &Host<'_>) -> impl Iterator<Item = String> {
         let given = [
             self.monitor_interval.map(|_| "monitor-interval"),
             self.start_method.map(|_| "start-method"),
         ];
-        given.into_iter().flatten().map(|option| names.of(option))
+        // torch takes 0 and less as off.
+        let is_off = |value: &OsString| {
+            value.to_str().and_then(|text| text.parse::<f64>().ok()).is_some_and(|it| it <= 0.0)
+        };
+        let of_kernel = host.variable(KERNEL_TIMEOUT).filter(|value| !is_off(value));
+        let of_kernel = of_kernel.map(|_| KERNEL_TIMEOUT.to_owned());
+        given.into_iter().flatten().map(|option| names.of(option)).chain(of_kernel)
     }
 }
 

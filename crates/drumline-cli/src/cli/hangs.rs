@@ -28,17 +28,7 @@ impl HangArgs {
                 "{option}: every step takes longer than 0s; leave it out for no limit"
             ));
         }
-        // torch takes 0 and less as off.
-        let seconds = |text: &str| match text.parse::<f64>() {
-            Ok(seconds) if seconds <= 0.0 => Ok(Duration::ZERO),
-            _ => time(text),
-        };
-        let kernel_timeout = host.parsed("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", seconds)?;
-        Ok(Hangs {
-            step_timeout: self.step_timeout,
-            timer_file: timer_file(host),
-            kernel_timeout: kernel_timeout.filter(|time| !time.is_zero()),
-        })
+        Ok(Hangs { step_timeout: self.step_timeout, timer_file: timer_file(host) })
     }
 }
 

@@ -15,6 +15,10 @@ mod monitoring;
 mod names;
 mod nearest;
 mod output;
+#[cfg(feature = "pages")]
+mod pages;
+#[cfg(not(feature = "pages"))]
+#[path = "without_pages.rs"]
 mod pages;
 mod ranks;
 mod rendezvous;
@@ -28,18 +32,22 @@ mod variables;
 #[cfg(test)]
 mod tests;
 
-use std::{ffi::OsString, io, path::PathBuf};
+#[cfg(feature = "pages")]
+use std::io;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use clap_complete::Shell;
+#[cfg(feature = "bench")]
 use drumline_bench::{BenchOptions, PredictOptions};
 use drumline_launch::KEEP_SUBCOMMAND;
 
+use self::pages::Shell;
+#[cfg(feature = "bench")]
+pub(crate) use self::rseq::Rseq;
 pub(crate) use self::{
     env::EnvArgs,
     host::Host,
     names::{Names, Refusal},
-    rseq::Rseq,
     run::{Asked, LaunchArgs, RunArgs},
     variables::first_paragraph,
 };
@@ -86,6 +94,7 @@ pub(crate) enum Command {
     },
 
     /// Time collectives, and verify every result
+    #[cfg(feature = "bench")]
     Bench {
         #[command(flatten)]
         rseq: Rseq,
@@ -95,6 +104,7 @@ pub(crate) enum Command {
     },
 
     /// Predict how long collectives and training take on a cluster that need not be there
+    #[cfg(feature = "bench")]
     #[command(alias = "simulate")]
     Predict(Box<PredictOptions>),
 
@@ -106,6 +116,7 @@ pub(crate) enum Command {
     },
 
     /// Print a page of the manual: drumline man run | man -l -
+    #[cfg(feature = "pages")]
     #[command(hide = true)]
     Man {
         /// The command that the page is about
@@ -285,6 +296,7 @@ pub(crate) fn completion(shell: Shell) -> String {
 }
 
 /// The page of the manual about a command. `None`: there is no such command.
+#[cfg(feature = "pages")]
 pub(crate) fn manual(command: Option<&str>) -> io::Result<Option<String>> {
     pages::manual(definition(), command)
 }

@@ -3,7 +3,8 @@
 use std::io;
 
 use clap::Command;
-use clap_complete::{Shell, generate};
+pub(crate) use clap_complete::Shell;
+use clap_complete::generate;
 use clap_mangen::Man;
 
 /// The script that makes `shell` complete the command line.

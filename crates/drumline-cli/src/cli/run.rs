@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 
 use clap::Args;
-use clap_complete::Shell;
 use drumline_launch::{Job, program::ProgramKind};
 
 use super::{
@@ -15,6 +14,7 @@ use super::{
     monitoring::MonitoringArgs,
     names::{Names, Refusal},
     output::OutputArgs,
+    pages::Shell,
     ranks::RankArgs,
     restarts::RestartArgs,
     store::StoreArgs,
@@ -117,7 +117,7 @@ impl RunArgs {
         let place = self.hosts.place(names, host)?;
         let mut command = self.command.into_iter();
         let program = command.next().unwrap_or_default();
-        let ignored = self.compatibility.ignored(names).chain(place.ignored).collect();
+        let ignored = self.compatibility.ignored(names, host).chain(place.ignored).collect();
         let numa_binding = self.ranks.binding();
         let job = Job {
             arguments: command.collect(),

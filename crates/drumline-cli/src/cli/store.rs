@@ -17,7 +17,7 @@ pub(super) struct StoreArgs {
     #[arg(long, value_name = "WHO")]
     torch_store: Option<Who>,
 
-    /// How TCP connections between ranks are protected: `auth`, `integrity` or `tls`; unless given, as
+    /// How TCP connections between ranks are protected: `auth` or `tls`; unless given, as
     /// DRUMLINE_SECURITY says
     #[arg(long, value_name = "LEVEL")]
     pub(super) security: Option<Level>,

@@ -65,9 +65,9 @@ fn the_security_level_is_that_of_the_flag_else_that_of_the_environment() {
     let script = "echo ${DRUMLINE_SECURITY-none}";
     for (options, variable, told) in [
         (&[][..], None, "none"),
-        (&[], Some("integrity"), "integrity"),
+        (&[], Some("tls"), "tls"),
         (&["--security", "tls"], None, "tls"),
-        (&["--security=auth"], Some("integrity"), "auth"),
+        (&["--security=auth"], Some("tls"), "auth"),
     ] {
         let mut launch = Launch::new(options.iter().chain(&["sh", "-c", script]));
         if let Some(value) = variable {
@@ -77,7 +77,7 @@ fn the_security_level_is_that_of_the_flag_else_that_of_the_environment() {
         let expected = format!("[0] {told}");
         assert_eq!(ended.sorted_stdout(), [expected], "{options:?}: {}", ended.stderr);
     }
-    let mut launch = job(&["--security", "integrity"]).start();
+    let mut launch = job(&["--security", "tls"]).start();
     launch.wait_for("sum 3", 3);
     launch.signal(Signal::TERM);
     assert_eq!(launch.end().code, 128 + 15);

@@ -54,6 +54,10 @@
 mod guard;
 mod interface;
 mod message;
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
+#[cfg(not(feature = "mpi"))]
+#[path = "without_mpi.rs"]
 pub(crate) mod mpi;
 mod registry;
 mod request;

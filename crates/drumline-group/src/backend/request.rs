@@ -8,12 +8,16 @@ use drumline_engine::{
     operator::{OperatorKind, Reducer},
 };
 use drumline_schedule::{
-    Blocks, Counts,
+    Blocks,
     step::{Buffer, Rank},
 };
 
-use crate::{DType, ReduceOp};
+use crate::DType;
+#[cfg(feature = "mpi")]
+use crate::ReduceOp;
 use drumline_schedule::Collective;
+#[cfg(feature = "mpi")]
+use drumline_schedule::Counts;
 
 /// One collective on this rank.
 ///
@@ -167,6 +171,7 @@ impl Call<'_> {
     }
 
     /// Divides the sums that a backend has made by itself, if the call wants the average.
+    #[cfg(feature = "mpi")]
     pub(crate) fn divide(&self, sums: &mut [u8]) -> Result<(), Cause> {
         match self.built_in() {
             Some(ReduceOp::Avg) => {
@@ -178,6 +183,7 @@ impl Call<'_> {
     }
 
     /// The operator of the library that this call has, if it is one of them.
+    #[cfg(feature = "mpi")]
     pub(crate) fn built_in(&self) -> Option<ReduceOp> {
         match self.call.operator? {
             OperatorKind::Builtin(op) => Some(op),
@@ -187,6 +193,7 @@ impl Call<'_> {
 
     /// The bytes of each rank's block in `buffer`, for all ranks, whether or not this rank has the block. In an
     /// uneven all-to-all a rank knows its own blocks only.
+    #[cfg(feature = "mpi")]
     pub(crate) fn blocks(&self, buffer: Buffer) -> Vec<Range<usize>> {
         let mut start = 0;
         let block = |rank| {
@@ -199,6 +206,7 @@ impl Call<'_> {
     }
 
     /// Whether ranks may exchange blocks of lengths that others do not know.
+    #[cfg(feature = "mpi")]
     pub(crate) fn has_own_counts(&self) -> bool {
         matches!(self.call.counts, Counts::Own { .. })
     }

@@ -72,6 +72,7 @@ fn what_cannot_be_understood_is_named() {
         ("DRUMLINE_STREAMS", "0"),
         ("DRUMLINE_STREAMS", "17"),
         ("DRUMLINE_STREAMS", "two"),
+        ("DRUMLINE_SECURITY", "integrity"),
         ("DRUMLINE_MEMORY_NODE", "all"),
         ("DRUMLINE_WARN_AFTER_S", "never"),
         ("DRUMLINE_SHARED_MEMORY", "yes"),

@@ -9,10 +9,10 @@ use std::{
     time::Instant,
 };
 
-use drumline_mpi::Mpi;
 use drumline_schedule::step::Rank;
 
 use super::drive::Driven;
+use crate::backend::mpi;
 
 /// The lanes of this process.
 #[derive(Default)]
@@ -27,7 +27,7 @@ static LANES: Mutex<Lanes> = Mutex::new(Lanes { all: Vec::new(), kept: Vec::new(
 /// Has this lane be left at exit, if it is there then, before MPI is finalised.
 pub(super) fn remember(lane: &Arc<Driven>) {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| Mpi::before_finalize(see_off));
+    ONCE.call_once(|| mpi::before_finalize(see_off));
     let mut lanes = lanes();
     lanes.all.retain(|lane| lane.strong_count() > 0);
     lanes.all.push(Arc::downgrade(lane));
@@ -36,7 +36,7 @@ pub(super) fn remember(lane: &Arc<Driven>) {
 /// Keeps a lane that this rank has left until all `peers` have left it, or until the process ends.
 pub(super) fn keep(lane: &Arc<Driven>, peers: Vec<Rank>) {
     // A lane that is dropped in a panic ends without goodbye.
-    if Mpi::loaded().is_none() || thread::panicking() || lane.is_over() {
+    if !mpi::is_loaded() || thread::panicking() || lane.is_over() {
         return;
     }
     let mut kept = std::mem::take(&mut lanes().kept);

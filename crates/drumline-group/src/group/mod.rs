@@ -14,6 +14,7 @@ mod guard;
 mod init;
 mod members;
 mod metrics;
+#[cfg(feature = "objects")]
 pub(crate) mod objects;
 mod points;
 mod process_group;

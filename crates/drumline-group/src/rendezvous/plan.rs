@@ -162,16 +162,6 @@ impl Plan {
     }
 
     /// Whether this process hosts the store.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::rendezvous::Plan;
-    ///
-    /// let plan = |url| Plan::parse(url, &|_| None);
-    /// assert!(plan("tcp://node-0:4000?rank=0&world_size=2")?.hosts_store());
-    /// assert!(!plan("tcp://node-0:4000?rank=1&world_size=2")?.hosts_store());
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn hosts_store(&self) -> bool {
         self.rank == 0 && self.host == StoreHost::RankZero
     }

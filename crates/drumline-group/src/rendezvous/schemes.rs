@@ -5,7 +5,9 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::{file, mpi, place::Rendezvous, settings::invalid};
+use super::{file, place::Rendezvous, settings::invalid};
+#[cfg(not(feature = "mpi"))]
+use crate::backend::mpi;
 use crate::{Config, Result};
 
 type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
@@ -66,7 +68,10 @@ pub(super) fn handler_of(url: &str) -> Option<Handler> {
     let (scheme, _) = url.split_once("://")?;
     match scheme {
         "file" => return Some(Arc::new(file::meet)),
-        "mpi" => return Some(Arc::new(mpi::meet)),
+        #[cfg(feature = "mpi")]
+        "mpi" => return Some(Arc::new(super::mpi::meet)),
+        #[cfg(not(feature = "mpi"))]
+        "mpi" => return Some(Arc::new(|url, _| Err(invalid(url, mpi::NOT_BUILT.to_owned())))),
         _ => {}
     }
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(scheme).cloned()

@@ -138,7 +138,13 @@ impl Sockets<'_> {
                 problem: format!("{} connections; there can be 1 to {STREAMS_MAX}", config.streams),
             });
         }
-        if let (None, Level::Integrity | Level::Tls) = (&config.secret, config.security) {
+        if config.security == Level::Tls && cfg!(not(feature = "tls")) {
+            return Err(Error::InvalidSetting {
+                setting: "DRUMLINE_SECURITY".to_owned(),
+                problem: "tls: this program is built without the feature `tls`".to_owned(),
+            });
+        }
+        if let (None, Level::Tls) = (&config.secret, config.security) {
             return Err(Error::InvalidSetting {
                 setting: "DRUMLINE_SECURITY".to_owned(),
                 problem: format!(

@@ -1,4 +1,4 @@
-//! Somebody sits between two ranks and changes what they send: at the levels `integrity` and `tls` no sum
+//! Somebody sits between two ranks and changes what they send: at the level `tls` no sum
 //! is wrong, and the error names the other rank.
 
 use std::{
@@ -203,33 +203,30 @@ fn at_auth_a_changed_byte_makes_a_wrong_sum() {
 }
 
 #[test]
-fn above_auth_no_sum_is_wrong_and_the_error_names_the_rank() {
+fn at_tls_no_sum_is_wrong_and_the_error_names_the_rank() {
     let start = Instant::now();
-    for level in [Level::Integrity, Level::Tls] {
-        for from_caller in [true, false] {
-            for meddling in
-                [Meddling::Change(PAYLOAD), Meddling::Repeat(PAYLOAD), Meddling::Cut(PAYLOAD)]
-            {
-                let plan = Plan { channel: Channel::Data(0), from_caller, meddling };
-                let results = sums(level, plan);
-                let errors = results.map(|result| result.unwrap_err());
-                let told = errors.iter().enumerate().any(|(rank, error)| {
-                    error.contains(&format!("rank {}", 1 - rank))
-                        && match meddling {
-                            Meddling::Cut(_) => error.contains("broke"),
-                            _ => error.contains("somebody changed bytes on the way"),
-                        }
-                });
-                assert!(told, "{level}, {plan:?}: {errors:?}");
-            }
-            // In the first word of control, or in the handshake of TLS. The caller's first word may be
-            // its last, which nobody has to hear.
-            let plan =
-                Plan { channel: Channel::Control, from_caller, meddling: Meddling::Change(100) };
-            let results = sums(level, plan);
-            assert!(!results.contains(&Ok(false)), "{level}, {plan:?}: {results:?}");
-            assert!(from_caller || results.iter().any(Result::is_err), "{level}, {plan:?}");
+    for from_caller in [true, false] {
+        for meddling in
+            [Meddling::Change(PAYLOAD), Meddling::Repeat(PAYLOAD), Meddling::Cut(PAYLOAD)]
+        {
+            let plan = Plan { channel: Channel::Data(0), from_caller, meddling };
+            let results = sums(Level::Tls, plan);
+            let errors = results.map(|result| result.unwrap_err());
+            let told = errors.iter().enumerate().any(|(rank, error)| {
+                error.contains(&format!("rank {}", 1 - rank))
+                    && match meddling {
+                        Meddling::Cut(_) => error.contains("broke"),
+                        _ => error.contains("somebody changed bytes on the way"),
+                    }
+            });
+            assert!(told, "{plan:?}: {errors:?}");
         }
+        // In the first word of control, or in the handshake of TLS. The caller's first word may be
+        // its last, which nobody has to hear.
+        let plan = Plan { channel: Channel::Control, from_caller, meddling: Meddling::Change(100) };
+        let results = sums(Level::Tls, plan);
+        assert!(!results.contains(&Ok(false)), "{plan:?}: {results:?}");
+        assert!(from_caller || results.iter().any(Result::is_err), "{plan:?}");
     }
     assert!(start.elapsed() < 2 * HANG);
 }
@@ -255,7 +252,7 @@ fn ranks_with_other_levels_name_each_other() {
 
 #[test]
 fn levels_between_hosts_take_a_secret() {
-    let config = config(Level::Integrity).secret(None);
+    let config = config(Level::Tls).secret(None);
     let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
     assert!(error.contains("DRUMLINE_SECURITY") && error.contains("secret"), "{error}");
 }

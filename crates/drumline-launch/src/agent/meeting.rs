@@ -15,10 +15,12 @@ use drumline::{
     site::{self, Site},
     store::{
         FileStore, Store,
-        etcd::{Cluster, EtcdStore, User},
         tcp::{Door, TcpStore, TcpStoreServer},
     },
 };
+
+#[cfg(feature = "etcd")]
+use drumline::store::etcd::{Cluster, EtcdStore, User};
 
 use super::signed::Signed;
 use crate::{
@@ -216,6 +218,13 @@ fn in_file(own: &Own, path: &Path, deadline: Instant) -> Result<Place> {
     })
 }
 
+#[cfg(not(feature = "etcd"))]
+fn in_etcd(_own: &Own, _etcd: &Etcd, _deadline: Instant) -> Result<Place> {
+    let problem = "etcd: this program is built without the feature `etcd`".to_owned();
+    Err(Error::Meeting { problem })
+}
+
+#[cfg(feature = "etcd")]
 fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
     let cluster = Cluster {
         servers: etcd.servers.clone(),
@@ -238,6 +247,7 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
 }
 
 /// How long etcd may take to answer, now and later. What is asked later is asked again.
+#[cfg(feature = "etcd")]
 const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 fn signed(own: &Own, store: Box<dyn Store>, prefix: String) -> Signed {

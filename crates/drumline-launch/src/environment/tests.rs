@@ -108,7 +108,7 @@ fn the_security_level_is_set_only_where_the_job_has_one() {
         variables(&job, 0, &Inherited::default()).remove("DRUMLINE_SECURITY")
     };
     assert_eq!(of(None), None);
-    assert_eq!(of(Some(drumline::auth::Level::Integrity)).as_deref(), Some("integrity"));
+    assert_eq!(of(Some(drumline::auth::Level::Tls)).as_deref(), Some("tls"));
 }
 
 #[test]

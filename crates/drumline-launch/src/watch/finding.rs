@@ -13,6 +13,4 @@ pub(crate) struct Finding {
     pub(crate) how: String,
     /// Lines that help to find out why.
     pub(crate) details: Vec<String>,
-    /// Whether another start of the job would hang as well.
-    pub(crate) is_final: bool,
 }

@@ -20,8 +20,4 @@ pub struct Hangs {
     /// The named pipe into which programs of torch write their timers: `TORCHELASTIC_TIMER_FILE`. The launcher makes it
     /// for each world, and removes it. A process whose timer expires is ended.
     pub timer_file: Option<PathBuf>,
-    /// The longest time for which a thread may wait in the kernel without being interrupted (state D):
-    /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`. After it, as under torchrun, the job does not start again: what the
-    /// thread waits for is as broken then.
-    pub kernel_timeout: Option<Duration>,
 }

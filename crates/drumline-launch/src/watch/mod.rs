@@ -1,7 +1,7 @@
 //! Looks for workers that hang.
 //!
 //! ```text
-//!  Attempt ── prepare ─► guards: steps, torch's timers, waits in the kernel
+//!  Attempt ── prepare ─► guards: steps, torch's timers
 //!     ▲                     │  one thread lets each look when it is time
 //!     └────── Finding ◄─────┘
 //! ```
@@ -12,7 +12,6 @@
 pub(crate) mod finding;
 mod guard;
 pub(crate) mod hangs;
-mod kernel;
 mod steps;
 mod timers;
 
@@ -34,7 +33,6 @@ use self::{
     finding::Finding,
     guard::{Guard, Ward},
     hangs::Hangs,
-    kernel::KernelGuard,
     steps::StepGuard,
     timers::{TimerFile, TimerGuard},
 };
@@ -80,9 +78,6 @@ impl Watch {
             guards.push(Box::new(guard));
             timer_file = Some(file);
             variables.push((TIMER_FILE, path.to_string_lossy().into_owned()));
-        }
-        if let Some(limit) = hangs.kernel_timeout {
-            guards.push(Box::new(KernelGuard::new(limit)));
         }
         let (near, far) = UnixStream::pair()
             .map_err(named("socketpair"))

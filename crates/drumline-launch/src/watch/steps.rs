@@ -109,7 +109,6 @@ impl Guard for StepGuard {
             signal: Signal::KILL,
             how: format!("it began step {step} and no other within {limit:?} (--step-timeout)"),
             details: details.into_iter().chain(places).collect(),
-            is_final: false,
         })
     }
 }

@@ -172,7 +172,6 @@ impl Guard for TimerGuard {
                 signal,
                 how: format!("the timer {scope:?}{whose} has expired ({name}, torch's expires)"),
                 details: places.into_iter().flat_map(|(_, lines)| lines).collect(),
-                is_final: false,
             });
         }
         None

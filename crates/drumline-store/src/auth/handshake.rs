@@ -1,13 +1,14 @@
 use std::{io, ops::Range};
 
-use crate::Rank;
-use hmac::Mac as _;
-use zeroize::Zeroizing;
+use hmac_sha256::HMAC;
 
 use super::{
     channel::Channel, hello::Hello, level::Level, nonce::Nonce, refusal::Refusal, secret::Secret,
 };
-use crate::secured::{self, Blocks, Layer, Tls};
+use crate::{
+    Rank,
+    secured::{self, Layer, Tls},
+};
 
 /// One end of a connection that is being opened: bytes go in and out. It has no socket and no clock.
 ///
@@ -297,7 +298,7 @@ impl Handshake {
     fn say(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
         match &mut self.tls {
             None => self.output.extend_from_slice(bytes),
-            Some(tls) => drop(tls.seal(&[bytes]).map_err(|error| Refusal::Tls(error.to_string()))?),
+            Some(tls) => tls.seal(bytes).map_err(|error| Refusal::Tls(error.to_string()))?,
         }
         Ok(())
     }
@@ -369,7 +370,7 @@ impl Handshake {
     fn proven(&mut self, theirs: Hello, transcript: &[u8], proof: &[u8]) -> Result<Stage, Refusal> {
         let is_right = self.signed(self.role.other(), transcript).is_some_and(|mac| {
             // Compares in constant time.
-            mac.verify_slice(proof).is_ok()
+            proof.try_into().is_ok_and(|proof| mac.finalize_verify(proof))
         });
         if self.role == Role::Answerer {
             let answer = if is_right { self.proof(Role::Answerer, transcript) } else { NO_PROOF };
@@ -378,41 +379,11 @@ impl Handshake {
         if !is_right {
             return Err(Refusal::WrongSecret);
         }
-        self.layer = self.layer(transcript)?;
+        if let Some(mut tls) = self.tls.take() {
+            tls.push(&mut self.output).map_err(|error| Refusal::Tls(error.to_string()))?;
+            self.layer = Some(Layer::new(tls, self.ours.channel == Channel::Control));
+        }
         Ok(Stage::Done(theirs))
-    }
-
-    /// The layer that protects the connection after the handshake.
-    fn layer(&mut self, transcript: &[u8]) -> Result<Option<Layer>, Refusal> {
-        let layer = match (self.level, self.tls.take()) {
-            (Level::Auth, _) | (Level::Tls, None) => return Ok(None),
-            (Level::Tls, Some(mut tls)) => {
-                tls.push(&mut self.output).map_err(|error| Refusal::Tls(error.to_string()))?;
-                Layer::tls(tls)
-            }
-            (Level::Integrity, _) => {
-                let keys = [self.role, self.role.other()].map(|role| self.key(role, transcript));
-                let [Some(ours), Some(theirs)] = keys else {
-                    return Err(Refusal::LevelWithoutSecret(self.level));
-                };
-                let blocks = Blocks::new(&ours, &theirs);
-                Layer::blocks(blocks.map_err(|error| Refusal::Tls(error.to_string()))?)
-            }
-        };
-        Ok(Some(match self.ours.channel {
-            Channel::Control => layer.that_takes_at_once(),
-            _ => layer,
-        }))
-    }
-
-    /// The key with which an end in this role seals its blocks.
-    fn key(&self, role: Role, transcript: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
-        let label: &[u8; 27] = match role {
-            Role::Caller => b"drumline integrity 1 caller",
-            Role::Answerer => b"drumline integrity 1 answer",
-        };
-        let mac = self.secret.as_ref()?.mac().chain_update(label).chain_update(transcript);
-        Some(Zeroizing::new(mac.finalize().into_bytes().into()))
     }
 
     fn greeting(&self) -> [u8; Hello::BYTES] {
@@ -420,18 +391,17 @@ impl Handshake {
     }
 
     fn proof(&self, role: Role, transcript: &[u8]) -> [u8; PROOF_BYTES] {
-        self.signed(role, transcript).map_or(NO_PROOF, |mac| mac.finalize().into_bytes().into())
+        self.signed(role, transcript).map_or(NO_PROOF, HMAC::finalize)
     }
 
     /// The text that an end in this role signs. Its parts have fixed lengths, so two different exchanges
     /// never give the same text.
-    fn signed(&self, role: Role, transcript: &[u8]) -> Option<hmac::Hmac<sha2::Sha256>> {
+    fn signed(&self, role: Role, transcript: &[u8]) -> Option<HMAC> {
         let label: &[u8; 27] = match role {
             Role::Caller => b"drumline handshake 2 caller",
             Role::Answerer => b"drumline handshake 2 answer",
         };
-        let secret = self.secret.as_ref()?;
-        Some(secret.mac().chain_update(label).chain_update(transcript))
+        Some(self.secret.as_ref()?.mac(&[label, transcript]))
     }
 }
 
@@ -493,7 +463,7 @@ mod tests {
         let mut proof = [0; PROOF_BYTES];
         assert_eq!(to_caller.open(&mut proof).unwrap(), Some(PROOF_BYTES));
         assert_ne!(to_caller.binding().unwrap(), to_answerer.binding().unwrap());
-        to_answerer.seal(&[&proof]).unwrap();
+        to_answerer.seal(&proof).unwrap();
         let refused = pass(&mut answerer, &mut to_answerer);
         assert_eq!(refused, Err(Refusal::WrongSecret));
         assert_eq!(answerer.peer(), None);

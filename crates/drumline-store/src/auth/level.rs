@@ -11,7 +11,7 @@ use std::{fmt, str::FromStr};
 /// # use drumline_store as drumline;
 /// use drumline::auth::Level;
 ///
-/// assert_eq!("integrity".parse(), Ok(Level::Integrity));
+/// assert_eq!("tls".parse(), Ok(Level::Tls));
 /// assert_eq!(Level::default().to_string(), "auth");
 /// assert!("none".parse::<Level>().is_err());
 /// ```
@@ -20,22 +20,20 @@ pub enum Level {
     /// Plain bytes. Someone who can change packets on the way can change bytes unnoticed.
     #[default]
     Auth,
-    /// Blocks that are sealed with keys derived from the secret. If someone changes, cuts, repeats or
-    /// reorders them, the receiver notices.
-    Integrity,
-    /// TLS 1.3. In addition, someone who learns the secret later cannot read recorded packets.
+    /// TLS 1.3. If someone changes, cuts, repeats or reorders bytes, the receiver notices. Nobody on the way can read
+    /// them, also not who learns the secret later.
     Tls,
 }
 
 impl Level {
     /// All levels, the weakest first.
-    pub const ALL: [Level; 3] = [Level::Auth, Level::Integrity, Level::Tls];
+    pub const ALL: [Level; 2] = [Level::Auth, Level::Tls];
 
     /// The code of the level in the greeting of an end that has a secret.
     pub(super) fn code(self) -> u8 {
         match self {
             Level::Auth => 1,
-            Level::Integrity => 2,
+            // 2 was a level of earlier releases.
             Level::Tls => 3,
         }
     }
@@ -45,7 +43,6 @@ impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Level::Auth => "auth",
-            Level::Integrity => "integrity",
             Level::Tls => "tls",
         })
     }
@@ -53,8 +50,16 @@ impl fmt::Display for Level {
 
 /// A text that names no [`Level`].
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it should be auth, integrity or tls")]
-pub struct NoLevel;
+pub enum NoLevel {
+    /// No release knows this level.
+    #[error("it should be auth or tls")]
+    Unknown,
+    /// A level of earlier releases.
+    #[error(
+        "it should be auth or tls, which protects against the same and more than integrity did"
+    )]
+    Integrity,
+}
 
 impl fmt::Debug for NoLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,6 +71,7 @@ impl FromStr for Level {
     type Err = NoLevel;
 
     fn from_str(text: &str) -> Result<Level, NoLevel> {
-        Level::ALL.into_iter().find(|level| level.to_string() == text).ok_or(NoLevel)
+        let found = Level::ALL.into_iter().find(|level| level.to_string() == text);
+        found.ok_or(if text == "integrity" { NoLevel::Integrity } else { NoLevel::Unknown })
     }
 }

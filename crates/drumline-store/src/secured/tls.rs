@@ -28,8 +28,6 @@ use rustls::{
     version::TLS13,
 };
 
-use super::seal::{BLOCK_BYTES, forged};
-
 /// One end of a TLS connection, without its socket.
 pub(crate) struct Tls {
     connection: Connection,
@@ -44,8 +42,9 @@ pub(crate) struct Tls {
     failed: bool,
 }
 
-/// The length of the buffer for received bytes: at first enough for short messages, later for a whole block.
+/// The length of the buffer for received bytes: at first enough for short messages, later for long ones.
 const INPUT_BYTES_MIN: usize = 4 << 10;
+const INPUT_BYTES_MAX: usize = 64 << 10;
 
 /// The end that opened the connection.
 pub(crate) fn caller() -> io::Result<Tls> {
@@ -88,20 +87,13 @@ impl Tls {
         self.connection.wants_write()
     }
 
-    /// Seals as much of `parts` as one step takes. Returns the number of bytes.
-    pub(crate) fn seal(&mut self, parts: &[&[u8]]) -> io::Result<usize> {
-        let mut left = BLOCK_BYTES;
-        for part in parts {
-            let taken = part.len().min(left);
-            self.connection.writer().write_all(&part[..taken])?;
-            left -= taken;
-        }
-        Ok(BLOCK_BYTES - left)
+    /// Seals bytes, all of which are kept until [`Tls::push`] has moved them.
+    pub(crate) fn seal(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.connection.writer().write_all(bytes)
     }
 
-    pub(super) fn seal_end(&mut self) -> io::Result<()> {
+    pub(super) fn seal_end(&mut self) {
         self.connection.send_close_notify();
-        Ok(())
     }
 
     /// Moves sealed bytes into the stream.
@@ -123,7 +115,7 @@ impl Tls {
             (self.begin, self.end) = (0, 0);
         }
         if self.end == self.input.len() {
-            let room = (self.input.len() * 4).clamp(INPUT_BYTES_MIN, BLOCK_BYTES);
+            let room = (self.input.len() * 4).clamp(INPUT_BYTES_MIN, INPUT_BYTES_MAX);
             self.input.resize(room.max(self.end + INPUT_BYTES_MIN), 0);
         }
         let count = stream.read(&mut self.input[self.end..])?;
@@ -157,7 +149,8 @@ impl Tls {
     pub(crate) fn open(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         self.feed();
         if self.failed {
-            return Err(forged("TLS does not accept them"));
+            let problem = "somebody changed bytes on the way (TLS does not accept them)";
+            return Err(io::Error::new(ErrorKind::InvalidData, problem));
         }
         if self.ready == 0 {
             return Ok((self.ended || bytes.is_empty()).then_some(0));

@@ -48,16 +48,6 @@ impl PrefixStore {
     }
 
     /// The other store.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use std::sync::Arc;
-    /// # use drumline::store::{HashStore, PrefixStore, Store};
-    /// let part = PrefixStore::new("part", Arc::new(HashStore::new()));
-    /// part.underlying_store().set("part/key", b"value")?;
-    /// assert_eq!(part.get("key")?, b"value");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn underlying_store(&self) -> &Arc<dyn Store> {
         &self.store
     }

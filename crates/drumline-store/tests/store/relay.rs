@@ -28,7 +28,7 @@ fn client(relay: &Relay) -> TcpStore {
 
 #[test]
 fn clients_without_a_secret_reach_the_store_at_every_level() {
-    for level in [Level::Auth, Level::Integrity, Level::Tls] {
+    for level in Level::ALL {
         let secret = Secret::random().unwrap();
         let server = server(&secret, level);
         let relay =

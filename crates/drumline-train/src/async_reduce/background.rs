@@ -21,16 +21,16 @@ use super::{
 use crate::{Error, Result};
 
 #[derive(Debug)]
-pub(super) struct Background<H> {
-    pub(super) group: ProcessGroup,
-    pub(super) layout: Layout,
-    pub(super) op: ReduceOp,
+pub struct Background<H> {
+    pub group: ProcessGroup,
+    pub layout: Layout,
+    pub op: ReduceOp,
     state: Mutex<State<H>>,
     changed: Condvar,
 }
 
 /// What is held of buckets that are complete on this rank, and how it is reduced.
-pub(super) trait Held: Debug + Send + Sized + 'static {
+pub trait Held: Debug + Send + Sized + 'static {
     /// What is held of one run of buckets.
     type Run: Send + 'static;
 
@@ -94,7 +94,7 @@ impl<H> State<H> {
 }
 
 impl<H: Held> Background<H> {
-    pub(super) fn new(group: ProcessGroup, layout: Layout, op: ReduceOp, held: H) -> Self {
+    pub fn new(group: ProcessGroup, layout: Layout, op: ReduceOp, held: H) -> Self {
         let state = State {
             step: 1,
             rounds: Rounds::new(layout.buckets.len()),
@@ -110,17 +110,17 @@ impl<H: Held> Background<H> {
     }
 
     /// The failure that ended this engine.
-    pub(super) fn failure(&self) -> Result<()> {
+    pub fn failure(&self) -> Result<()> {
         self.lock().failed.clone().map_or(Ok(()), Err)
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub fn counts(&self) -> Counts {
         self.lock().counts
     }
 
     /// Takes over a bucket that is complete on this rank: `hold` brings it. `closing`: the rank brings no more tensors
     /// in this step, and has brought these.
-    pub(super) fn take_over(
+    pub fn take_over(
         self: &Arc<Self>,
         complete: Option<usize>,
         closing: Option<&Bitmap>,
@@ -145,7 +145,7 @@ impl<H: Held> Background<H> {
     ///
     /// [`Error::NotBrought`] when a tensor is missing on any rank; then the next step begins nevertheless.
     /// Otherwise the failure of the group.
-    pub(super) fn finish_step(&self, take_back: impl FnOnce(&mut H)) -> Result<()> {
+    pub fn finish_step(&self, take_back: impl FnOnce(&mut H)) -> Result<()> {
         self.wait();
         let mut state = self.lock();
         take_back(&mut state.held);
@@ -165,7 +165,7 @@ impl<H: Held> Background<H> {
     }
 
     /// Ends the engine with this failure, if it has none yet.
-    pub(super) fn end_with(&self, error: &Error) {
+    pub fn end_with(&self, error: &Error) {
         self.lock().failed.get_or_insert(error.clone());
         self.tell();
     }
@@ -248,7 +248,7 @@ impl<H: Held> Background<H> {
     }
 
     /// The reduction of a run has ended, or another actor carries it out. `hold` keeps what is left of it.
-    pub(super) fn on_reduced(self: &Arc<Self>, result: Result<()>, hold: impl FnOnce(&mut H)) {
+    pub fn on_reduced(self: &Arc<Self>, result: Result<()>, hold: impl FnOnce(&mut H)) {
         let mut state = self.lock();
         state.under_way -= 1;
         hold(&mut state.held);

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 /// A set of numbers below a limit, in words of 64 bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bitmap(Vec<u64>);
+pub struct Bitmap(Vec<u64>);
 
 impl Bitmap {
     /// An empty set, with room for the numbers below `limit`.
-    pub(super) fn new(limit: usize) -> Bitmap {
+    pub fn new(limit: usize) -> Bitmap {
         Bitmap(vec![0; limit.div_ceil(64)])
     }
 
@@ -20,15 +20,15 @@ impl Bitmap {
         &self.0
     }
 
-    pub(super) fn insert(&mut self, number: usize) {
+    pub fn insert(&mut self, number: usize) {
         self.0[number / 64] |= 1 << (number % 64);
     }
 
-    pub(super) fn contains(&self, number: usize) -> bool {
+    pub fn contains(&self, number: usize) -> bool {
         self.0[number / 64] >> (number % 64) & 1 == 1
     }
 
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.0.fill(0);
     }
 

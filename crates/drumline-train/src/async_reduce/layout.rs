@@ -52,27 +52,27 @@ impl AsMut<[u8]> for Front {
 }
 
 #[derive(Debug)]
-pub(super) struct Layout {
-    pub(super) tensors: Vec<Tensor>,
-    pub(super) buckets: Vec<Bucket>,
-    pub(super) by_name: HashMap<String, usize>,
+pub struct Layout {
+    pub tensors: Vec<Tensor>,
+    pub buckets: Vec<Bucket>,
+    pub by_name: HashMap<String, usize>,
     /// The length of the fused buffer.
     pub(super) bytes: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Tensor {
-    pub(super) spec: ParameterSpec,
-    pub(super) bucket: usize,
+pub struct Tensor {
+    pub spec: ParameterSpec,
+    pub bucket: usize,
     /// The range of bytes in the fused buffer.
     pub(super) place: Range<usize>,
 }
 
 /// Tensors of one type that lie side by side and are reduced together.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub struct Bucket {
     pub(super) dtype: DType,
-    pub(super) tensors: Vec<usize>,
+    pub tensors: Vec<usize>,
     /// The range of bytes in the fused buffer, in whole pages.
     pub(super) place: Range<usize>,
     /// The end of the last tensor.

@@ -54,7 +54,7 @@ impl fmt::Display for MissingTensors {
 }
 
 /// The names in quotes. Only the first ones, if there are many.
-pub(super) fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+pub fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
     let shown: Vec<String> = names.take(NAMES_MAX).map(|name| format!("`{name}`")).collect();
     match more {

@@ -30,12 +30,7 @@
 //!     }
 //!     reduce.stop()
 //! };
-//! let ranks = ProcessGroup::local_world(2)?;
-//! let threads: Vec<_> =
-//!     ranks.into_iter().map(|group| std::thread::spawn(move || train(group))).collect();
-//! for thread in threads {
-//!     thread.join().expect("no panic")?;
-//! }
+//! drumline::local(2, |group| Ok(train(group)?))?;
 //! # Ok(())
 //! # }
 //! ```
@@ -56,12 +51,14 @@
 //! does not synchronize at all is named when the time is over
 //! ([`Config::timeout`](drumline_group::Config::timeout)); then the engine has failed.
 
-mod background;
-mod bitmap;
+#[doc(hidden)]
+pub mod background;
+#[doc(hidden)]
+pub mod bitmap;
 mod engine;
-mod layout;
+#[doc(hidden)]
+pub mod layout;
 mod missing;
-mod on_device;
 mod on_host;
 mod options;
 mod pieces;
@@ -72,7 +69,8 @@ pub use self::{
     background::Counts,
     engine::{AsyncReduce, Place},
     missing::MissingTensors,
-    on_device::DeviceAsyncReduce,
     options::AsyncReduceOptions,
     registry::TensorRegistry,
 };
+#[doc(hidden)]
+pub use missing::names;

@@ -1,11 +1,10 @@
 use std::{collections::HashMap, sync::Arc};
 
-use drumline_accel::{Device, DeviceOptions, Place};
 use drumline_group::{DType, Element, GroupOptions, ProcessGroup};
 
 use super::{
-    background::Background, engine::AsyncReduce, layout::Layout, on_device::DeviceAsyncReduce,
-    on_host::OnHost, options::AsyncReduceOptions,
+    background::Background, engine::AsyncReduce, layout::Layout, on_host::OnHost,
+    options::AsyncReduceOptions,
 };
 use crate::{
     Error, Result,
@@ -83,27 +82,9 @@ impl TensorRegistry {
         AsyncReduce::new(Arc::new(Background::new(own, layout, options.op, OnHost::default())))
     }
 
-    /// Like [`freeze`](TensorRegistry::freeze), for tensors on a device of each rank. `allocate` gets a number of bytes, and
-    /// returns memory of the device for the fused buffer, which must live as long as the engine and what it has queued.
-    /// The engine has a process group and a device group of its own.
-    ///
-    /// # Errors
-    ///
-    /// As for [`freeze`](TensorRegistry::freeze), and as for [`DeviceGroup::new`](drumline_accel::DeviceGroup::new).
-    pub fn freeze_on(
-        self,
-        group: &ProcessGroup,
-        device: Arc<dyn Device>,
-        device_options: &DeviceOptions,
-        options: &AsyncReduceOptions,
-        allocate: impl FnOnce(usize) -> Result<Place, String>,
-    ) -> Result<DeviceAsyncReduce> {
-        let (own, layout) = self.lay_out(group, options)?;
-        DeviceAsyncReduce::new(own, device, device_options, layout, options.op, allocate)
-    }
-
     /// The engine's own group, and the layout that is the same on all ranks.
-    fn lay_out(
+    #[doc(hidden)]
+    pub fn lay_out(
         self,
         group: &ProcessGroup,
         options: &AsyncReduceOptions,

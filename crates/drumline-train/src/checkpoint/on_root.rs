@@ -28,23 +28,18 @@ impl Checkpoint {
     /// ranks. Rank 0 gets all of it, the others nothing. `path`, that of the file to be written, is for errors.
     ///
     /// ```
-    /// use drumline::ProcessGroup;
     /// use drumline::checkpoint::{Checkpoint, Tensor};
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut part = Checkpoint::default();
-    ///             let name = format!("of rank {}", group.rank());
-    ///             part.insert(Tensor::from_values(name, [1], &[0.5_f32]).unwrap());
-    ///             let part: Result<_, drumline::train::Error> = Ok(part);
-    ///             let all = Checkpoint::gather_on_root(&group, "file".as_ref(), part).unwrap();
-    ///             assert_eq!(all.tensors().len(), [2, 0][group.rank()]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
+    /// drumline::local(2, |group| {
+    ///     let mut part = Checkpoint::default();
+    ///     let name = format!("of rank {}", group.rank());
+    ///     part.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
+    ///     let part: Result<_, drumline::train::Error> = Ok(part);
+    ///     let all = Checkpoint::gather_on_root(&group, "file".as_ref(), part)?;
+    ///     assert_eq!(all.tensors().len(), [2, 0][group.rank()]);
+    ///     Ok(())
     /// })?;
-    /// # Ok::<_, drumline::Error>(())
+    /// # Ok::<_, drumline::train::Error>(())
     /// ```
     ///
     /// # Errors

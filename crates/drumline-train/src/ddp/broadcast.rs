@@ -49,19 +49,15 @@ impl<'g> Broadcast<'g> {
     /// [`Broadcast::new`] with another source than rank 0. It must be the same on all ranks.
     ///
     /// ```
-    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    /// use drumline::ddp::Broadcast;
     ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut value = [group.rank() as f32];
-    ///             let mut broadcast = Broadcast::from_rank(1, &group, 4);
-    ///             broadcast.tensor(&mut value).unwrap();
-    ///             broadcast.finish().unwrap();
-    ///             assert_eq!(value, [1.0]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
+    /// drumline::local(2, |group| {
+    ///     let mut value = [group.rank() as f32];
+    ///     let mut broadcast = Broadcast::from_rank(1, &group, 4);
+    ///     broadcast.tensor(&mut value)?;
+    ///     broadcast.finish()?;
+    ///     assert_eq!(value, [1.0]);
+    ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline::train::Error>(())
     /// ```

@@ -65,15 +65,6 @@ impl LossScale {
     }
 
     /// Goes on from a checkpoint.
-    ///
-    /// ```
-    /// use drumline::ddp::LossScale;
-    ///
-    /// let mut scale = LossScale::default();
-    /// scale.update(false);
-    /// let resumed = LossScale::default().resume(scale.value(), scale.growth_tracker());
-    /// assert_eq!(resumed, scale);
-    /// ```
     #[must_use]
     pub fn resume(mut self, value: f64, growth_tracker: u64) -> Self {
         self.value = value;

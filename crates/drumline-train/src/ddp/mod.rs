@@ -28,11 +28,8 @@
 //!     Ok(averaged.get::<f32>(0).unwrap_or_default().to_vec())
 //! };
 //!
-//! let ranks = ProcessGroup::local_world(2)?;
-//! let threads: Vec<_> =
-//!     ranks.into_iter().map(|group| std::thread::spawn(move || train(group))).collect();
-//! for thread in threads {
-//!     assert_eq!(thread.join().expect("no panic")?, [0.5, 4.0]);
+//! for averages in drumline::local(2, |group| Ok(train(group)?))? {
+//!     assert_eq!(averages, [0.5, 4.0]);
 //! }
 //! # Ok(())
 //! # }

@@ -13,17 +13,13 @@ use crate::{Error, Result};
 /// and the world are.
 ///
 /// ```
-/// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, ParameterSpec, verify_model}};
+/// use drumline::{DType, ddp::{DdpOptions, ParameterSpec, verify_model}};
 ///
-/// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(2)? {
-///         threads.spawn(move || {
-///             let weight = ParameterSpec::new("weight", [10 + group.rank()], DType::F32);
-///             let differs = verify_model(&group, &[weight], &[], &DdpOptions::default());
-///             assert!(differs.unwrap_err().to_string().contains("f32[11]"));
-///         });
-///     }
-///     Ok::<_, drumline::train::Error>(())
+/// drumline::local(2, |group| {
+///     let weight = ParameterSpec::new("weight", [10 + group.rank()], DType::F32);
+///     let differs = verify_model(&group, &[weight], &[], &DdpOptions::default());
+///     assert!(differs.unwrap_err().to_string().contains("f32[11]"));
+///     Ok(())
 /// })?;
 /// # Ok::<_, drumline::train::Error>(())
 /// ```

@@ -166,15 +166,6 @@ impl DistributedSamplerBuilder {
     /// Whether ranks may get no sample at all, as in torch: when the data set is empty, or when
     /// [`drop_last`](Self::drop_last) leaves fewer samples than ranks. `false` unless set: it is an error
     /// then, because nothing would be trained.
-    ///
-    /// ```
-    /// use drumline::sampler::DistributedSampler;
-    ///
-    /// let nothing = || DistributedSampler::builder(0, 2, 0);
-    /// assert!(nothing().build().is_err());
-    /// assert_eq!(nothing().allow_empty(true).build()?.iter().count(), 0);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn allow_empty(mut self, allow_empty: bool) -> Self {
         self.allow_empty = allow_empty;
         self

@@ -15,6 +15,7 @@ use drumline_train::{
     Error,
     checkpoint::{Checkpoint, CheckpointDirectory, Found, Tensor},
     ddp::ParameterSpec,
+    local,
 };
 use proptest::prelude::*;
 use rustix::fs::{CWD, Mode, mkfifoat};
@@ -268,13 +269,7 @@ fn tensors_are_checked() {
 
 /// Runs `work` on three ranks, which are threads.
 fn on_three_ranks<T: Send>(work: impl Fn(&ProcessGroup) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|threads| {
-        let groups = ProcessGroup::local_world(3).unwrap();
-        let work = &work;
-        let running: Vec<_> =
-            groups.into_iter().map(|group| threads.spawn(move || work(&group))).collect();
-        running.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    local(3, |group| Ok(work(&group))).unwrap()
 }
 
 #[test]

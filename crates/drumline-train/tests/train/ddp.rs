@@ -1,12 +1,11 @@
 //! Data-parallel training of a model written by hand, in f64: N ranks with a batch of b must end
 //! where one rank with a batch of N·b ends.
 
-use std::thread;
-
 use drumline_group::{DType, ProcessGroup};
 use drumline_train::ddp::{
     Broadcast, DdpOptions, GradientReducer, ParameterSpec, StateDigest, verify_model,
 };
+use drumline_train::local;
 
 const INPUTS: usize = 5;
 const HIDDEN: usize = 7;
@@ -131,14 +130,7 @@ fn train(group: &ProcessGroup, batch: usize, optimizer: Optimizer, options: &Ddp
 }
 
 fn train_on_threads(world_size: usize, optimizer: Optimizer, options: &DdpOptions) -> Vec<Mlp> {
-    let groups = ProcessGroup::local_world(world_size).unwrap();
-    thread::scope(|scope| {
-        let ranks: Vec<_> = groups
-            .into_iter()
-            .map(|group| scope.spawn(move || train(&group, BATCH_PER_RANK, optimizer, options)))
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    local(world_size, |group| Ok(train(&group, BATCH_PER_RANK, optimizer, options))).unwrap()
 }
 
 #[test]

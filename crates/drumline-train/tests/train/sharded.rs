@@ -1,22 +1,18 @@
 //! Averages and values that are shared out between the ranks.
 
-use std::thread;
-
 use drumline_group::{DType, ProcessGroup, bf16, f16};
-use drumline_train::ddp::{
-    DdpOptions, Divisor, GradientReducer, ParameterSpec, UnusedParameters, Values, ValuesMut, Wire,
+use drumline_train::{
+    ddp::{
+        DdpOptions, Divisor, GradientReducer, ParameterSpec, UnusedParameters, Values, ValuesMut,
+        Wire,
+    },
+    local,
 };
 use proptest::prelude::*;
 
 /// Runs `rank` on one thread for each rank and returns the results.
 fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
-    let groups = ProcessGroup::local_world(world_size).unwrap();
-    thread::scope(|scope| {
-        let rank = &rank;
-        let ranks: Vec<_> =
-            groups.into_iter().map(|group| scope.spawn(move || rank(group))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    local(world_size, |group| Ok(rank(group))).unwrap()
 }
 
 #[derive(Clone, Debug)]

@@ -1,21 +1,17 @@
 //! DDP and AsyncReduce, which are built from collectives, give the same bits on this backend.
 
-use std::thread;
-
 use drumline::{
     Config, DType, ProcessGroup,
     async_reduce::{AsyncReduceOptions, TensorRegistry},
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
+    local_with,
 };
 
 const LENGTHS: [usize; 3] = [1_000, 7, 30];
 
 /// The result of three ranks, which must be equal.
 fn same_on_three_ranks(config: &Config, rank: fn(ProcessGroup) -> Vec<u32>) -> Vec<u32> {
-    let groups = ProcessGroup::local_world_with(3, config).unwrap();
-    let ranks: Vec<_> =
-        groups.into_iter().map(|group| thread::spawn(move || rank(group))).collect();
-    let mut found: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    let mut found = local_with(3, config, |group| Ok(rank(group))).unwrap();
     assert!(found.iter().all(|of_rank| *of_rank == found[0]));
     found.remove(0)
 }

@@ -16,7 +16,7 @@ mod own_sums;
 mod rank;
 mod wait;
 
-use std::{sync::Arc, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 
 use drumline_engine::{Cause, CollectiveError};
 use drumline_mpi::Mpi;
@@ -28,6 +28,25 @@ use crate::Result;
 
 /// The name of this backend, and the scheme of its URL.
 pub(crate) const MPI: &str = "mpi";
+
+/// The library that would be loaded, in words. Loads it, and starts nothing.
+///
+/// # Errors
+///
+/// What was tried, and what to install.
+pub(crate) fn describe(library: Option<&Path>) -> Result<String, String> {
+    Mpi::load(library).map(|mpi| mpi.about().to_string()).map_err(|error| error.to_string())
+}
+
+/// Has `see_off` called before MPI is finalised. It says whether all ranks have come to their end.
+pub(crate) fn before_finalize(see_off: fn() -> bool) {
+    Mpi::before_finalize(see_off);
+}
+
+/// Whether MPI is in this process.
+pub(crate) fn is_loaded() -> bool {
+    Mpi::loaded().is_some()
+}
 
 /// MPI counts by 32 bits, in all blocks of a call together.
 const PIECE_BYTES_MAX: usize = 1 << 28;

@@ -190,31 +190,11 @@ impl EtcdStore {
     }
 
     /// The servers, the prefix and the job as text, for messages.
-    ///
-    /// ```no_run
-    /// # use drumline_store as drumline;
-    /// # use std::time::Duration;
-    /// # use drumline::store::{Cluster, EtcdStore};
-    /// let cluster = Cluster { servers: vec!["http://127.0.0.1:2379".into()], ..Cluster::default() };
-    /// let store = EtcdStore::open(&cluster, "job-17", Duration::from_secs(30))?;
-    /// assert_eq!(store.name(), "etcd://127.0.0.1:2379/drumline/job-17");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn name(&self) -> &str {
         self.handle.servers.name()
     }
 
     /// The address of the server that answered last; `None` if it cannot be reached now.
-    ///
-    /// ```no_run
-    /// # use drumline_store as drumline;
-    /// # use std::time::Duration;
-    /// # use drumline::store::{Cluster, EtcdStore};
-    /// let cluster = Cluster { servers: vec!["http://127.0.0.1:2379".into()], ..Cluster::default() };
-    /// let store = EtcdStore::open(&cluster, "job-17", Duration::from_secs(30))?;
-    /// assert!(store.address().is_some_and(|address| address.ip().is_loopback()));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn address(&self) -> Option<SocketAddr> {
         self.handle.servers.address()
     }

@@ -129,15 +129,6 @@ impl FileStore {
     }
 
     /// The path of the file.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::FileStore;
-    ///
-    /// let path = std::env::temp_dir().join(format!("drumline-path-{}", std::process::id()));
-    /// assert_eq!(FileStore::open(&path, 1)?.path(), path);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn path(&self) -> PathBuf {
         self.handle.path.clone()
     }

@@ -192,15 +192,6 @@ impl TcpStoreServer {
 
     /// The TCP address of the server: that of its first door with one. If the door is at all addresses of this machine,
     /// loopback.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStoreServer};
-    ///
-    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
-    /// assert!(server.address().is_some_and(|address| address.port() != 0));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn address(&self) -> Option<SocketAddr> {
         self.places.iter().find_map(|place| match place.address {
             Address::Tcp(address) => Some(address),
@@ -209,32 +200,12 @@ impl TcpStoreServer {
     }
 
     /// The endpoint of its first door, with the actual port.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStoreServer};
-    ///
-    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
-    /// assert!(server.endpoint().to_string().starts_with("tcp://127.0.0.1:"));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn endpoint(&self) -> &Endpoint {
         // There is at least one door.
         &self.places[0].endpoint
     }
 
     /// The endpoints of all its doors, in their order, with the actual ports.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::{BYTES_MAX, tcp::{Door, TcpStoreServer}};
-    ///
-    /// let door = Door::Loopback { host: "127.0.0.1".into(), port: 0 };
-    /// let server = TcpStoreServer::open(&[door.clone(), door], BYTES_MAX)?;
-    /// let [first, second] = [0, 1].map(|n| server.endpoints().nth(n));
-    /// assert!(first.is_some() && first != second);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn endpoints(&self) -> impl ExactSizeIterator<Item = &Endpoint> {
         self.places.iter().map(|place| &place.endpoint)
     }

@@ -304,29 +304,11 @@ impl TcpStore {
     }
 
     /// The [`Endpoint`] as text, for messages.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStore};
-    ///
-    /// let store = TcpStore::host("127.0.0.1", 0)?;
-    /// assert!(store.name().starts_with("tcp://127.0.0.1:"));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The server's address; `None` for a Unix socket.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStore};
-    ///
-    /// let store = TcpStore::host("127.0.0.1", 0)?;
-    /// assert!(store.address().is_some_and(|address| address.ip().is_loopback()));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn address(&self) -> Option<SocketAddr> {
         match self.target.address {
             Address::Tcp(address) => Some(address),
@@ -336,16 +318,6 @@ impl TcpStore {
 
     /// Joins a job of `world_size` processes. Each process calls this once. The host's call returns when all
     /// have joined, the calls of the others at once. Processes that use torch count, too.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStore};
-    ///
-    /// let store = TcpStore::host("127.0.0.1", 0)?;
-    /// let error = store.wait_for_workers(2, std::time::Duration::ZERO).unwrap_err();
-    /// assert!(error.to_string().contains("1 of 2 have joined"));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -405,18 +377,6 @@ impl TcpStore {
     ///
     /// A client may end before the others have finished. But when the host ends, the store is gone. So the
     /// host calls this before it drops the store. A process that dies closes its connections, too.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStore};
-    ///
-    /// let patience = std::time::Duration::from_secs(5);
-    /// let host = TcpStore::host("127.0.0.1", 0)?;
-    /// let port = host.address().map_or(0, |address| address.port());
-    /// drop(TcpStore::connect("127.0.0.1", port, patience)?);
-    /// assert!(host.wait_for_departure(patience));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     pub fn wait_for_departure(&self, timeout: Duration) -> bool {
         self.wait_for_departure_telling(timeout, WARN_AFTER)
     }

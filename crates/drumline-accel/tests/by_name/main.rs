@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drumline_accel::{Device, DeviceOptions, DeviceSlice, Place, Stream};
+use drumline_accel::{Device, DeviceAsyncReduce, DeviceOptions, DeviceSlice, Place, Stream};
 use drumline_cuda::{CudaDevice, DeviceMemory, Driver};
 use drumline_group::{Config, DType, ProcessGroup, ReduceOp};
 use drumline_standin::{Controls, library};
-use drumline_train::async_reduce::{AsyncReduceOptions, DeviceAsyncReduce, TensorRegistry};
+use drumline_train::async_reduce::{AsyncReduceOptions, TensorRegistry};
 use drumline_train::{Error, Result};
 
 /// The stand-in belongs to the process, so tests take turns.
@@ -88,7 +88,7 @@ impl Rank {
         let mut fused = None;
         let device = Arc::new(self.device.clone());
         let on = DeviceOptions::default().window_bytes(4096);
-        let engine = tensors.freeze_on(&self.group, device, &on, options, |bytes| {
+        let engine = DeviceAsyncReduce::new(tensors, &self.group, device, &on, options, |bytes| {
             let memory = self.device.allocate(bytes).map_err(|error| error.to_string())?;
             Ok(fused.insert(memory).place())
         })?;
@@ -327,7 +327,8 @@ fn wrong_arguments_are_refused_and_harm_nothing() {
         let device = Arc::new(rank.device.clone());
         let on = DeviceOptions::default().window_bytes(4096);
         let short = |_| Ok(Place { address: 4096, bytes: 8 });
-        let error = tensors.freeze_on(&rank.group, device, &on, &options, short).unwrap_err();
+        let error =
+            DeviceAsyncReduce::new(tensors, &rank.group, device, &on, &options, short).unwrap_err();
         assert!(error.to_string().contains("the fused buffer is 8 bytes"), "{error}");
     });
     bench.is_clean();

@@ -2,23 +2,30 @@
 
 use std::{fmt, mem::take, ops::Range, sync::Arc};
 
-use drumline_accel::{
-    Device, DeviceGroup, DeviceOptions, DeviceSlice, DeviceWork, Error as DeviceError, Event,
-    Place, Stream, Wanted,
+use drumline_device::{Device, Event, Place, Stream};
+use drumline_group::{Cause, DType, ProcessGroup, driving};
+use drumline_train::{
+    Error, Result,
+    async_reduce::{
+        AsyncReduceOptions, Counts, TensorRegistry,
+        background::{Background, Held},
+        bitmap::Bitmap,
+        layout::{Layout, Tensor},
+        names,
+    },
 };
-use drumline_group::{Cause, DType, ProcessGroup, ReduceOp, driving};
 
-use super::{
-    background::{Background, Counts, Held},
-    bitmap::Bitmap,
-    layout::{Layout, Tensor},
-    missing::names,
+use crate::{
+    Error as DeviceError,
+    group::DeviceGroup,
+    options::{DeviceOptions, Wanted},
+    slice::DeviceSlice,
+    work::DeviceWork,
 };
-use crate::{Error, Result};
 
 /// Reduces named tensors of a device over a group, in any order, to one fused buffer of the device.
 ///
-/// Made by [`TensorRegistry::freeze_on`](super::TensorRegistry::freeze_on). A tensor is copied out when its stream has
+/// A tensor is copied out when its stream has
 /// come to where it was when the tensor was brought, and when all ranks have brought its bucket. The sums are copied to the
 /// fused buffer. No call waits for the device.
 ///
@@ -29,8 +36,8 @@ use crate::{Error, Result};
 ///
 /// use drumline::{
 ///     ProcessGroup,
-///     async_reduce::{AsyncReduceOptions, DeviceAsyncReduce, TensorRegistry},
-///     device::{Device, DeviceOptions, DeviceSlice, Driver, Stream},
+///     async_reduce::{AsyncReduceOptions, TensorRegistry},
+///     device::{Device, DeviceAsyncReduce, DeviceOptions, DeviceSlice, Driver, Stream},
 /// };
 ///
 /// # fn example(group: ProcessGroup, gradient: DeviceSlice) -> Result<(), Box<dyn std::error::Error>> {
@@ -38,7 +45,8 @@ use crate::{Error, Result};
 /// tensors.register::<f32>("weight", 1_000)?;
 /// let device = Driver::load(None)?.device(0)?;
 /// let mut fused = None;
-/// let mut reduce: DeviceAsyncReduce = tensors.freeze_on(
+/// let mut reduce = DeviceAsyncReduce::new(
+///     tensors,
 ///     &group,
 ///     Arc::new(device.clone()),
 ///     &DeviceOptions::default(),
@@ -122,15 +130,22 @@ impl Held for OnDevice {
 }
 
 impl DeviceAsyncReduce {
-    /// `allocate` gets the number of bytes.
-    pub(super) fn new(
-        group: ProcessGroup,
+    /// Like [`TensorRegistry::freeze`], for tensors on a device of each rank. `allocate` gets a number of bytes, and
+    /// returns memory of the device for the fused buffer, which must live as long as the engine and what it has queued.
+    /// The engine has a process group and a device group of its own.
+    ///
+    /// # Errors
+    ///
+    /// As for [`TensorRegistry::freeze`], and as for [`DeviceGroup::new`].
+    pub fn new(
+        tensors: TensorRegistry,
+        group: &ProcessGroup,
         device: Arc<dyn Device>,
         device_options: &DeviceOptions,
-        layout: Layout,
-        op: ReduceOp,
+        options: &AsyncReduceOptions,
         allocate: impl FnOnce(usize) -> Result<Place, String>,
     ) -> Result<DeviceAsyncReduce> {
+        let (group, layout) = tensors.lay_out(group, options)?;
         // Data in pieces goes through the host, so no other way need be tried.
         let on = DeviceGroup::new(&group, device, &device_options.clone().way(Wanted::Host))?;
         let fused = Arc::new(Fused::new(&on, &layout, allocate)?);
@@ -138,7 +153,7 @@ impl DeviceAsyncReduce {
         let brought = Bitmap::new(layout.tensors.len());
         let pending = layout.buckets.iter().map(|bucket| bucket.tensors.len()).collect();
         let held = OnDevice { on: on.clone(), fused: fused.clone(), sources, works: Vec::new() };
-        let background = Arc::new(Background::new(group, layout, op, held));
+        let background = Arc::new(Background::new(group, layout, options.op, held));
         Ok(DeviceAsyncReduce { background, on, fused, brought, pending, before: Vec::new() })
     }
 
@@ -393,7 +408,8 @@ impl Fused {
         layout: &Layout,
         allocate: impl FnOnce(usize) -> Result<Place, String>,
     ) -> Result<Fused> {
-        let invalid = |problem| Err(Error::InvalidArgument { operation: "freeze_on", problem });
+        let invalid =
+            |problem| Err(Error::InvalidArgument { operation: "DeviceAsyncReduce::new", problem });
         let mut bytes = 0_usize;
         let ranges: Vec<Range<usize>> = layout
             .tensors
@@ -415,7 +431,7 @@ impl Fused {
                 "the fused buffer is {place}; it takes {bytes} bytes at a multiple of {ALIGNMENT}"
             ));
         }
-        on.check("freeze_on", DeviceSlice::new(place, DType::U8))?;
+        on.check("DeviceAsyncReduce::new", DeviceSlice::new(place, DType::U8))?;
         let tensors = layout.tensors.iter().zip(ranges).filter_map(|(tensor, range)| {
             Some(DeviceSlice::new(place.part(range)?, tensor.spec.dtype))
         });
