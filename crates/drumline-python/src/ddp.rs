@@ -42,7 +42,7 @@ pub(crate) fn broadcast(py: Python<'_>, group: &Group, mut tensors: Vec<Memory>)
     signals::run(py, || {
         let total_bytes = tensors.iter().map(Memory::len).sum();
         let mut broadcast = Broadcast::new(&group, total_bytes);
-        tensors.iter_mut().try_for_each(|tensor| broadcast.tensor(tensor.write::<u8>()))?;
+        tensors.iter_mut().try_for_each(|tensor| broadcast.tensor(tensor.bytes_mut()))?;
         broadcast.finish()
     })
 }
@@ -53,7 +53,7 @@ pub(crate) fn digests(py: Python<'_>, tensors: Vec<Memory>) -> PyResult<Vec<i64>
     check_bytes("digests", &tensors)?;
     let digest = |tensor: &Memory| {
         let mut digest = StateDigest::default();
-        digest.tensor(&ParameterSpec::new("", [tensor.len()], DType::U8), tensor.read::<u8>());
+        digest.tensor(&ParameterSpec::new("", [tensor.len()], DType::U8), tensor.bytes());
         digest.finish() as i64
     };
     Ok(py.detach(|| tensors.iter().map(digest).collect()))

@@ -12,8 +12,7 @@ use std::{
 use drumline::{
     DType,
     device::{
-        self, CudaDevice, DeviceGroup as Core, DeviceOp, DeviceOptions, DeviceSlice, Driver, Place,
-        Stream,
+        self, CudaDevice, DeviceGroup as Core, DeviceOptions, DeviceSlice, Driver, Place, Stream,
     },
 };
 use pyo3::{

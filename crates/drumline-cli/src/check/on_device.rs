@@ -28,7 +28,7 @@ struct Rank<'a> {
 type Attempt = fn(&Rank<'_>) -> Result<bool>;
 
 /// Those of `OPERATIONS` that have a form for devices. The others are calls of the host alone.
-const ON_DEVICE: [(&str, Attempt); 12] = [
+const ON_DEVICE: [(&str, Attempt); 10] = [
     ("send, recv", |rank| {
         let (ranks, own) = (rank.group.world_size(), rank.group.rank());
         let (sent, got) = (rank.holding(&[own as f32])?, rank.holding(&[9.0])?);
