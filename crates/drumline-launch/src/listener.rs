@@ -26,8 +26,8 @@ pub(crate) struct Listener<'a> {
     job: &'a Job,
     pub(crate) events: Events,
     signals: Signals,
-    /// Whether a signal that ends the job has come.
-    is_told: bool,
+    /// The first signal that ends the job.
+    told: Option<Signal>,
     /// Set while no rank runs.
     last_resort: Option<LastResort>,
     /// Whether processes that have lost their parents become children of this one.
@@ -41,7 +41,7 @@ impl Listener<'_> {
         events.add(signals.ready(), Source::Signals)?;
         // Those of a container become children of its first process.
         let adopts = getpid().is_init() || has_become_subreaper();
-        Ok(Listener { job, events, signals, is_told: false, last_resort: None, adopts })
+        Ok(Listener { job, events, signals, told: None, last_resort: None, adopts })
     }
 
     /// Starts the workers, and waits until all have ended.
@@ -82,7 +82,7 @@ impl Listener<'_> {
             } else {
                 let is_news = !attempt.is_ending();
                 attempt.handle_signal(Event::End(signal), is_typed);
-                self.is_told = true;
+                self.told.get_or_insert(signal);
                 ending.get_or_insert(signal);
                 if is_news {
                     say(&format!(
@@ -104,11 +104,11 @@ impl Listener<'_> {
         self.events.add(ended.console.finished(), Source::Output)?;
         let mut patience = Patience::begin();
         let is_read = loop {
-            if self.events.wait(self.is_told.then_some(TURN))?.contains(&Source::Output) {
+            if self.events.wait(self.told.map(|_| TURN))?.contains(&Source::Output) {
                 break true;
             }
             self.ending_signal();
-            if self.is_told && patience.is_over() {
+            if self.is_told() && patience.is_over() {
                 break false;
             }
         };
@@ -121,7 +121,7 @@ impl Listener<'_> {
     pub(crate) fn see_out(&mut self) {
         see_out(|| {
             self.ending_signal();
-            self.is_told
+            self.is_told()
         });
     }
 
@@ -139,15 +139,15 @@ impl Listener<'_> {
 
     /// Whether a signal that ends the job has come.
     pub(crate) fn is_told(&self) -> bool {
-        self.is_told
+        self.told.is_some()
     }
 
-    /// Waits for this time. A signal that ends a job ends the wait, and is returned.
+    /// Waits for this time, or until a signal ends the job, which is returned. It may have come as a failure ended the world.
     pub(crate) fn pause(&mut self, time: Duration) -> Result<Option<Signal>> {
         let until = Instant::now() + time;
         loop {
-            if let Some(signal) = self.ending_signal() {
-                return Ok(Some(signal));
+            if let told @ Some(_) = self.ending_signal().or(self.told) {
+                return Ok(told);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -167,7 +167,7 @@ impl Listener<'_> {
                     sweep::collect_adopted(|_| false);
                 }
             } else if ends_job(self.job, signal) {
-                self.is_told = true;
+                self.told.get_or_insert(signal);
                 ending.get_or_insert(signal);
             } else if signal == Signal::TSTP {
                 stop_myself();

@@ -243,8 +243,7 @@ fn health_and_metrics_are_told_over_http() {
     assert!(Command::new("kill").args(["-9", pid]).status().unwrap().success());
     eventually("the failure is seen", || get(&address, "/health").starts_with("HTTP/1.1 503 "));
     assert!(get(&address, "/health").contains("\"healthy\":false,\"state\":\"failed\""));
-    // Between the end of the world and the pause a signal may come too early.
-    eventually("the job pauses", || has("drumline_ranks_running 0"));
+    // The world ends now, or the job pauses already.
     started.signal(Signal::TERM);
     let ended = started.end();
     assert!([143, 137].contains(&ended.code), "{}", ended.stderr);
