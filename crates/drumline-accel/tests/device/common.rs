@@ -25,7 +25,7 @@ pub(crate) struct Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         if !self.is_settled.load(Ordering::Relaxed) && !thread::panicking() {
-            self.wait_for(0, 0, Duration::from_secs(2));
+            self.wait_for(0, 0, Duration::from_secs(10));
         }
     }
 }
