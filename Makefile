@@ -113,7 +113,7 @@ docs:
 build-tests:
 	cargo build --locked --workspace --all-targets $(FEATURES)
 
-# Many tests wait: so many programs run at a time as there are cores, and so many tests in each.
+# Many tests wait: two programs run at a time, and in each as many tests as there are cores.
 unit:
 	$(OWN) env RUST_TEST_THREADS=$$(getconf _NPROCESSORS_ONLN) $(PYTHON) .ci/cargo_test.py --locked --workspace $(FEATURES)
 

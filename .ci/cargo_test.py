@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`cargo test` with as many test programs at once as there are cores: python3 .ci/cargo_test.py [ARGUMENT OF CARGO ...]
+"""`cargo test` with two test programs at once: python3 .ci/cargo_test.py [ARGUMENT OF CARGO ...]
 
 Cargo runs one after the other, and many of them wait. The output of each is printed when it ends.
 
@@ -17,6 +17,8 @@ import pathlib
 import subprocess
 import sys
 
+# Each of them runs as many tests at once as there are cores, and some of these have many ranks.
+AT_ONCE = 2
 # More than these fail for one reason.
 FEW = 3
 
@@ -64,7 +66,7 @@ def main(arguments: list[str]) -> int:
     # Programs of a folder `tests` take longer than those of the sources, and the examples of the documentation longest.
     found.sort(key=lambda it: "/tests/" not in it.name)
     found.insert(0, Program("the examples of the documentation", ("cargo", "test", "--doc", *arguments)))
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         ended = list(zip(found, pool.map(Program.run, found), strict=True))
 
     failed = [(it, failures(output)) for it, (status, output) in ended if status != 0]
