@@ -12,7 +12,7 @@ use burn::{
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Tensor},
 };
-use drumline::{Config, SpawnError, init_process_group};
+use drumline::{ProcessGroup, SpawnError};
 use drumline_burn::{DistributedDataParallel, Result};
 
 const STEPS: usize = 20;
@@ -27,7 +27,7 @@ fn main() -> Result<(), SpawnError> {
 
 /// What each process does.
 fn rank() -> Result<()> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let device = Device::flex().autodiff();
     let new = || LinearConfig::new(1, 1).with_initializer(Initializer::Zeros).init(&device);
     let (ddp, mut model) = DistributedDataParallel::wrap(new(), &group)?;

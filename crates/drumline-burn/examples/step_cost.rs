@@ -18,7 +18,7 @@ use burn::{
     optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{Device, Distribution, Tensor, activation::relu},
 };
-use drumline::{Config, ProcessGroup, init_process_group};
+use drumline::ProcessGroup;
 use drumline_burn::DistributedDataParallel;
 
 const WIDTHS: [usize; 7] = [1024, 3072, 3072, 3072, 3072, 3072, 10];
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         Some(other) => return Err(format!("expected sgd or adamw, not {other}").into()),
     };
     let rounds: usize = arguments.next().map_or(Ok(15), |it| it.parse())?;
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
 
     let device = Device::flex().autodiff();
     device.seed(group.rank() as u64);

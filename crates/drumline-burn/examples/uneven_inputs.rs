@@ -11,7 +11,7 @@ use burn::{
     optim::SgdConfig,
     tensor::{Device, Tensor},
 };
-use drumline::{Config, ProcessGroup, SpawnError, init_process_group};
+use drumline::{ProcessGroup, SpawnError};
 use drumline_burn::{DdpOptions, DistributedDataParallel, Divisor, Result, parameters_digest};
 
 /// How many batches each rank has.
@@ -23,7 +23,7 @@ fn main() -> Result<(), SpawnError> {
 
 /// What each process does.
 fn rank() -> Result<()> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     for divisor in [Divisor::InitialWorld, Divisor::ActiveRanks] {
         train(&group, divisor)?;
     }

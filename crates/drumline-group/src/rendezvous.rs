@@ -125,19 +125,8 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
 
 /// Whether a launcher started this process: `RANK` and `WORLD_SIZE` are set.
 ///
-/// A program that also runs without a launcher asks this before it uses `env://`.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, ProcessGroup, init_process_group, is_launched};
-///
-/// let group = match is_launched() {
-///     true => init_process_group("env://", &Config::from_env()?)?,
-///     false => ProcessGroup::alone(),
-/// };
-/// assert!(is_launched() || group.world_size() == 1);
-/// # Ok::<_, drumline::Error>(())
-/// ```
+/// [`ProcessGroup::init_or_alone`](crate::ProcessGroup::init_or_alone) asks this, so that one program runs with and without
+/// a launcher.
 pub fn is_launched() -> bool {
     env::var_os("RANK").is_some() && env::var_os("WORLD_SIZE").is_some()
 }

@@ -23,9 +23,9 @@ use std::{
 };
 
 use drumline::{
-    Begun, Config, ProcessGroup, ReduceOp, RegisteredBuffer,
+    Begun, ProcessGroup, ReduceOp, RegisteredBuffer,
     async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
-    init_process_group, is_launched, local,
+    is_launched, local,
 };
 
 const TENSORS: usize = 46;
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         len: setting("LEN", 1024 * 1024)?,
     };
     if is_launched() {
-        let group = init_process_group("env://", &Config::from_env()?)?;
+        let group = ProcessGroup::from_env()?;
         return Ok(measure(group, settings)?);
     }
     local(2, |group| Ok(measure(group, settings)?))?;

@@ -7,10 +7,10 @@
 
 use std::error::Error;
 
-use drumline::{Config, ReduceOp, init_process_group};
+use drumline::{ProcessGroup, ReduceOp};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let mut ranks = [1_u64];
     group.all_reduce(&mut ranks, ReduceOp::Sum)?;
     if ranks[0] != group.world_size() as u64 {

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use drumline::{Config, ReduceOp, Step, init_process_group, step};
+use drumline::{ProcessGroup, ReduceOp, Step, step};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let checkpoint = env::args_os().nth(1);
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let saved = checkpoint.and_then(|path| fs::read_to_string(path).ok());
     let first: u64 = saved.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
 
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     for number in first.. {
         if step(number) == Step::Stop {
             break;

@@ -2,13 +2,10 @@
 //! adapters are built from.
 //!
 //! ```
-//! use drumline::{Config, ProcessGroup, ReduceOp, init_process_group, is_launched};
+//! use drumline::{ProcessGroup, ReduceOp};
 //!
 //! // Under `drumline run` or `torchrun` one of many processes, otherwise alone.
-//! let group = match is_launched() {
-//!     true => init_process_group("env://", &Config::from_env()?)?,
-//!     false => ProcessGroup::alone(),
-//! };
+//! let group = ProcessGroup::init_or_alone()?;
 //! let mut gradient = [1.0_f32, 2.0, 3.0];
 //! group.all_reduce(&mut gradient, ReduceOp::Avg)?; // now the same on every rank
 //! group.destroy()?;

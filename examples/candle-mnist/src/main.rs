@@ -20,9 +20,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, loss};
 use clap::Parser;
 use drumline::{
-    Config, ProcessGroup, ReduceOp,
+    ProcessGroup, ReduceOp,
     checkpoint::CheckpointDirectory,
-    init_process_group, is_launched,
     sampler::{DistributedSampler, evaluation_shard},
 };
 use drumline_candle::{AdamW, DataParallel, checkpoint, resume, variables_digest};
@@ -71,10 +70,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let group = match is_launched() {
-        true => init_process_group("env://", &Config::from_env()?)?,
-        false => ProcessGroup::alone(),
-    };
+    let group = ProcessGroup::init_or_alone()?;
     train(&options, &group).with_context(|| format!("rank {} fails", group.rank()))?;
     Ok(group.destroy()?)
 }

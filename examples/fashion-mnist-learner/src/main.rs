@@ -20,7 +20,7 @@ use burn::{
     },
 };
 use clap::Parser;
-use drumline::{Config, ProcessGroup, init_process_group, is_launched};
+use drumline::ProcessGroup;
 use drumline_burn::{DistributedDataParallel, distribute, parameters_digest};
 use fashion_mnist::data::DataSet;
 use fashion_mnist_learner::{data::loader, model::Classifier};
@@ -53,10 +53,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let group = match is_launched() {
-        true => init_process_group("env://", &Config::from_env()?)?,
-        false => ProcessGroup::alone(),
-    };
+    let group = ProcessGroup::init_or_alone()?;
     let device = Device::flex().autodiff();
     device.seed(42);
     let data = DataSet::load(options.data.as_deref())?;

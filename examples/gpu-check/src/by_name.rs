@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use drumline::{
-    Config, DType, ReduceOp,
+    DType, ProcessGroup, ReduceOp,
     async_reduce::{AsyncReduceOptions, TensorRegistry},
     device::{Device, DeviceAsyncReduce, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
-    init_process_group,
 };
 
 use crate::Options;
@@ -27,7 +26,7 @@ pub(crate) fn headline() {
 
 /// What one rank does.
 pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let device = Driver::load(options.library.as_deref())?.device(options.device)?;
     let bytes = TENSOR_BYTES.min(options.bytes_max / TENSORS).next_multiple_of(4);
     let stream = device.stream()?;

@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor, TensorData, activation::tanh};
-use drumline::{Config, ProcessGroup, init_process_group};
+use drumline::ProcessGroup;
 use drumline_burn::{DistributedDataParallel, named_tensors, parameters_digest};
 
 use crate::Options;
@@ -107,7 +107,7 @@ fn data(rows: usize, columns: usize, seed: usize) -> TensorData {
 
 /// What one rank does.
 pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let device = device(options);
     // The ranks begin with different parameters, and get those of rank 0.
     let (ddp, mut model) = DistributedDataParallel::wrap(Network::new(rank, &device), &group)?;

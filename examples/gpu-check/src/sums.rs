@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use drumline::{
-    Config, DType, ReduceOp,
+    DType, ProcessGroup, ReduceOp,
     device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Driver, Wanted},
-    init_process_group,
 };
 
 use crate::Options;
@@ -19,7 +18,7 @@ pub(crate) fn headline() {
 
 /// What one rank does.
 pub(crate) fn one(options: &Options, rank: usize) -> anyhow::Result<()> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let device = Driver::load(options.library.as_deref())?.device(options.device)?;
     let through_host = DeviceOptions::default().way(Wanted::Host);
     let on = DeviceGroup::new(&group, Arc::new(device.clone()), &through_host)?;

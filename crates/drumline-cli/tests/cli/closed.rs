@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, thread, time::Duration};
 
-use drumline::{Config, ReduceOp, init_process_group, is_launched};
+use drumline::{ProcessGroup, ReduceOp, is_launched};
 use rustix::process::Signal;
 
 use crate::launch::Launch;
@@ -14,7 +14,7 @@ fn rank() {
     if !is_launched() {
         return;
     }
-    let group = init_process_group("env://", &Config::from_env().unwrap()).unwrap();
+    let group = ProcessGroup::from_env().unwrap();
     let mut sum = [group.rank() as i64];
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     println!("sum {} listeners {:?}", sum[0], tcp_listeners("self"));

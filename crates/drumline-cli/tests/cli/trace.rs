@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::{Config, ReduceOp, init_process_group, is_launched};
+use drumline::{ProcessGroup, ReduceOp, is_launched};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -22,7 +22,7 @@ fn rank() {
     if !is_launched() {
         return;
     }
-    let group = init_process_group("env://", &Config::from_env().unwrap()).unwrap();
+    let group = ProcessGroup::from_env().unwrap();
     for call in 0..CALLS {
         let mut data = vec![1.0_f32; 1 + call as usize * 1_000];
         group.all_reduce(&mut data, ReduceOp::Sum).unwrap();

@@ -16,9 +16,43 @@ use crate::{
     Config, Result,
     addresses::addresses,
     backend::mpi::MPI,
-    rendezvous::{DRUMLINE_STORE, Rendezvous, rendezvous},
+    rendezvous::{DRUMLINE_STORE, Rendezvous, is_launched, rendezvous},
     start_up::WHY_COMES,
 };
+
+impl ProcessGroup {
+    /// The group of the whole job, as the environment describes it: [`init_process_group`] with `env://` and
+    /// [`Config::from_env`]. `drumline run`, torchrun, and [`spawn`](https://docs.rs/drumline) set that environment.
+    ///
+    /// # Errors
+    ///
+    /// As for [`init_process_group`] and [`Config::from_env`].
+    pub fn from_env() -> Result<ProcessGroup> {
+        init_process_group("env://", &Config::from_env()?)
+    }
+
+    /// For programs that run with and without a launcher: [`ProcessGroup::from_env`] if [`is_launched`], otherwise
+    /// [`ProcessGroup::alone`].
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// use drumline::{ProcessGroup, is_launched};
+    ///
+    /// let group = ProcessGroup::init_or_alone()?;
+    /// assert!(is_launched() || group.world_size() == 1);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`ProcessGroup::from_env`]; none without a launcher.
+    pub fn init_or_alone() -> Result<ProcessGroup> {
+        match is_launched() {
+            true => ProcessGroup::from_env(),
+            false => Ok(ProcessGroup::alone()),
+        }
+    }
+}
 
 /// Connects all processes of the job to one group, named `world`.
 ///

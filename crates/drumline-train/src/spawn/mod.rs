@@ -33,7 +33,7 @@ use child::Place;
 /// If this program ignores SIGCHLD, or other code of it collects all children, the system does not tell how a process has
 /// ended. Then one whose function has returned without an error has ended well, and any other one has failed.
 ///
-/// The processes meet by `init_process_group("env://", ..)`: they have the environment of `drumline run
+/// The processes meet by `ProcessGroup::from_env`: they have the environment of `drumline run
 /// --no-torch-store`, a secret of their own, and a store that this process hosts on a Unix socket. A process ends when
 /// `function` returns, and with the process that started it.
 ///
@@ -43,11 +43,11 @@ use child::Place;
 ///
 /// ```no_run
 /// # use drumline_train as drumline;
-/// # use drumline_group::{Config, init_process_group};
+/// # use drumline_group::ProcessGroup;
 /// fn main() -> Result<(), drumline::SpawnError> {
 ///     let steps = 1000; // every process has this
 ///     let ranks = drumline::spawn(4, |rank| {
-///         let group = init_process_group("env://", &Config::from_env()?)?;
+///         let group = ProcessGroup::from_env()?;
 ///         println!("rank {rank} of {} makes {steps} steps", group.world_size());
 ///         group.destroy()
 ///     })?;

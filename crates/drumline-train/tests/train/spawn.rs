@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Config, ReduceOp, Spawn, SpawnError, init_process_group};
+use drumline::{ProcessGroup, ReduceOp, Spawn, SpawnError};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 
 /// Far longer than any test needs: it only tells a hang from slowness.
@@ -50,7 +50,7 @@ fn sleep() -> ! {
 fn ranks_meet_and_have_what_the_program_has_computed() {
     let factor: f32 = "2".parse().unwrap();
     let processes = ranks(3, "ranks_meet_and_have_what_the_program_has_computed").start(|rank| {
-        let group = init_process_group("env://", &Config::from_env()?)?;
+        let group = ProcessGroup::from_env()?;
         assert_eq!((group.rank(), group.world_size()), (rank, 3));
         let mut sum = [factor * rank as f32];
         group.all_reduce(&mut sum, ReduceOp::Sum)?;
@@ -138,7 +138,7 @@ fn who_has_only_lost_the_culprit_is_not_blamed_whoever_ends_first() {
         for _ in 0..times {
             let run = |rank| -> Result<(), Anything> {
                 let _slow = (rank == 1 && how.ends_with("slow")).then_some(Slow);
-                let group = init_process_group("env://", &Config::from_env()?)?;
+                let group = ProcessGroup::from_env()?;
                 match how.split(',').next().unwrap() {
                     _ if rank != 1 => {}
                     "panic" => panic!("boom"),
@@ -179,7 +179,7 @@ fn an_error_is_told() {
 #[test]
 fn an_error_of_a_group_is_told_in_its_words() {
     let processes = ranks(1, "an_error_of_a_group_is_told_in_its_words").start(|_| {
-        let group = init_process_group("env://", &Config::from_env()?)?;
+        let group = ProcessGroup::from_env()?;
         group.abort();
         let _ = group.barrier();
         group.barrier().unwrap();

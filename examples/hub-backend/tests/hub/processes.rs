@@ -10,8 +10,7 @@ use std::{
 };
 
 use drumline::{
-    Cause, Config, Endpoint, Error, ReduceOp, auth::Secret, init_process_group,
-    store::tcp::TcpStoreServer,
+    Cause, Endpoint, Error, ProcessGroup, ReduceOp, auth::Secret, store::tcp::TcpStoreServer,
 };
 
 const RANKS: usize = 3;
@@ -21,7 +20,7 @@ fn rank_process() {
     let Ok(victim) = env::var("HUB_VICTIM") else { return };
     let victim: usize = victim.parse().unwrap();
     hub_backend::register().unwrap();
-    let group = init_process_group("env://", &Config::from_env().unwrap()).unwrap();
+    let group = ProcessGroup::from_env().unwrap();
     assert_eq!(group.config().backend.as_deref(), Some("Hub"));
     let mut data = vec![group.rank() as f32; 100_000];
     group.all_reduce(&mut data, ReduceOp::Sum).unwrap();

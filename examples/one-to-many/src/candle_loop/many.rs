@@ -3,14 +3,14 @@
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, linear, loss, seq};
-use drumline::{Config, init_process_group, sampler::DistributedSampler};
+use drumline::{ProcessGroup, sampler::DistributedSampler};
 use drumline_candle::DataParallel;
 use fashion_mnist::data::{CLASSES, DataSet, PIXELS, Split};
 
 const BSIZE: usize = 32;
 
 pub(crate) fn train() -> Result<f64> {
-    let group = init_process_group("env://", &Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let dev = Device::Cpu;
     let data = DataSet::load(None)?;
     let (train_images, train_labels) = tensors(&data.train, &dev)?;

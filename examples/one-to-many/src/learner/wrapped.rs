@@ -12,7 +12,7 @@ use burn::{
         metric::{AccuracyMetric, LossMetric},
     },
 };
-use drumline::init_process_group;
+use drumline::ProcessGroup;
 use drumline_burn::{DistributedDataParallel, data::DataLoaderBuilder, distribute};
 use fashion_mnist::data::DataSet;
 use fashion_mnist_learner::{
@@ -21,7 +21,7 @@ use fashion_mnist_learner::{
 };
 
 pub(crate) fn train() -> Result<f64> {
-    let group = init_process_group("env://", &drumline::Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let device = Device::flex().autodiff();
     let data = DataSet::load(None)?;
     let images = Numbers(data.train.count());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::{data::dataloader::DataLoader, module::Module, optim::AdamConfig, tensor::Device};
-use drumline::init_process_group;
+use drumline::ProcessGroup;
 use drumline_burn::{DistributedDataParallel, data::DataLoaderBuilder};
 use fashion_mnist::data::DataSet;
 use fashion_mnist_learner::{
@@ -13,7 +13,7 @@ use fashion_mnist_learner::{
 };
 
 pub(crate) fn train() -> Result<f64> {
-    let group = init_process_group("env://", &drumline::Config::from_env()?)?;
+    let group = ProcessGroup::from_env()?;
     let device = Device::flex().autodiff();
     let data = DataSet::load(None)?;
     let images = Numbers(data.train.count());
