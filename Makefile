@@ -11,7 +11,7 @@ PYTHON_VENV := target/python-venv
 # Before a command: nothing of the caller's environment reaches it but what builds and tests need.
 OWN := $(PYTHON) .ci/own_environment.py
 
-.PHONY: help train test prepared static rust format links lint build-tests unit check features model docs python python-package python-release python-suite pytest-1 pytest-2 python-types torch-suite \
+.PHONY: help train test prepared static rust format links lint build-tests unit check features model docs python python-package python-release python-suite pytest-1 pytest-2 pytest-files python-types torch-suite \
         command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv torch-versions mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
@@ -383,12 +383,17 @@ SUITE := $(OWN) env $(FOR_RANKS) $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_
 python: $(PYTEST_PARTS) python-types torch-suite
 
 # As in .ci/cargo_test.py: what fails runs once more, without the tests that did not.
+PYTEST_SHARED := target/pytest-files
 CACHE = target/pytest-$*
-PART_ARGS = --part=$*/$(words $(PYTEST_PARTS)) -o cache_dir=$(CACHE) $(PYTEST_ARGS)
+PART_ARGS = -o cache_dir=$(CACHE) $(PYTEST_ARGS)
 
-$(PYTEST_PARTS): pytest-%: python-package $(PYTHON_VENV)/matplotlib
+pytest-files: python-package $(PYTHON_VENV)/matplotlib
+	rm -rf $(PYTEST_SHARED)
+	mkdir -p $(PYTEST_SHARED)
+
+$(PYTEST_PARTS): pytest-%: pytest-files
 	rm -rf $(CACHE)
-	$(PYTEST) $(PART_ARGS) || { $(PYTEST) $(PART_ARGS) --last-failed && \
+	$(PYTEST) $(PART_ARGS) --share $(abspath $(PYTEST_SHARED)) || { $(PYTEST) $(PART_ARGS) --last-failed && \
 	    echo 'tests of Python failed beside the others and passed alone (above), so they are to be mended'; }
 
 HAS_TORCH := $(PYTHON_VENV)/bin/python -c 'import importlib.util; exit(importlib.util.find_spec("torch") is None)'

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 import pytest
 
 IS_CI = os.environ.get("CI") == "true"
 SLOW_TOO = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
 
-# Whether other parts have tests, so that this one needs none.
-IN_OTHER_PARTS = pytest.StashKey[bool]()
+# Of each file, whether this pytest runs it.
+OWN_FILES = pytest.StashKey[dict[pathlib.Path, bool]]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--part", default="1/1", metavar="N/OF", help="run this part alone: whole files, dealt out in turn")
+    parser.addoption("--share", type=pathlib.Path, help="a folder; of those who share it, each runs files that no other has begun")
+
+
+def pytest_configure(config):
+    config.stash[OWN_FILES] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    """``True`` if another pytest runs it."""
+    shared, own = item.config.getoption("--share"), item.config.stash[OWN_FILES]
+    if shared and item.path not in own:
+        try:
+            (shared / item.path.name).touch(exist_ok=False)
+            own[item.path] = True
+        except FileExistsError:
+            own[item.path] = False
+    return None if own.get(item.path, True) else True
 
 
 @pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config, items):
-    part, of = map(int, config.getoption("--part").split("/"))
-    parts = {file: number % of for number, file in enumerate(dict.fromkeys(item.path for item in items), 1)}
-    chosen = [
-        item for item in items
-        if parts[item.path] == part % of and (SLOW_TOO or not item.get_closest_marker("slow"))
-    ]  # fmt: skip
-    config.stash[IN_OTHER_PARTS] = any(it != part % of for it in parts.values())
+    chosen = [item for item in items if SLOW_TOO or not item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
@@ -42,11 +54,6 @@ def pytest_generate_tests(metafunc):
 def torch_base(request, monkeypatch):
     monkeypatch.setenv("DRUMLINE_TORCH_BASE", request.param)
     return request.param
-
-
-def pytest_sessionfinish(session, exitstatus):
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash.get(IN_OTHER_PARTS, False):
-        session.exitstatus = pytest.ExitCode.OK
 
 
 def _left_out(report: pytest.TestReport | pytest.CollectReport) -> None:
