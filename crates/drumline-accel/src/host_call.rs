@@ -1,7 +1,8 @@
 //! Calls of the host on memory that a device reaches: bytes, and the type of their elements.
 
 use drumline_group::{
-    Collective, DType, ProcessGroup, Rank, Result, Work,
+    DType, ProcessGroup, Rank, Result, Work,
+    backend::Collective,
     driving::{Ask, recv_any_bytes, recv_bytes, send_bytes},
 };
 

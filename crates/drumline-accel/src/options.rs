@@ -1,7 +1,7 @@
 use std::str::FromStr;
 
 use drumline_device::Rule;
-use drumline_group::SumOrder;
+use drumline_group::algorithms::SumOrder;
 
 use crate::{Error, Result};
 

@@ -6,7 +6,8 @@ use std::{
 };
 
 use drumline::{
-    DebugLevel, ProcessGroup,
+    ProcessGroup,
+    config::DebugLevel,
     ddp::{DdpOptions, ParameterSpec, ReducerStats},
 };
 

@@ -5,7 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use drumline::{ReduceOp, Rounding, SumOrder};
+use drumline::{
+    ReduceOp,
+    algorithms::{Rounding, SumOrder},
+};
 use drumline_schedule::Topology;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Mutex};
 
-use drumline::{DType, ReduceOp, SumOrder};
+use drumline::{DType, ReduceOp, algorithms::SumOrder};
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
 
 use crate::{

@@ -1,7 +1,10 @@
 //! Elements as the oracle computes with them.
 
 use bytemuck::Pod;
-use drumline::{Bool, F8E4M3, F8E5M2, ReduceOp};
+use drumline::{
+    ReduceOp,
+    types::{Bool, F8E4M3, F8E5M2},
+};
 use fastrand::Rng;
 use half::{bf16, f16};
 use num_complex::Complex;
@@ -23,11 +26,11 @@ macro_rules! by_type {
             DType::Bf16 => $($function)::+::<half::bf16>($($argument),*),
             DType::F32 => $($function)::+::<f32>($($argument),*),
             DType::F64 => $($function)::+::<f64>($($argument),*),
-            DType::Bool => $($function)::+::<drumline::Bool>($($argument),*),
+            DType::Bool => $($function)::+::<drumline::types::Bool>($($argument),*),
             DType::Complex64 => $($function)::+::<num_complex::Complex<f32>>($($argument),*),
             DType::Complex128 => $($function)::+::<num_complex::Complex<f64>>($($argument),*),
-            DType::F8E4M3 => $($function)::+::<drumline::F8E4M3>($($argument),*),
-            DType::F8E5M2 => $($function)::+::<drumline::F8E5M2>($($argument),*),
+            DType::F8E4M3 => $($function)::+::<drumline::types::F8E4M3>($($argument),*),
+            DType::F8E5M2 => $($function)::+::<drumline::types::F8E5M2>($($argument),*),
             other => unreachable!("an element type that the oracle does not know: {other}"),
         }
     }};

@@ -9,7 +9,7 @@ use drumline_engine::{
     membership::SeenFailure,
     transport::{Control, Waits},
 };
-use drumline_group::{Config, PriceList, ProcessGroup, ReduceOp, trace::Trace};
+use drumline_group::{Config, ProcessGroup, ReduceOp, algorithms::PriceList, trace::Trace};
 use drumline_schedule::Collective;
 use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use drumline_store::{

@@ -15,7 +15,7 @@ use crate::{Config, Error, Result};
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{Config, describe_addresses};
+/// use drumline::{Config, rendezvous::describe_addresses};
 ///
 /// let config = Config::default().bind_addresses(vec![[127, 0, 0, 1].into()]);
 /// assert!(describe_addresses(&config, None)?.contains("DRUMLINE_BIND_ADDRESS"));
@@ -35,7 +35,7 @@ pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{Config, own_addresses};
+/// use drumline::{Config, rendezvous::own_addresses};
 ///
 /// let config = Config::default().bind_addresses(vec![[127, 0, 0, 1].into()]);
 /// assert_eq!(own_addresses(&config, None)?, config.bind_addresses);

@@ -9,7 +9,7 @@ use crate::{Config, Error, Result, backend::mpi};
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{backend::is_backend_available, is_mpi_available};
+/// use drumline::backend::{is_backend_available, is_mpi_available};
 ///
 /// assert_eq!(is_mpi_available(), is_backend_available("mpi"));
 /// ```
@@ -23,7 +23,7 @@ pub fn is_mpi_available() -> bool {
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{Config, describe_mpi, is_mpi_available};
+/// use drumline::{Config, backend::{describe_mpi, is_mpi_available}};
 ///
 /// match describe_mpi(&Config::from_env()?) {
 ///     Ok(library) => println!("MPI: {library}"),
@@ -48,7 +48,9 @@ pub fn describe_mpi(config: &Config) -> Result<String> {
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// assert_eq!(drumline::is_torchelastic_launched(), std::env::var_os("TORCHELASTIC_RUN_ID").is_some());
+/// use drumline::rendezvous::is_torchelastic_launched;
+///
+/// assert_eq!(is_torchelastic_launched(), std::env::var_os("TORCHELASTIC_RUN_ID").is_some());
 /// ```
 pub fn is_torchelastic_launched() -> bool {
     env::var_os("TORCHELASTIC_RUN_ID").is_some()

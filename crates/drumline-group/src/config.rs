@@ -17,7 +17,7 @@ use drumline_store::{
     store::BYTES_MAX,
 };
 
-use crate::{Error, PriceSource, Result, trace::Trace};
+use crate::{Error, Result, algorithms::PriceSource, trace::Trace};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///

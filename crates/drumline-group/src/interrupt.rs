@@ -35,7 +35,7 @@ const ASK_AT_MOST: Duration = Duration::from_millis(20);
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{ProcessGroup, interruptible};
+/// use drumline::{ProcessGroup, backend::interruptible};
 ///
 /// let group = ProcessGroup::alone();
 /// interruptible(|| false, || group.barrier())?;

@@ -11,11 +11,12 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+pub mod algorithms;
 mod available;
 pub mod backend;
 mod board;
 mod callbacks;
-mod config;
+pub mod config;
 #[doc(hidden)]
 pub mod decoders;
 mod error;
@@ -27,36 +28,30 @@ pub mod rendezvous;
 mod start_up;
 pub mod trace;
 mod transport;
+pub mod types;
 mod work;
 
-pub use addresses::{describe_addresses, own_addresses};
-pub use available::{describe_mpi, is_mpi_available, is_torchelastic_launched};
-pub use backend::register_backend;
-pub use config::{Config, DebugLevel};
+pub use config::Config;
 #[doc(hidden)]
 pub use drumline_engine::deadline;
-pub use drumline_engine::{
-    Cause, CollectiveError, Reason,
-    explain::{Candidate, Explanation},
-    operator::Operator,
-};
-pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
-pub use drumline_schedule::{Collective, Rounding, SumOrder, price::PriceList, step::Rank};
+pub use drumline_engine::{Cause, CollectiveError, Reason, operator::Operator};
+pub use drumline_kernels::{DType, Element, ReduceOp, bf16, f16};
+pub use drumline_schedule::step::Rank;
 #[doc(hidden)]
 pub use drumline_shm::PerProcess;
-pub use drumline_store::{ErrorOrigin, auth, net::Endpoint, store};
+pub use drumline_store::{ErrorOrigin, auth, store};
 #[doc(hidden)]
 pub use drumline_store::{
     in_section, launched,
     net::{free_port, interface::interface_with, site},
 };
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use group::connect_members;
 pub use group::driving;
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
-    init_process_group, init_with_store, is_initialized, metrics_text,
+    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, init_process_group,
+    init_with_store, is_initialized, metrics_text,
 };
-pub use interrupt::interruptible;
-pub use prices::PriceSource;
-pub use rendezvous::{is_launched, register_rendezvous_handler};
+pub use rendezvous::is_launched;
 pub use work::{Begun, Work, WorkError, WorkFuture};

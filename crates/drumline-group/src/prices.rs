@@ -16,7 +16,7 @@ pub(crate) mod probe;
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::PriceSource;
+/// use drumline::algorithms::PriceSource;
 ///
 /// assert_eq!("default".parse(), Ok(PriceSource::Default));
 /// assert_eq!("measure".parse(), Ok(PriceSource::Measure));

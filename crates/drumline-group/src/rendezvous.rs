@@ -71,6 +71,11 @@ pub use self::{
     plan::{Plan, StoreHost},
     schemes::register_rendezvous_handler,
 };
+pub use crate::{
+    addresses::{describe_addresses, own_addresses},
+    available::is_torchelastic_launched,
+};
+pub use drumline_store::net::Endpoint;
 
 /// Meets the other processes of the job, at most for [`Config::timeout`].
 ///

@@ -3,11 +3,7 @@
 
 use std::net::SocketAddr;
 
-use drumline::{
-    Endpoint, error_file,
-    outer_job::{GIVEN_VARIABLE, RUN_VARIABLE},
-    steps,
-};
+use drumline::{error_file, outer_job, rendezvous::Endpoint, steps};
 
 use crate::{
     ending::signal_name,
@@ -19,7 +15,7 @@ use crate::{
 /// worker, whose own stderr is a pipe, may then draw a progress bar by ending each update with `\r`.
 pub(crate) const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
-/// Set if the keeper must bind a worker to some cores: the name of the [binding](drumline::NumaBinding).
+/// Set if the keeper must bind a worker to some cores: the name of the [binding](drumline::cores::NumaBinding).
 pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 
 /// The number of a worker among those of its host, also if [`Job::virtual_local_rank`] hides it.
@@ -162,7 +158,7 @@ pub(crate) fn worker(
         ("DRUMLINE_STORE", rendezvous.store.to_string()),
         (steps::LAUNCHER_VARIABLE, rendezvous.launcher.to_string()),
         (LOCAL_PLACE, local_rank.to_string()),
-        (RUN_VARIABLE, rendezvous.run_id.clone()),
+        (outer_job::RUN_VARIABLE, rendezvous.run_id.clone()),
         ("TORCHELASTIC_RESTART_COUNT", world.restart.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", job.restarts.max.to_string()),
     ];
@@ -200,7 +196,10 @@ pub(crate) fn worker(
         given.push(("OMP_NUM_THREADS", "1".into()));
     }
     let told: String = given.iter().map(|(name, value)| format!("{name}={value} ")).collect();
-    variables.push((GIVEN_VARIABLE, format!("{told}{RUN_VARIABLE}={}", rendezvous.run_id)));
+    variables.push((
+        outer_job::GIVEN_VARIABLE,
+        format!("{told}{outer_job::RUN_VARIABLE}={}", rendezvous.run_id),
+    ));
     variables.extend(given);
     if let Some(binding) = job.numa_binding {
         variables.push((NUMA_BINDING, binding.to_string()));

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 
-use drumline::{NumaBinding, auth::Level};
+use drumline::{auth::Level, cores::NumaBinding};
 
 use crate::{
     Hangs, Logs, Monitoring, Restarts, Stdin,

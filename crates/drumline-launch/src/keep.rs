@@ -35,7 +35,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{LEASE_VARIABLE, NumaBinding, bind_to_cores, kill_with_parent, named};
+use drumline::{LEASE_VARIABLE, cores, kill_with_parent, named};
 use rustix::{
     process::{
         Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
@@ -472,7 +472,8 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>, lease: Option<&OwnedFd>) -
     };
     let value = |name: &str| variables.iter().find(|(known, _)| known == name)?.1.to_str();
     let number = |name: &str| value(name)?.parse::<usize>().ok();
-    let binding = value(NUMA_BINDING).and_then(|binding| binding.parse::<NumaBinding>().ok());
+    let binding =
+        value(NUMA_BINDING).and_then(|binding| binding.parse::<cores::NumaBinding>().ok());
     let Some(((rank, ranks), binding)) =
         number(LOCAL_PLACE).zip(number("LOCAL_WORLD_SIZE")).zip(binding)
     else {
@@ -481,7 +482,7 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>, lease: Option<&OwnedFd>) -
     // A worker starts on the cores of the thread that starts it. It ends with that thread, too: so this is always the
     // first one.
     let all = sched_getaffinity(None)?;
-    let started = bind_to_cores(binding, rank, ranks).and_then(|_| start_as_a_shell_would());
+    let started = cores::bind_to_cores(binding, rank, ranks).and_then(|_| start_as_a_shell_would());
     sched_setaffinity(None, &all)?;
     started
 }

@@ -136,7 +136,7 @@ mod watch;
 mod worker;
 mod world;
 
-pub use drumline::NumaBinding;
+pub use drumline::cores::NumaBinding;
 pub use ending::Ending;
 pub use error::{Error, Result};
 pub use job::{Etcd, Hosts, Job, Joining, Meeting, OnSignal, TorchStore};

@@ -16,9 +16,9 @@ use std::{
 };
 
 use drumline::{
-    Endpoint,
     auth::Level,
-    interface_with, own_addresses,
+    interface_with,
+    rendezvous::{Endpoint, own_addresses},
     steps::keys,
     store::{
         Store as _,

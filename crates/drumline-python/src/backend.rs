@@ -14,7 +14,7 @@ use crate::{error::raise, signals, store::Store};
 /// returns an object with a method `collective(call)`; the methods `abort()` and `shutdown()` are optional.
 #[pyfunction]
 pub(crate) fn register_backend(name: &str, make: Py<PyAny>) -> PyResult<()> {
-    drumline::register_backend(name, move |options| made_by(&make, options)).map_err(raise)
+    drumline::backend::register_backend(name, move |options| made_by(&make, options)).map_err(raise)
 }
 
 fn made_by(make: &Py<PyAny>, options: &BackendOptions) -> Result<Arc<dyn Backend>, Error> {

@@ -1,7 +1,7 @@
 //! The collectives and messages of process groups.
 
 use drumline::{
-    Collective,
+    backend::Collective,
     driving::{Ask, recv_any_bytes, recv_bytes, send_bytes},
 };
 use pyo3::{exceptions::PyValueError, prelude::*};

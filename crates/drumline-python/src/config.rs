@@ -3,8 +3,9 @@
 use std::{str::FromStr, time::Duration};
 
 use drumline::{
-    Config, DebugLevel,
+    Config,
     auth::{Level, Secret},
+    config::DebugLevel,
     deadline,
 };
 use pyo3::{

@@ -3,8 +3,9 @@
 use std::str;
 
 use drumline::{
-    Config, Endpoint,
+    Config,
     auth::Secret,
+    rendezvous::Endpoint,
     store::tcp::{Door, TcpStoreServer},
 };
 use pyo3::prelude::*;

@@ -4,7 +4,8 @@
 //! as a member of its own.
 
 use drumline::{
-    Collective, DType, Error, ReduceOp,
+    DType, Error, ReduceOp,
+    backend::Collective,
     driving::{Ask, Bytes, round_sum, sum_of_members},
 };
 use pyo3::{exceptions::PyValueError, prelude::*};

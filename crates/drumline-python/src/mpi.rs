@@ -10,7 +10,7 @@ use crate::{config::config, log, signals, store::Store};
 /// Whether an MPI library is found.
 #[pyfunction]
 pub(crate) fn is_mpi_available(py: Python<'_>) -> bool {
-    py.detach(drumline::is_mpi_available)
+    py.detach(drumline::backend::is_mpi_available)
 }
 
 /// Has libraries of MPI looked for in Python's own prefix, too: `pip install mpich` puts them there.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::{driving, interruptible};
+use drumline::{backend::interruptible, driving};
 use pyo3::{
     exceptions::{PyException, PyOSError},
     prelude::*,

@@ -25,9 +25,10 @@ use std::{
 };
 
 use drumline_group::{
-    Config, Endpoint, Error, PerProcess, Result,
+    Config, Error, PerProcess, Result,
     auth::Secret,
     launched,
+    rendezvous::Endpoint,
     store::{Store, tcp::TcpStore},
 };
 

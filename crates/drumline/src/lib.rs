@@ -42,7 +42,10 @@
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`backend`] | what carries a group's calls, and how to add a backend of your own |
-//! | [`Config`] | every setting |
+//! | [`algorithms`] | which algorithms carry a call, and in which order they add |
+//! | [`types`] | element types that Rust does not have |
+//! | [`cores`] | which cores and which memory a process uses |
+//! | [`Config`] | every setting; the types of some of them are in [`config`] |
 //!
 //! # Features
 //!
@@ -83,30 +86,36 @@ pub mod device;
 #[cfg(feature = "ndarray")]
 pub mod views;
 
+/// Which cores and which memory a process uses.
+pub mod cores {
+    pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
+}
+/// Where log lines go.
+pub mod log {
+    pub use drumline_trace::{Stderr, stderr};
+}
+
 pub use drumline_group::{
-    Begun, Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
-    Element, Endpoint, Error, ErrorOrigin, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator,
-    PriceList, PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result,
-    Rounding, SumOrder, Work, WorkError, WorkFuture, auth, backend, bf16, connect_members,
-    default_group, describe_addresses, describe_mpi, f16, init_process_group, init_with_store,
-    interruptible, is_initialized, is_launched, is_mpi_available, is_torchelastic_launched,
-    metrics_text, own_addresses, register_backend, register_rendezvous_handler, rendezvous, store,
-    trace,
+    Begun, Cause, CollectiveError, Config, DType, Element, Error, ErrorOrigin, GroupOptions,
+    Operator, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, Work, WorkError,
+    WorkFuture, algorithms, auth, backend, bf16, config, default_group, f16, init_process_group,
+    init_with_store, is_initialized, is_launched, metrics_text, rendezvous, store, trace, types,
 };
 #[doc(hidden)]
-pub use drumline_group::{PerProcess, deadline, driving, free_port, interface_with, site};
+pub use drumline_group::{
+    PerProcess, connect_members, deadline, driving, free_port, interface_with, site,
+};
 #[doc(hidden)]
 pub use drumline_shm::{
     LEASE_VARIABLE, dumps_core, files, inherited, kill_with_parent, limit_of, named, take_signals,
 };
-pub use drumline_shm::{MemoryNode, NumaBinding, bind_to_cores, memory_nodes};
+pub use drumline_trace::stderr;
 #[doc(hidden)]
 pub use drumline_trace::{ERASE, Outlet, write_all};
-pub use drumline_trace::{Stderr, stderr};
 pub use drumline_train as train;
 pub use drumline_train::{
-    Processes, Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, local, local_with, record,
-    record_panics, sampler, spawn, step,
+    Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, local, local_with, record, sampler,
+    spawn, step,
 };
 #[doc(hidden)]
 pub use drumline_train::{blame, error_file, outer_job, steps};

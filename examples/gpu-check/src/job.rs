@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use drumline::auth::Secret;
 use drumline::store::{Store, tcp::TcpStore};
-use drumline::{Config, Endpoint, ProcessGroup};
+use drumline::{Config, ProcessGroup, rendezvous::Endpoint};
 use drumline_cuda::nccl::{Nccl, same_gpu_hint};
 use drumline_cuda::{CudaDevice, Driver};
 use rustix::process::{Signal, set_parent_process_death_signal};

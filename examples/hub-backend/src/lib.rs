@@ -35,9 +35,9 @@ use std::{
 };
 
 use drumline::{
-    Cause, Collective, CollectiveError, Reason, Result,
+    Cause, CollectiveError, Reason, Result,
     backend::{
-        Arrived, Backend, BackendOptions, Label, Outgoing, Request, Signature, Wanted,
+        Arrived, Backend, BackendOptions, Collective, Label, Outgoing, Request, Signature, Wanted,
         register_backend,
     },
 };

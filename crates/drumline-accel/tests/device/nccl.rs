@@ -12,7 +12,7 @@ use drumline_accel::{
 use drumline_device::fabric::{Communicator, Fabric, Work};
 use drumline_group::backend::{Backend, Request, register_backend};
 use drumline_group::{Cause, CollectiveError};
-use drumline_group::{Config, DType, Element, Operator, ReduceOp, SumOrder, bf16};
+use drumline_group::{Config, DType, Element, Operator, ReduceOp, algorithms::SumOrder, bf16};
 use drumline_standin::library;
 
 use crate::common::{Bench, Data, Member, bench, config, finish, small};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use drumline_accel::{DeviceGroup, DeviceSlice, DeviceWork, Result, Stream};
-use drumline_group::{Element, F8E4M3, ProcessGroup, ReduceOp, bf16, f16};
+use drumline_group::{Element, ProcessGroup, ReduceOp, bf16, f16, types::F8E4M3};
 use fastrand::Rng;
 
 use crate::common::{Data, Member, finish};

@@ -1,7 +1,7 @@
 //! All-reduces: the bits of the host, whatever the way.
 
 use drumline_accel::Way;
-use drumline_group::{DType, Element, F8E4M3, ReduceOp, bf16, f16};
+use drumline_group::{DType, Element, ReduceOp, bf16, f16, types::F8E4M3};
 
 use crate::common::{Bench, Data, bench, config, finish, small};
 

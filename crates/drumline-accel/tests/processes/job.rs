@@ -11,7 +11,7 @@ use std::time::Duration;
 use drumline_group::auth::Secret;
 use drumline_group::store::Store;
 use drumline_group::store::tcp::{TcpStore, TcpStoreServer};
-use drumline_group::{Config, Endpoint, ProcessGroup, Rank};
+use drumline_group::{Config, ProcessGroup, Rank, rendezvous::Endpoint};
 
 const SECRET: &str = "a secret of this test only";
 

@@ -8,7 +8,10 @@
 use std::{collections::HashMap, ops::Range};
 
 use bytemuck::{Pod, cast_slice};
-use drumline::{Bool, Complex, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
+use drumline::{
+    Element, ReduceOp, bf16, f16,
+    types::{Bool, Complex, F8E4M3, F8E5M2},
+};
 
 use super::operation::{Part, Source};
 

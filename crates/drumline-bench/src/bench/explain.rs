@@ -1,6 +1,6 @@
 //! Which algorithm an operation takes, and what the others would cost.
 
-use drumline::{Collective, Explanation, ProcessGroup, Result};
+use drumline::{ProcessGroup, Result, algorithms::Explanation, backend::Collective};
 
 use super::{choice::Buffers, operation::Operation, trial::Case};
 

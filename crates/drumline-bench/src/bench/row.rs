@@ -1,6 +1,6 @@
 //! The figure of one case.
 
-use drumline::{DType, Explanation, ReduceOp};
+use drumline::{DType, ReduceOp, algorithms::Explanation};
 use serde_json::{Value, json};
 
 use super::{

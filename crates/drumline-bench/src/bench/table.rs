@@ -134,7 +134,7 @@ fn short(value: f64) -> String {
 mod tests {
     use std::time::Duration;
 
-    use drumline::{Candidate, Explanation};
+    use drumline::algorithms::{Candidate, Explanation};
 
     use super::{super::row::tests::row, *};
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use drumline::{
-    Bool, Complex, DType, Error, F8E4M3, F8E5M2, ProcessGroup, ReduceOp, RegisteredBuffer, Result,
-    bf16, f16,
+    DType, Error, ProcessGroup, ReduceOp, RegisteredBuffer, Result, bf16, f16,
+    types::{Bool, Complex, F8E4M3, F8E5M2},
 };
 
 use super::{

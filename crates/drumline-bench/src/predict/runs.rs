@@ -7,7 +7,8 @@ use std::{
 };
 
 use drumline::{
-    Collective, Config, DType, ProcessGroup, ReduceOp, Result,
+    Config, DType, ProcessGroup, ReduceOp, Result,
+    backend::Collective,
     store::{HashStore, Store},
 };
 use drumline_inspect::replay::{Cluster, Workload};

@@ -15,7 +15,7 @@ use burn::{
         quantization::{QuantScheme, QuantValue},
     },
 };
-use drumline::{Config, DebugLevel, ProcessGroup};
+use drumline::{Config, ProcessGroup, config::DebugLevel};
 use drumline_burn::{
     DdpOptions, DistributedDataParallel, Error, NamedTensor, UnusedParameters, named_tensors,
     parameters_digest,

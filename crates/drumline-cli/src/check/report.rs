@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::{MemoryNode, backend};
+use drumline::{backend, cores::MemoryNode};
 use serde_json::{Map, Value, json};
 
 use super::{operations::OPERATIONS, system::System};

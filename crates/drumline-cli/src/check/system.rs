@@ -5,7 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Config, MemoryNode, describe_addresses, describe_mpi, memory_nodes, site};
+use drumline::{
+    Config,
+    backend::describe_mpi,
+    cores::{MemoryNode, memory_nodes},
+    rendezvous::describe_addresses,
+    site,
+};
 
 #[derive(Debug)]
 pub(super) struct System {

@@ -208,7 +208,7 @@ fn rank_that_panics_slowly() {
         }
     }
     let Ok(rank) = env::var("RANK") else { return };
-    drumline::record_panics();
+    drumline::train::record_panics();
     let _slow = Slow;
     let config = drumline::Config::from_env().unwrap();
     let group = drumline::init_process_group("env://", &config).unwrap();
@@ -232,7 +232,7 @@ fn rank_that_panics() {
     if env::var("RANK").as_deref() != Ok("1") {
         return;
     }
-    drumline::record_panics();
+    drumline::train::record_panics();
     panic!("no data");
 }
 

@@ -73,8 +73,9 @@ fn measured_prices_are_a_file_of_prices() {
     let file = dir.path().join("prices.toml");
     let measured = stdout(&format!("--measure {} --measure-ms 10", file.display()));
     assert!(measured.starts_with("wrote "), "{measured}");
-    let prices: drumline::PriceList = fs::read_to_string(&file).unwrap().parse().unwrap();
-    assert_ne!(prices.near, drumline::PriceList::default().near);
+    let prices: drumline::algorithms::PriceList =
+        fs::read_to_string(&file).unwrap().parse().unwrap();
+    assert_ne!(prices.near, drumline::algorithms::PriceList::default().near);
     assert!(prices.call_ps > 0 && prices.memory_byte_fs > 0);
     let text = stdout(&format!("--cluster {} --hosts 2 --sizes 1M", file.display()));
     assert!(text.contains("1 MiB"), "{text}");

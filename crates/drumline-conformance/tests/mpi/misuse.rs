@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Cause, Config, Error, ProcessGroup, ReduceOp, SumOrder, init_process_group};
+use drumline::{
+    Cause, Config, Error, ProcessGroup, ReduceOp, algorithms::SumOrder, init_process_group,
+};
 use drumline_conformance::under_mpi::Installed;
 
 use super::launched::{Ended, finish, last_word};

@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use drumline_group::{Endpoint, PriceList, decoders, rendezvous::Plan};
+use drumline_group::{
+    algorithms::PriceList,
+    decoders,
+    rendezvous::{Endpoint, Plan},
+};
 use drumline_store::{auth::Secret, net::interface};
 
 use super::scratch::Scratch;

@@ -10,8 +10,8 @@
 //! use std::{sync::Arc, time::Instant};
 //!
 //! use drumline::{
-//!     Cause, Collective, CollectiveError, Config, ProcessGroup, ReduceOp,
-//!     backend::{Backend, Request, register_backend},
+//!     Cause, CollectiveError, Config, ProcessGroup, ReduceOp,
+//!     backend::{Backend, Collective, Request, register_backend},
 //! };
 //!
 //! /// Serves groups of one rank.
@@ -74,4 +74,8 @@ pub use self::{
 pub(crate) use self::{
     guard::{Guards, Watch},
     registry::find,
+};
+pub use crate::{
+    available::{describe_mpi, is_mpi_available},
+    interrupt::interruptible,
 };

@@ -42,7 +42,7 @@ use drumline_schedule::Counts;
 /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
 /// # }
 /// # use common::carried_by;
-/// use drumline::{Cause, Collective, backend::Request};
+/// use drumline::{Cause, backend::{Request, Collective}};
 ///
 /// /// Carries out the calls of a backend.
 /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {

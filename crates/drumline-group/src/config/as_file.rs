@@ -11,7 +11,7 @@ use serde::{
 };
 
 use super::Config;
-use crate::{Error, PriceSource};
+use crate::{Error, algorithms::PriceSource};
 
 const PREFIX: &str = "DRUMLINE_";
 

@@ -5,7 +5,7 @@ use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 use drumline_schedule::{Rounding, SumOrder};
 use drumline_store::auth::{Level, Secret};
 
-use crate::{Config, DebugLevel, PriceSource, trace::Trace};
+use crate::{Config, algorithms::PriceSource, config::DebugLevel, trace::Trace};
 
 /// For each method: the name of its field, what it takes, and what it assigns to the field.
 macro_rules! setters {

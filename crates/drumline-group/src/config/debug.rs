@@ -7,7 +7,7 @@ use std::str::FromStr;
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::DebugLevel;
+/// use drumline::config::DebugLevel;
 ///
 /// assert_eq!("DETAIL".parse(), Ok(DebugLevel::Detail));
 /// assert!(DebugLevel::Info < DebugLevel::Detail && DebugLevel::Off < DebugLevel::Info);

@@ -15,7 +15,7 @@ use crate::{DType, Element, Error, Result};
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{Collective, DType, ReduceOp, driving::Ask};
+/// use drumline::{DType, ReduceOp, driving::Ask, backend::Collective};
 ///
 /// let group = drumline::ProcessGroup::alone();
 /// let (mut sum, more) = ([1_u8, 2], [3_u8, 4]);

@@ -36,7 +36,9 @@ use super::{
     process_group::{Carrier, Inner, ProcessGroup},
 };
 use crate::{
-    Config, Error, PriceSource, Result, SumOrder, backend,
+    Config, Error, Result,
+    algorithms::{PriceSource, SumOrder},
+    backend,
     board::Board,
     prices::probe,
     start_up::{Origin, Outlook, WHY_COMES},

@@ -29,7 +29,9 @@ use drumline_schedule::{price::Prices, step::Rank};
 
 use super::family::FamilyCell;
 use crate::{
-    Error, Explanation, Result, interrupt,
+    Error, Result,
+    algorithms::Explanation,
+    interrupt,
     progress_thread::{self, Advance, Served},
     transport::Waker,
     work::Later,

@@ -4,7 +4,7 @@ use drumline_engine::{call::Call, explain::Explanation, operator::OperatorKind};
 use drumline_schedule::Counts;
 
 use super::ProcessGroup;
-use crate::{Collective, DType, ReduceOp, Result};
+use crate::{DType, ReduceOp, Result, backend::Collective};
 
 impl ProcessGroup {
     /// Says which algorithm a call with blocks of `elements` elements takes, and why. It sends no message,

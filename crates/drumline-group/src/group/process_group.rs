@@ -13,7 +13,9 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 use drumline_shm::Arena;
 
-use crate::{Config, Explanation, Result, interrupt, start_up::Origin, trace::GroupTrace};
+use crate::{
+    Config, Result, algorithms::Explanation, interrupt, start_up::Origin, trace::GroupTrace,
+};
 
 use super::{
     drive::Driven,
@@ -167,7 +169,7 @@ impl ProcessGroup {
 
     /// Closes the group once all ranks have called this, so that no rank waits for a rank that has gone.
     /// Calls that are under way end first. Dropping the last handle instead leaves without waiting. A handler of a
-    /// signal that interrupts a wait of this library ([`interruptible`](crate::interruptible)) cannot wait for calls
+    /// signal that interrupts a wait of this library ([`interruptible`](crate::backend::interruptible)) cannot wait for calls
     /// that are under way: it breaks them off, as [`ProcessGroup::abort`] does, and succeeds. For ranks that do not call
     /// this it waits half a second.
     ///

@@ -11,7 +11,7 @@ use crate::Result;
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{Endpoint, rendezvous::{Plan, StoreHost}};
+/// use drumline::rendezvous::{Plan, StoreHost, Endpoint};
 ///
 /// let plan = Plan::parse("tcp://node-0:4000?rank=1&world_size=2", &|_| None)?;
 /// let store = Endpoint::Tcp { host: "node-0".into(), port: 4000 };

@@ -11,9 +11,10 @@ use std::{
 };
 
 use drumline_group::{
-    Cause, Collective, CollectiveError, Error, Result,
+    Cause, CollectiveError, Error, Result,
     backend::{
-        Arrived, Backend, BackendOptions, Guard, Label, Outgoing, Request, Wanted, register_backend,
+        Arrived, Backend, BackendOptions, Collective, Guard, Label, Outgoing, Request, Wanted,
+        register_backend,
     },
 };
 

@@ -13,9 +13,10 @@ use std::{
 };
 
 use drumline_group::{
-    Begun, Cause, Collective, CollectiveError, Config, DType, Error, Operator, ProcessGroup,
-    ReduceOp,
-    backend::{Arrived, Backend, BackendOptions, Outgoing, Request, Wanted, register_backend},
+    Begun, Cause, CollectiveError, Config, DType, Error, Operator, ProcessGroup, ReduceOp,
+    backend::{
+        Arrived, Backend, BackendOptions, Collective, Outgoing, Request, Wanted, register_backend,
+    },
     store::HashStore,
 };
 

@@ -2,7 +2,7 @@
 //! give by definition.
 
 use crate::common::{everywhere, world_with};
-use drumline_group::{Collective, DType, Operator, ProcessGroup, ReduceOp};
+use drumline_group::{DType, Operator, ProcessGroup, ReduceOp, backend::Collective};
 use half::bf16;
 
 /// What `rank` has at `index`: different everywhere, and exact in `f16`.

@@ -14,7 +14,9 @@ use std::{
 };
 
 use drumline_group::{
-    Cause, Collective, DType, Error, ProcessGroup, ReduceOp, Result, interruptible, metrics_text,
+    Cause, DType, Error, ProcessGroup, ReduceOp, Result,
+    backend::{Collective, interruptible},
+    metrics_text,
 };
 
 use crate::common::{everywhere, world_with};

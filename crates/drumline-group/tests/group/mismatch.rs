@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::common::{everywhere, everywhere_with, failure, world_with};
 use drumline_group::{
-    Cause, Collective, Config, DType, Error, Operator, ProcessGroup, ReduceOp, driving::Ask,
+    Cause, Config, DType, Error, Operator, ProcessGroup, ReduceOp, backend::Collective,
+    driving::Ask,
 };
 
 #[test]

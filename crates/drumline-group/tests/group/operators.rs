@@ -10,8 +10,9 @@ use std::{
 
 use crate::common::{everywhere, failure, world_with};
 use drumline_group::{
-    Bool, Cause, Complex, Config, DType, Element, Error, F8E4M3, F8E5M2, Operator, ProcessGroup,
-    ReduceOp, RegisteredBuffer, bf16, f16,
+    Cause, Config, DType, Element, Error, Operator, ProcessGroup, ReduceOp, RegisteredBuffer, bf16,
+    f16,
+    types::{Bool, Complex, F8E4M3, F8E5M2},
 };
 
 /// Results are compared by the conformance suite. What has no meaning is refused everywhere alike:

@@ -3,7 +3,9 @@
 use std::{sync::Arc, thread};
 
 use drumline_group::{
-    Collective, Config, DType, Error, PriceList, PriceSource, ProcessGroup, ReduceOp, Result,
+    Config, DType, Error, ProcessGroup, ReduceOp, Result,
+    algorithms::{PriceList, PriceSource},
+    backend::Collective,
     store::{HashStore, Store},
 };
 

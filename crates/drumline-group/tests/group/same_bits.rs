@@ -6,7 +6,9 @@ use std::{fmt::Debug, sync::Arc};
 
 use crate::common::{tree, world_with as world};
 use drumline_group::{
-    Config, Element, Operator, ProcessGroup, ReduceOp, Rounding, SumOrder, f16,
+    Config, Element, Operator, ProcessGroup, ReduceOp,
+    algorithms::{Rounding, SumOrder},
+    f16,
     store::{HashStore, Store},
 };
 use proptest::prelude::*;

@@ -3,9 +3,10 @@
 use std::sync::mpsc;
 
 use drumline_group::{
-    Bool, Config, DType, Element, F8E4M3, ProcessGroup, ReduceOp, RegisteredBuffer, Result, bf16,
+    Config, DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, Result, bf16,
     driving::{self, reduce_slices_then, slice_holders, window_of},
     f16,
+    types::{Bool, F8E4M3},
 };
 
 use crate::common::world_with;

@@ -15,8 +15,9 @@ use std::{
 };
 
 use drumline_group::{
-    Config, Endpoint, Error, ProcessGroup, ReduceOp,
+    Config, Error, ProcessGroup, ReduceOp,
     auth::Secret,
+    rendezvous::Endpoint,
     store::{
         Store,
         tcp::{TcpStore, TcpStoreServer},

@@ -11,8 +11,9 @@ use std::{
 };
 
 use drumline_group::{
-    Config, Endpoint, ProcessGroup, ReduceOp,
+    Config, ProcessGroup, ReduceOp,
     auth::Secret,
+    rendezvous::Endpoint,
     store::{
         Store,
         tcp::{TcpStore, TcpStoreServer},

@@ -10,9 +10,9 @@ use std::{
 
 use crate::common::log::Log;
 use drumline_group::{
-    Config, Endpoint,
+    Config,
     auth::Secret,
-    rendezvous::{Plan, Rendezvous, StoreHost, is_launched, rendezvous},
+    rendezvous::{Endpoint, Plan, Rendezvous, StoreHost, is_launched, rendezvous},
     store::tcp::TcpStore,
 };
 

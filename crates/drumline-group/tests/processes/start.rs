@@ -16,8 +16,10 @@ use std::{
 
 use crate::common::on_threads;
 use drumline_group::{
-    Config, ProcessGroup, ReduceOp, auth::Secret, default_group, init_process_group,
-    init_with_store, is_initialized, register_rendezvous_handler, rendezvous::Rendezvous,
+    Config, ProcessGroup, ReduceOp,
+    auth::Secret,
+    default_group, init_process_group, init_with_store, is_initialized,
+    rendezvous::{Rendezvous, register_rendezvous_handler},
     store::HashStore,
 };
 

@@ -9,9 +9,9 @@ use std::{
 };
 
 use drumline::{
-    Config, Endpoint, ErrorOrigin,
+    Config, ErrorOrigin,
     auth::{Level, Secret},
-    own_addresses,
+    rendezvous::{Endpoint, own_addresses},
     site::{self, Site},
     store::{
         FileStore, Store,

@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::{Config, auth::Secret, free_port, inherited, outer_job, own_addresses};
+use drumline::{Config, auth::Secret, free_port, inherited, outer_job, rendezvous::own_addresses};
 
 use rustix::net::sockopt::socket_peercred;
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use drumline_group::{Collective, DType, ProcessGroup, ReduceOp, driving::Ask};
+use drumline_group::{DType, ProcessGroup, ReduceOp, backend::Collective, driving::Ask};
 
 use super::{options::AsyncReduceOptions, pieces::Piece};
 use crate::{

@@ -14,8 +14,9 @@ use std::{
 };
 
 use drumline_group::{
-    Config, Endpoint,
+    Config,
     auth::Secret,
+    rendezvous::Endpoint,
     store::tcp::{Door, TcpStoreServer},
 };
 use drumline_shm::named;

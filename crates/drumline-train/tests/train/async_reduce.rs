@@ -10,9 +10,10 @@ use std::{
 
 use crate::common::{everywhere, everywhere_with, world_with};
 use drumline_group::{
-    Config, DType, Endpoint, Error as GroupError, ProcessGroup, ReduceOp,
+    Config, DType, Error as GroupError, ProcessGroup, ReduceOp,
     auth::Secret,
     bf16,
+    rendezvous::Endpoint,
     store::{
         Store,
         tcp::{TcpStore, TcpStoreServer},

@@ -3,7 +3,9 @@
 use std::{fs, io::Read, time::Duration};
 
 use drumline::{
-    Config, DType, Error, ProcessGroup, ReduceOp, Rounding, bf16,
+    Config, DType, Error, ProcessGroup, ReduceOp,
+    algorithms::Rounding,
+    bf16,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
     init_process_group,
 };

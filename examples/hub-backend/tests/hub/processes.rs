@@ -10,7 +10,8 @@ use std::{
 };
 
 use drumline::{
-    Cause, Endpoint, Error, ProcessGroup, ReduceOp, auth::Secret, store::tcp::TcpStoreServer,
+    Cause, Error, ProcessGroup, ReduceOp, auth::Secret, rendezvous::Endpoint,
+    store::tcp::TcpStoreServer,
 };
 
 const RANKS: usize = 3;

@@ -1,4 +1,4 @@
-//! What MPI can reduce by itself, for [`SumOrder::Backend`](crate::SumOrder::Backend).
+//! What MPI can reduce by itself, for [`SumOrder::Backend`](crate::algorithms::SumOrder::Backend).
 
 use drumline_kernels::{DType, ReduceOp};
 use drumline_mpi::{Number, Op};

@@ -3,7 +3,7 @@
 //! A bucket leaves when it is full, and the last one only when backward has ended. So a model that fits into one bucket
 //! would hide none of its communication. But each bucket costs a fixed time, so it must not be small.
 
-use drumline_group::{Collective, DType, ProcessGroup};
+use drumline_group::{DType, ProcessGroup, backend::Collective};
 
 use super::super::{DdpOptions, ParameterSpec};
 use crate::Result;
