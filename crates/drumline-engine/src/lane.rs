@@ -265,6 +265,9 @@ impl Lane {
         match result {
             Ok(Progress::Done) => {
                 self.note_end(operation, now);
+                if self.running.as_ref().is_some_and(|running| running.is_troubled) {
+                    self.member.seen.go_on();
+                }
                 self.end(operation, now);
                 self.retract(now);
                 Ok(Progress::Done)
@@ -340,10 +343,18 @@ impl Lane {
         }
         operation.prepare(plan, &mut self.pool);
         let registered = registered.filter(|_| plan.registered);
+        let is_troubled = self.member.seen.is_troubled();
         self.machine.begin(plan, sequence, registered, limit, started);
         self.sequence += 1;
-        self.running =
-            Some(Running { started, patience: None, stands_for, collective, bytes, open });
+        self.running = Some(Running {
+            started,
+            patience: None,
+            stands_for,
+            collective,
+            bytes,
+            open,
+            is_troubled,
+        });
         Ok(())
     }
 
@@ -377,7 +388,7 @@ impl Lane {
     fn end(&mut self, operation: &mut Operation<'_>, now: &Now) {
         operation.release(&mut self.pool);
         self.machine.end();
-        let Some(Running { started, patience, stands_for, collective, bytes, open }) =
+        let Some(Running { started, patience, stands_for, collective, bytes, open, .. }) =
             self.running.take()
         else {
             return;
@@ -460,7 +471,7 @@ impl Lane {
             host.fail(first.min(failure.sequence));
         }
         self.transport.abort(&failure);
-        self.member.seen.get_or_init(|| failure.seen());
+        self.member.seen.note(failure.seen());
         self.told = None;
         self.usage.fail();
         self.state = State::Failed(failure.clone());

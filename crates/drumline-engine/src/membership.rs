@@ -2,7 +2,10 @@
 
 use std::{
     fmt::Write as _,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use drumline_schedule::step::Rank;
@@ -22,8 +25,48 @@ pub struct Membership {
     pub digest: u64,
     /// The numbers of the ranks in the whole job.
     pub global: GlobalRanks,
-    /// The first failure that this rank has seen in any group of its world. These groups share it.
-    pub seen: Arc<OnceLock<SeenFailure>>,
+    /// The failures that this rank has seen in any group of its world. These groups share them.
+    pub seen: Arc<Seen>,
+}
+
+/// The failures that a rank has seen in the groups of its world.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Whether [`Failures::first`] is there. Every call reads it, and hardly any locks the others.
+    is_troubled: AtomicBool,
+    failures: Mutex<Failures>,
+}
+
+#[derive(Debug, Default)]
+struct Failures {
+    /// The first one since this rank last went on.
+    first: Option<SeenFailure>,
+}
+
+impl Seen {
+    /// Whether this rank has seen a failure, and has not gone on since.
+    #[inline]
+    pub fn is_troubled(&self) -> bool {
+        self.is_troubled.load(Ordering::Relaxed)
+    }
+
+    /// A group has failed.
+    pub(crate) fn note(&self, failure: SeenFailure) {
+        self.lock().first.get_or_insert(failure);
+        self.is_troubled.store(true, Ordering::Relaxed);
+    }
+
+    /// This rank has begun a call, or made a group, after the failure, and has succeeded. So the program has coped with
+    /// the failure: if the rank leaves a group later, that is not why.
+    #[cold]
+    pub fn go_on(&self) {
+        self.lock().first = None;
+        self.is_troubled.store(false, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A failure as a rank tells it when it leaves another group.
@@ -42,9 +85,9 @@ impl Membership {
         Membership { name: name.to_owned(), rank, world_size, digest: 0, global, seen }
     }
 
-    /// What the ranks of this group are told when this rank leaves, if it has seen a failure.
+    /// What the ranks of this group are told when this rank leaves, if it has seen a failure and has not gone on since.
     pub fn seen(&self) -> Option<SeenFailure> {
-        let mut seen = self.seen.get()?.clone();
+        let mut seen = self.seen.lock().first.clone()?;
         let position = |rank| self.global.position(rank, self.world_size);
         seen.culprit = seen.culprit.and_then(position);
         Some(seen)

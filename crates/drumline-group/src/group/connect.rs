@@ -173,7 +173,8 @@ impl ProcessGroup {
         }
         let deadline = deadline::after(Instant::now(), config.timeout);
         let seen = family.seen.clone();
-        let mut member = Membership { seen, ..Membership::new(name, place, global) };
+        let is_troubled = seen.is_troubled();
+        let mut member = Membership { seen: seen.clone(), ..Membership::new(name, place, global) };
         // Groups made from this one write to the same trace file.
         let own = member.global.of(member.rank);
         let trace = config.trace.clone().map(|trace| trace.of_rank(own));
@@ -222,6 +223,9 @@ impl ProcessGroup {
         match &joined {
             Ok(_) => board.leave(),
             Err(error) => board.fail(error),
+        }
+        if joined.is_ok() && is_troubled {
+            seen.go_on();
         }
         joined
     }

@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use drumline_engine::{
-    membership::{GlobalRanks, Membership, SeenFailure},
+    membership::{GlobalRanks, Membership, Seen},
     start_up::{claim::process_key, watch::Processes},
 };
 use drumline_schedule::step::Rank;
@@ -31,7 +31,7 @@ pub(super) struct Family {
     /// Of one of several members of a rank: the family of the rank, and for each member the number in the job of its rank.
     of_rank: Option<(Arc<Family>, Vec<Rank>)>,
     /// See [`Membership::seen`].
-    pub(super) seen: Arc<OnceLock<SeenFailure>>,
+    pub(super) seen: Arc<Seen>,
 }
 
 impl Family {

@@ -421,3 +421,69 @@ fn a_rank_that_leaves_after_a_failure_in_another_group_is_not_blamed() {
         });
     });
 }
+
+/// Fails in the group that it gets, and copes with that.
+type Failing = fn(&ProcessGroup);
+
+/// Rank 0 has coped with a failure that rank 1 has caused in a group of both, and leaves later: that failure is not why.
+#[test]
+fn a_rank_that_has_gone_on_after_a_failure_and_leaves_early_is_blamed_itself() {
+    let aborted: Failing = |half| {
+        if half.rank() == 1 {
+            half.abort();
+        }
+        half.barrier().unwrap_err();
+    };
+    let late: Failing = |half| {
+        if half.rank() == 0 {
+            half.within(Duration::from_millis(300)).barrier().unwrap_err();
+        }
+    };
+    for failing in [aborted, late] {
+        everywhere(|config| {
+            let over = Barrier::new(2);
+            world_with(3, config, |world| {
+                let half = world.new_group(&[0, 1], &options());
+                if let Ok(half) = &half {
+                    failing(half);
+                }
+                world.barrier().unwrap();
+                if world.rank() == 0 {
+                    return;
+                }
+                let called = (world.rank() == 2).then(|| world.broadcast(&mut [1_u8], 0));
+                over.wait();
+                if let Some(called) = called {
+                    let error = failure(called.unwrap_err());
+                    assert_eq!(error.cause, Cause::PeerLeft { peer: 0 }, "{error}");
+                }
+            });
+        });
+    }
+}
+
+/// Ranks 0, 2 and 3 go on without rank 1, which has failed. Then rank 0 leaves early.
+#[test]
+fn a_rank_that_leaves_the_group_of_those_who_have_gone_on_is_blamed_itself() {
+    everywhere(|config| {
+        let over = Barrier::new(2);
+        world_with(4, config, |world| {
+            if world.rank() == 1 {
+                return world.abort();
+            }
+            let error = failure(world.barrier().unwrap_err());
+            assert_eq!(error.culprit(), Some(1), "{error}");
+            let rest = world.new_group(&[0, 2, 3], &options()).unwrap();
+            drop(world);
+            if rest.rank() == 0 {
+                return;
+            }
+            let called = (rest.rank() == 1).then(|| rest.broadcast(&mut [1_u8], 0));
+            over.wait();
+            if let Some(called) = called {
+                let error = failure(called.unwrap_err());
+                assert_eq!(error.cause, Cause::PeerLeft { peer: 0 }, "{error}");
+            }
+        });
+    });
+}
