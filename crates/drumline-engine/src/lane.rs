@@ -31,7 +31,7 @@ use drumline_schedule::{
 };
 
 use crate::{
-    Cause, CollectiveError, DType, Error, ReduceOp, Result, Settings,
+    Cause, CollectiveError, DType, Error, Reason, ReduceOp, Result, Settings,
     call::Call,
     choice::{Choice, choose},
     deadline::bounded,
@@ -157,6 +157,13 @@ impl Lane {
     /// Whether a call has failed.
     pub fn has_failed(&self) -> bool {
         matches!(self.state, State::Failed(_))
+    }
+
+    /// The rank, by its number in the job, whose end has broken this group off, as this rank has noticed itself.
+    #[inline]
+    pub fn has_lost(&self) -> Option<Rank> {
+        let State::Failed(by) = &self.state else { return None };
+        lost(by).map(|rank| self.member.global.of(rank))
     }
 
     /// Adds a call at the end of the queue.
@@ -471,7 +478,14 @@ impl Lane {
             host.fail(first.min(failure.sequence));
         }
         self.transport.abort(&failure);
-        self.member.seen.note(failure.seen());
+        let ended = match failure.cause {
+            // A rank that tells of its own failure lives.
+            Cause::Reported { by, culprit: Some(culprit), reason: Reason::Other, .. } => {
+                (by != culprit && culprit != self.member.rank).then_some(culprit)
+            }
+            _ => lost(&failure),
+        };
+        self.member.seen.note(failure.seen(), ended.map(|rank| self.member.global.of(rank)));
         self.told = None;
         self.usage.fail();
         self.state = State::Failed(failure.clone());
@@ -607,6 +621,14 @@ impl Lane {
     /// Whether this rank has failed and has not yet told every peer why.
     pub fn has_unsent(&self) -> bool {
         matches!(self.state, State::Failed(_)) && self.transport.has_unsent()
+    }
+}
+
+/// The rank that has ended, as the rank that fails has noticed itself.
+fn lost(failure: &CollectiveError) -> Option<Rank> {
+    match failure.cause {
+        Cause::PeerExited { peer } | Cause::HostSilent { peer } => Some(peer),
+        _ => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The ranks of a group.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -41,6 +42,8 @@ pub struct Seen {
 struct Failures {
     /// The first one since this rank last went on.
     first: Option<SeenFailure>,
+    /// The numbers in the job of the ranks that have ended, as far as this rank knows.
+    ended: BTreeSet<Rank>,
 }
 
 impl Seen {
@@ -50,9 +53,11 @@ impl Seen {
         self.is_troubled.load(Ordering::Relaxed)
     }
 
-    /// A group has failed.
-    pub(crate) fn note(&self, failure: SeenFailure) {
-        self.lock().first.get_or_insert(failure);
+    /// A group has failed, perhaps because the rank `ended` has.
+    pub(crate) fn note(&self, failure: SeenFailure, ended: Option<Rank>) {
+        let mut failures = self.lock();
+        failures.ended.extend(ended);
+        failures.first.get_or_insert(failure);
         self.is_troubled.store(true, Ordering::Relaxed);
     }
 
@@ -62,6 +67,11 @@ impl Seen {
     pub fn go_on(&self) {
         self.lock().first = None;
         self.is_troubled.store(false, Ordering::Relaxed);
+    }
+
+    /// The numbers in the job of the ranks that have ended, as far as this rank knows.
+    pub fn ended(&self) -> BTreeSet<Rank> {
+        self.lock().ended.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Failures> {

@@ -72,6 +72,11 @@ impl Board {
         PrefixStore::new(self.rules.prefix().to_owned(), self.store.clone())
     }
 
+    /// What the keys of this life begin with.
+    pub(crate) fn prefix(&self) -> &str {
+        self.rules.prefix()
+    }
+
     /// A text that only the ranks of this life know, and no process that is left over from an earlier life.
     pub(crate) fn token(&self) -> &[u8] {
         self.rules.prefix().as_bytes()

@@ -92,8 +92,11 @@ impl Outlook {
                 Ok(Answer::Signs { reached, closed })
             }
             question => {
+                let has_waited = matches!(&question, Ask::Wait(_, limit) if !limit.is_zero());
                 let answer = ask_store(store, question)?;
-                if let Answer::Missing(_) = answer {
+                if let Answer::Missing(_) = answer
+                    && has_waited
+                {
                     self.check()?;
                 }
                 Ok(answer)

@@ -191,6 +191,9 @@ impl ProcessGroup {
         let size = member.world_size.to_le_bytes();
         member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
         let told = (recorder, inquiry);
+        if member.name == family.root {
+            family.have_met(board.prefix());
+        }
         let slots = segment_size(config);
         let joined = match foreign {
             None => {

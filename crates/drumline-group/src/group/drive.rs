@@ -54,7 +54,7 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// A group's lane, which the threads that need it drive in turns.
 pub(crate) struct Driven {
     /// Keeps the store alive, which this process may host for other ranks.
-    _family: FamilyCell,
+    family: FamilyCell,
     handoff: Handoff<Lane, Outside>,
     usage: Arc<Usage>,
     member: Membership,
@@ -122,7 +122,7 @@ impl Driven {
         (member, timeout): (Membership, Duration),
     ) -> Arc<Driven> {
         Arc::new_cyclic(|group| Driven {
-            _family: family,
+            family,
             usage: lane.usage().clone(),
             member,
             timeout,
@@ -258,8 +258,18 @@ impl Driven {
     /// Tells the peers why this rank has failed. It also tells peers that are just being connected and peers
     /// whose streams take no bytes now. If this rank exits before that, they blame the exit instead.
     fn say_why(&self, lane: &mut Lane) {
+        self.tell_of_loss(lane);
         if lane.has_unsent() && !self.has_sent_reason.swap(true, Ordering::SeqCst) {
             Driven::wait_until_sent(lane);
+        }
+    }
+
+    /// If this rank has noticed the end of another one, tells those that make groups.
+    #[inline]
+    fn tell_of_loss(&self, lane: &Lane) {
+        if let Some(lost) = lane.has_lost() {
+            let family = self.family.lock().unwrap_or_else(PoisonError::into_inner);
+            family.iter().for_each(|family| family.tell_of(lost));
         }
     }
 
@@ -446,6 +456,14 @@ impl Driven {
         Ok(checked?)
     }
 
+    /// Fails because `peer` has ended, as another rank has told, unless it had left the group before.
+    pub(super) fn lose(&self, peer: Rank, attempted: &'static str, began: Instant) -> Result<()> {
+        if self.try_lane().is_some_and(|lane| lane.left(peer).is_some()) {
+            return Ok(());
+        }
+        Err(self.break_off(attempted.to_owned(), began, Cause::PeerExited { peer }))
+    }
+
     /// Whether all ranks have said goodbye.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)
@@ -573,7 +591,9 @@ impl Served for Driven {
             };
         }
         self.handoff.take_mail(lane);
-        match lane.progress(now, Spin::No) {
+        let progress = lane.progress(now, Spin::No);
+        self.tell_of_loss(lane);
+        match progress {
             Progress::Done => Advance::Idle(lane.look_again_at()),
             Progress::Moved => Advance::Moved,
             Progress::Stuck => match lane.prepare_sleep(now) {

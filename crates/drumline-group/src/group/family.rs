@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    thread,
     time::Duration,
 };
 
@@ -32,12 +33,24 @@ pub(super) struct Family {
     of_rank: Option<(Arc<Family>, Vec<Rank>)>,
     /// See [`Membership::seen`].
     pub(super) seen: Arc<Seen>,
+    /// The key under which the members of the group of all ranks find who has ended. Set once they have met.
+    lost_key: OnceLock<String>,
+    /// The ranks of which this one has written there.
+    told: Mutex<BTreeSet<Rank>>,
 }
 
 impl Family {
     pub(super) fn new(root: &str, store: Arc<dyn Store>) -> Family {
-        let (root, joining, seen) = (root.to_owned(), Mutex::default(), Arc::default());
-        Family { root, store, rendezvous: None, joining, of_rank: None, seen }
+        Family {
+            root: root.to_owned(),
+            store,
+            rendezvous: None,
+            joining: Mutex::default(),
+            of_rank: None,
+            seen: Arc::default(),
+            lost_key: OnceLock::new(),
+            told: Mutex::default(),
+        }
     }
 
     /// That of a job. From now on this process ends with its lease.
@@ -65,6 +78,37 @@ impl Family {
         let key = |rank| process_key(&self.root, member.global.of(rank));
         let keys = (0..member.world_size).map(key).collect();
         Processes { keys, join: member.name == self.root, stay: self.is_launchers() }
+    }
+
+    /// All ranks have met in a life whose keys begin with `prefix`.
+    pub(super) fn have_met(&self, prefix: &str) {
+        let _ = self.lost_key.set(format!("{prefix}/lost"));
+    }
+
+    /// Tells ranks that make groups that `rank`, by its number in the job, has ended. They may have no connection to it,
+    /// nor to this rank in a group that has failed.
+    pub(super) fn tell_of(&self, rank: Rank) {
+        let Some(key) = self.lost_key.get().cloned() else { return };
+        if !self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(rank) {
+            return;
+        }
+        // The store may be slow, and the caller has failed already.
+        let store = self.store.clone();
+        let tell = move || drop(store.append(&key, format!(" {rank}").as_bytes()));
+        let telling = thread::Builder::new().name("drumline-tell".to_owned()).spawn(tell);
+        drop(telling.inspect_err(|error| tracing::debug!(%error, "nobody hears of rank {rank}")));
+    }
+
+    /// The ranks, by their numbers in the job, of which others have told that they have ended.
+    pub(super) fn lost(&self) -> Vec<Rank> {
+        let Some(key) = self.lost_key.get() else { return Vec::new() };
+        let told = match self.store.check(&[key]) {
+            Ok(true) => self.store.get(key).unwrap_or_default(),
+            // Who has lost the store hears that from its own requests.
+            Ok(false) | Err(_) => Vec::new(),
+        };
+        let told = String::from_utf8_lossy(&told).into_owned();
+        told.split(' ').filter_map(|rank| rank.parse().ok()).collect()
     }
 
     /// This rank destroys or leaves the last group of the family: nobody waits for this process any more.

@@ -1,6 +1,7 @@
 //! The handle of a group, and what it shares with calls that are under way.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     sync::{Arc, PoisonError, Weak},
     time::{Duration, Instant},
@@ -14,7 +15,7 @@ use drumline_schedule::step::Rank;
 use drumline_shm::Arena;
 
 use crate::{
-    Config, Result, algorithms::Explanation, interrupt, start_up::Origin, trace::GroupTrace,
+    Config, Error, Result, algorithms::Explanation, interrupt, start_up::Origin, trace::GroupTrace,
 };
 
 use super::{
@@ -138,7 +139,9 @@ impl ProcessGroup {
     /// What start-up of a group asks that is made from this one. Nothing if this one has failed before: then the program
     /// knows.
     pub(super) fn origin(&self) -> Option<Arc<dyn Origin>> {
-        (!self.usage().has_failed()).then(|| Arc::new(self.clone()) as Arc<dyn Origin>)
+        let known = || self.inner.family().map_or_else(BTreeSet::new, |it| it.seen.ended());
+        let parent = || Arc::new(Parent { group: self.clone(), known: known() });
+        (!self.usage().has_failed()).then(|| parent() as Arc<dyn Origin>)
     }
 
     /// Which algorithm a call would take, and why.
@@ -175,7 +178,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`](crate::Error::Collective) when a peer fails or never comes, or when a peer has
+    /// [`Error::Collective`] when a peer fails or never comes, or when a peer has
     /// made a call that no other rank has made.
     pub fn destroy(self) -> Result<()> {
         self.close(None)
@@ -258,12 +261,36 @@ impl Inner {
     }
 }
 
-impl Origin for ProcessGroup {
+/// A group from which another one is made.
+#[derive(Debug)]
+struct Parent {
+    group: ProcessGroup,
+    /// The ranks, by their numbers in the job, whose ends the program knows from other groups: it may go on without them.
+    known: BTreeSet<Rank>,
+}
+
+impl Parent {
+    fn find_failure(&self, began: Instant) -> Result<()> {
+        let lane = match &self.group.inner.carrier {
+            Carrier::Lane(lane) => lane,
+            Carrier::Backend(backend) => return Ok(backend.check("new_group", began)?),
+        };
+        lane.check("new_group", began)?;
+        // This rank may have no connection to a rank that has ended.
+        let lost = self.group.inner.family().map_or_else(Vec::new, |family| family.lost());
+        let new = lost.into_iter().filter(|rank| !self.known.contains(rank));
+        let peers = new.filter_map(|rank| self.group.group_rank(rank));
+        // Who has lost this very rank may have lost the connection alone.
+        let mut peers = peers.filter(|peer| *peer != self.group.rank());
+        peers.try_for_each(|peer| lane.lose(peer, "new_group", began))
+    }
+}
+
+impl Origin for Parent {
     fn check(&self, began: Instant) -> Result<()> {
-        match &self.inner.carrier {
-            Carrier::Lane(lane) => lane.check("new_group", began),
-            Carrier::Backend(backend) => Ok(backend.check("new_group", began)?),
-        }
+        let failure = self.find_failure(began);
+        let is_known = |error: &Error| error.culprit().is_some_and(|it| self.known.contains(&it));
+        failure.or_else(|error| if is_known(&error) { Ok(()) } else { Err(error) })
     }
 }
 

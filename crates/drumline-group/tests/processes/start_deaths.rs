@@ -28,6 +28,9 @@ const WORLD: usize = 4;
 /// To tell a hang from a busy machine. The time limit of start-up is longer.
 const NAMED_WITHIN: Duration = Duration::from_secs(30);
 
+/// What carries the calls.
+const OVERS: [&str; 3] = ["shared", "unix", "tcp"];
+
 /// What ranks do over and over.
 const WHATS: [&str; 4] = ["first", "again", "groups", "halves"];
 
@@ -54,8 +57,11 @@ fn starting_rank() {
 fn start_over(what: &str, config: &Config) -> Result<(), Error> {
     let join = || init_process_group("env://", config);
     let mut world = join()?;
-    if what == "once" {
-        return world.barrier();
+    match what {
+        "once" => return world.barrier(),
+        "apart" => return meet_apart(&world),
+        "rest" => return go_on_without_one(&world),
+        _ => {}
     }
     loop {
         match what {
@@ -75,6 +81,42 @@ fn start_over(what: &str, config: &Config) -> Result<(), Error> {
             world.barrier()?;
         }
     }
+}
+
+/// All ranks sum in a group. Rank 1 stays in it, and is killed. Ranks 0 and 3 wait for it there and fail, and live on. Rank
+/// 2 has left the group, and waits for rank 3 in another one. Over TCP it has no connection to rank 1.
+fn meet_apart(world: &ProcessGroup) -> Result<(), Error> {
+    let all = world.new_group(&[0, 1, 2, 3], &GroupOptions::default())?;
+    all.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)?;
+    match world.rank() {
+        1 => thread::sleep(NAMED_WITHIN),
+        2 => {
+            all.leave(Duration::ZERO)?;
+            println!("\nhas left");
+            world.new_group(&[2, 3], &GroupOptions::default())?;
+        }
+        _ => all.destroy()?,
+    }
+    Ok(())
+}
+
+/// Rank 1 is killed amid the calls of a group. The others make one without it, for which one of them comes late.
+fn go_on_without_one(world: &ProcessGroup) -> Result<(), Error> {
+    let all = world.new_group(&[0, 1, 2, 3], &GroupOptions::default())?;
+    println!("\nhas met");
+    let failed = loop {
+        if let Err(error) = all.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum) {
+            break error;
+        }
+    };
+    assert_eq!(failed.culprit(), Some(1), "{failed}");
+    if world.rank() == 3 {
+        thread::sleep(Duration::from_millis(800));
+    }
+    let rest = world.new_group(&[0, 2, 3], &GroupOptions::default())?;
+    rest.barrier()?;
+    // All have heard of all before one leaves.
+    rest.destroy()
 }
 
 fn group_of(world: &ProcessGroup, ranks: &[usize]) -> Result<(), Error> {
@@ -144,7 +186,7 @@ fn kill_and_listen(times: usize) {
     let (mut delays, mut wrong) = (Vec::new(), Vec::new());
     for number in 0..times {
         let what = WHATS[number % WHATS.len()];
-        let over = ["shared", "unix", "tcp"][number / WHATS.len() % 3];
+        let over = OVERS[number / WHATS.len() % OVERS.len()];
         let victim = random(number) % WORLD;
         // Every other time one of the survivors, or nobody, comes late.
         let late = (victim + random(number + 31) % 8) % 8;
@@ -195,6 +237,45 @@ fn failure(output: &mut BufReader<ChildStdout>) -> (i64, i64, i64, String) {
             return (began, at, culprit, words.next().unwrap().to_owned());
         }
         seen.push_str(&line);
+    }
+}
+
+/// Kills rank 1 of a job once rank `waits` says that it has got so far. Returns the outputs of the others.
+fn kill_after(
+    what: &str,
+    over: &str,
+    waits: usize,
+    says: &str,
+    then: impl Fn(usize, &mut BufReader<ChildStdout>),
+) {
+    let server = TcpStoreServer::bind("127.0.0.1", 0).unwrap();
+    let mut job = start(server.address().unwrap().port(), 0, what, over, WORLD);
+    let mut said = (&mut job.0[waits].1).lines().map(Result::unwrap);
+    assert!(said.any(|line| line == says), "{what} over {over}");
+    kill_process(Pid::from_child(&job.0[1].0), Signal::KILL).unwrap();
+    for rank in [0, 2, 3] {
+        then(rank, &mut job.0[rank].1);
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_one_that_has_failed_elsewhere_hears_why() {
+    for over in OVERS {
+        kill_after("apart", over, 2, "has left", |rank, output| {
+            let (.., culprit, told) = failure(output);
+            assert_eq!(culprit, 1, "over {over}, rank {rank}: {told}");
+        });
+    }
+}
+
+#[test]
+fn survivors_make_a_group_without_the_rank_that_was_killed() {
+    for over in OVERS {
+        kill_after("rest", over, 0, "has met", |rank, output| {
+            let mut said = output.lines().map(Result::unwrap);
+            let ends = |line: &String| ["done", "failed "].iter().any(|end| line.contains(end));
+            assert_eq!(said.find(ends).as_deref(), Some("done"), "over {over}, rank {rank}");
+        });
     }
 }
 
