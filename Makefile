@@ -54,7 +54,7 @@ help:
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make gpt-burn   train the same GPT in burn, and save it for torch; ARGS goes to the program'
 	@echo 'make bench-gpt  train a GPT in burn on two hosts with a line of 1 Gb/s; takes root'
-	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
+	@echo 'make bench-torch  time dist.all_reduce and small calls on drumline and on gloo'
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo, and draw one'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
 	@echo 'make wheel-x86_64, wheel-aarch64   wheels for PyPI; make check-wheel, check-sdist try what was built'
@@ -464,6 +464,8 @@ bench-gpt:
 bench-torch: torch python-release
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/drumline run --nproc-per-node 2 -- \
 	    $(PYTHON_VENV)/bin/python bench/torch_all_reduce.py $(ARGS)
+	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/drumline run --nproc-per-node 2 -- \
+	    $(PYTHON_VENV)/bin/python bench/torch_calls.py $(ARGS)
 
 bench-step: torch python-release $(PYTHON_VENV)/matplotlib
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/python bench/ddp_step.py $(ARGS)

@@ -23,7 +23,7 @@ def profiled(title: str) -> Callable[[Method], Method]:
             from drumline.torch import profile
 
             given = args[:1] or list(kwargs.values())[:1]
-            event = profile.begin(f"drumline:{title}", _tensors(torch, given))
+            event = profile.begin(title, _tensors(torch, given))
             work = None
             try:
                 work = method(self, *args, **kwargs)

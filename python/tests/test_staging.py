@@ -119,3 +119,20 @@ def test_a_device_that_was_not_tried_is_told_of_once(monkeypatch):
     device.side_stream.cache_clear()
     [warning] = told
     assert "cuda:0" in str(warning.message) and "not been verified" in str(warning.message)
+
+
+def test_tensors_whose_memory_has_other_numbers_are_copied():
+    number = torch.tensor([1 + 2j])
+    plain, off_by_four = torch.ones(4), torch.ones(5)[1:]
+    for tensor in (plain, off_by_four, number):
+        assert tensors.Staging().write(tensor)[0] == tensor.data_ptr()
+    negative, conjugate = number.conj().imag, number.conj()
+    assert negative.is_contiguous() and conjugate.is_contiguous()
+    for tensor in (negative, conjugate, torch.ones(4)[::2]):
+        staging, before = tensors.Staging(), tensor.tolist()
+        assert staging.read(tensor)[0] != tensor.data_ptr()
+        *_, copy = staging.write(tensor)
+        assert copy.tolist() == before
+        copy.mul_(2)
+        staging.finish()
+        assert tensor.tolist() == [2 * it for it in before]

@@ -115,7 +115,10 @@ def layouts(rank, world_size, directory):
     leaf = torch.ones(2, 2, requires_grad=True)
     with torch.no_grad():
         dist.broadcast(leaf.t()[:, :1], 1)
+    unaligned = torch.ones(5)
+    dist.all_reduce(unaligned[1:])
     dist.destroy_process_group()
+    assert unaligned.tolist() == [1, 2, 2, 2, 2]
     return grid.tolist(), result.tolist(), [out.tolist() for out in outs], whole.tolist()
 
 
@@ -158,6 +161,24 @@ def test_works_and_futures_tell_what_they_know():
     for rank, (success, result, doubled, source) in enumerate(run(2, works)):
         assert success and result == [2] * 4 and doubled == [4] * 4
         assert source == (1 if rank == 0 else -1)
+
+
+def waits(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    ended, going_on = dist.AllreduceOptions(), dist.AllreduceOptions()
+    ended.asyncOp = False
+    tensor, strided = torch.ones(2), torch.ones(4)
+    works = [dist.group.WORLD.allreduce([it], ended) for it in (tensor, strided[::2])]
+    assert tensor.tolist() == [2, 2] and strided.tolist() == [2, 1, 2, 1]
+    works.append(dist.group.WORLD.allreduce([tensor], going_on))
+    assert works[-1].wait() and tensor.tolist() == [4, 4]
+    dist.destroy_process_group()
+    return [work is None for work in works]
+
+
+@since(2, 8, what="calls that end before they return")
+def test_a_call_for_which_torch_waits_makes_no_work():
+    assert run(2, waits) == [[True, True, False]] * 2
 
 
 def groups(rank, world_size, directory):

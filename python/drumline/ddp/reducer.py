@@ -355,7 +355,7 @@ class Reducer:
         if self._calls is not None and self._calls[index] == 0:
             raise RuntimeError(self._too_often(index))
         step = self._step = _Step(len(self.names), self._calls)
-        step.event = profile.begin("drumline:all_reduce", self.parameters)
+        step.event = profile.begin("all_reduce", self.parameters)
         self._buckets.places.begin()
         if self._calls is not None:
             idle = [i for i, calls in enumerate(self._calls) if calls == 0]

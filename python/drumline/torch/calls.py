@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from drumline import _core
 from drumline.torch import profile
 from drumline.torch.on_device import OnDevice, Placing
+from drumline.torch.register import version_of
 from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
 
@@ -22,6 +23,9 @@ PER_GROUP = timedelta(milliseconds=-1)
 
 # Some 30 years: torch's clocks count so far in any unit. Longer limits count as this one.
 LONGEST = timedelta(days=10_000)
+
+# Older ones wait for a Work of every call, also of one that has ended.
+_TAKES_NONE = version_of(torch.__version__) >= (2, 8)
 
 Call = tuple[Any, ...]
 """A method of the core's groups by its name, and its arguments: those between ``stream`` and ``background``."""
@@ -40,8 +44,10 @@ class Calls:
 
     def _staging(self, *tensors: torch.Tensor) -> Staging:
         """How the tensors of a call reach the core, where they are."""
-        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
-        return self._staging_on(device)
+        for tensor in tensors:
+            if not tensor.is_cpu:
+                return self._staging_on(tensor.device)
+        return Staging()
 
     def _staging_on(self, device: torch.device | None) -> Staging:
         try:
@@ -57,38 +63,31 @@ class Calls:
         outputs: list[torch.Tensor],
         staging: Staging,
         *calls: Call,
-    ) -> DrumlineWork:
+    ) -> DrumlineWork | None:
         """Runs calls: on this thread if torch waits for them, or else in the background. Those on a GPU are queued.
 
-        The profiler gets ``inputs``; ``outputs`` become the value of the future.
+        The profiler gets ``inputs``; ``outputs`` become the value of the future. None: the calls have ended.
         """
         self._sequence += 1
-        group = self._within(opts.timeout)
+        timeout = opts.timeout
+        group = self._group if timeout == PER_GROUP else self._within(timeout)
         # Before 2.7 torch does not say of every call whether it waits. Then it may not.
         background = getattr(opts, "asyncOp", True)
-
-        def start() -> list[Any]:
-            if isinstance(staging, Placing):
-                return [staging.queue(*call) for call in calls]
-            return [getattr(group, method)(*arguments, background) for method, *arguments in calls]
-
-        return self._begin(title, inputs, outputs, staging, start)
+        if background or profile.is_on() or isinstance(staging, Placing) or not _TAKES_NONE:
+            return self._begin(title, inputs, outputs, staging, group, calls, background)
+        try:
+            for call in calls:
+                getattr(group, call[0])(*call[1:], False)
+        except _core.DrumlineError as error:
+            raise self._failed(error) from None
+        staging.finish()
+        return None
 
     def _post(
         self, title: str, tensor: torch.Tensor, staging: Staging, *call: Any
     ) -> DrumlineWork:
         """Sends or receives a message, always in the background."""
-        method, *arguments = call
-
-        def start() -> list[Any]:
-            if not isinstance(staging, Placing):
-                return [getattr(self._group, method)(*arguments)]
-            queued = staging.queue(method, *arguments)
-            if method == "send":
-                self._on_device.has_sent(queued)
-            return [queued]
-
-        return self._begin(title, [tensor], [tensor], staging, start)
+        return self._begin(title, [tensor], [tensor], staging, self._group, [call])
 
     def _begin(
         self,
@@ -96,12 +95,21 @@ class Calls:
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
         staging: Staging,
-        start: Callable[[], list[Any]],
+        group: _core.Group,
+        calls: Sequence[Call],
+        *background: bool,
     ) -> DrumlineWork:
-        event = profile.begin(f"drumline:{title}", inputs)
+        """Begins calls, in the ``background`` or not, or queues them."""
+        event = profile.begin(title, inputs)
         handles: list[Any] = []
         try:
-            handles = [handle for handle in start() if handle is not None]
+            for method, *arguments in calls:
+                if isinstance(staging, Placing):
+                    handles.append(staging.queue(method, *arguments))
+                    if method == "send":
+                        self._on_device.has_sent(handles[-1])
+                elif (work := getattr(group, method)(*arguments, *background)) is not None:
+                    handles.append(work)
         except _core.DrumlineError as error:
             raise self._failed(error) from None
         finally:
@@ -128,6 +136,6 @@ class Calls:
 
     def _within(self, timeout: timedelta) -> _core.Group:
         """A handle of the group with this time limit."""
-        if timeout in (PER_GROUP, self._timeout):
+        if timeout == self._timeout:
             return self._group
         return self._group.within(timeout.total_seconds())

@@ -182,8 +182,8 @@ def _method(name: str, ours: str, tensors: int, kind: Any, fields: tuple[str, ..
     In the place of options it takes their ``fields`` and a time limit, and in the place of lists of one tensor a
     tensor. Either may be left out.
     """
-    operation: Callable[..., DrumlineWork] = getattr(Operations, ours)
-    keep: Callable[[DrumlineWork], DrumlineWork] = _kept.add if _DROPS_WORKS else lambda work: work
+    operation: Callable[..., DrumlineWork | None] = getattr(Operations, ours)
+    keep: Callable[[Any], Any] = _kept.add if _DROPS_WORKS else lambda work: work
     takes_lists = "single" not in ours
 
     def method(self: DrumlineProcessGroup, *given: Any, **named: Any) -> Any:

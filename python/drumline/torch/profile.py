@@ -40,7 +40,7 @@ class Event:
 
 def begin(title: str, tensors: list[torch.Tensor]) -> Event | None:
     """Begins an event if a profiler runs."""
-    return Event(title, tensors) if torch.autograd._profiler_enabled() else None
+    return Event(f"drumline:{title}", tensors) if is_on() else None
 
 
 def end(event: Event | None, handles: list[_core.Work]) -> None:
@@ -54,6 +54,7 @@ def end(event: Event | None, handles: list[_core.Work]) -> None:
         event.end_here()
 
 
+is_on = torch.autograd._profiler_enabled
 _ENDS_ELSEWHERE = version_of(torch.__version__) >= (2, 14)
 
 

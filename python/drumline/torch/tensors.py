@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class Staging:
 
     def read(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The elements of a tensor that the call only reads."""
-        return memory_of(tensor if _is_on_host(tensor) else self._copied(tensor), reduce)
+        return _usual(tensor) or memory_of(tensor if _is_on_host(tensor) else self._copied(tensor), reduce)
 
     def read_all(self, tensors: Sequence[torch.Tensor], reduce: bool = False) -> list[Memory]:
         """`read` for each."""
@@ -62,19 +62,11 @@ class Staging:
 
     def write(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The elements of a tensor that the call changes."""
-        if _is_on_host(tensor):
-            return memory_of(tensor, reduce)
-        copy = self._copied(tensor)
-        self._back.append((tensor, copy))
-        return memory_of(copy, reduce)
+        return _usual(tensor) or self._back_to(tensor, self._copied, reduce)
 
     def fill(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The place of a tensor all of whose elements the operation sets."""
-        if _is_on_host(tensor):
-            return memory_of(tensor, reduce)
-        copy = self._room_for(tensor)
-        self._back.append((tensor, copy))
-        return memory_of(copy, reduce)
+        return _usual(tensor) or self._back_to(tensor, self._room_for, reduce)
 
     def fill_all(self, tensors: Sequence[torch.Tensor], reduce: bool = False) -> list[Memory]:
         """`fill` for each."""
@@ -91,6 +83,13 @@ class Staging:
         self._back = []  # afterwards: a handler of a signal may wait for the same call meanwhile
         for side in self._sides.values():
             side.join()
+
+    def _back_to(self, tensor: torch.Tensor, make: Callable[..., torch.Tensor], reduce: bool) -> Memory:
+        if _is_on_host(tensor):
+            return memory_of(tensor, reduce)
+        copy = make(tensor)
+        self._back.append((tensor, copy))
+        return memory_of(copy, reduce)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         check_layout(tensor)
@@ -112,8 +111,20 @@ class Staging:
         return self._sides[device]
 
 
+def _usual(tensor: torch.Tensor) -> Memory | None:
+    """The elements of most tensors, with the fewest questions. None: `memory_of` knows, or they must be copied."""
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg():
+        return None
+    code, address = _USUAL.get(tensor.dtype), tensor.data_ptr()
+    return None if code is None or address % 16 else (address, tensor.numel(), code, tensor)
+
+
+# Complex elements may be conjugated.
+_USUAL = {dtype: code for dtype, code in CODE.items() if not dtype.is_complex}
+
+
 def _is_on_host(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and is_plain(tensor)
+    return tensor.is_cpu and is_plain(tensor)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -88,7 +88,6 @@ class DrumlineWork(dist.Work):
         self._staging = staging
         self._result = result
         self._future: Future[Any] | None = None
-        self._lock = threading.RLock()  # a handler of a signal may interrupt its thread
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         limit = timeout.total_seconds()
@@ -112,7 +111,7 @@ class DrumlineWork(dist.Work):
         # No torch object may stay in a thread that Python has not started.
         if getattr(_asked, "wanted", False):
             _asked.work = self
-        with self._lock:
+        with _LOCK:
             if self._future is None:
                 self._future = self._make_future()
             return self._future
@@ -142,7 +141,9 @@ class DrumlineWork(dist.Work):
         return future
 
     def _finish(self) -> None:
-        with _STAGING:
+        if self._staging.is_idle:
+            return
+        with _LOCK:
             try:
                 self._staging.finish()
             except _core.DrumlineError as error:
@@ -187,7 +188,8 @@ class DrumlineWork(dist.Work):
     _source_rank = source_rank
 
 
-_STAGING = threading.RLock()
+# What one thread at a time does with Works. A handler of a signal may interrupt its thread.
+_LOCK = threading.RLock()
 
 
 def when_all_ended(
