@@ -32,8 +32,8 @@ def test_the_culprit_is_a_number_in_the_job():
     assert run(3, fails_in_a_group_of_some) == [[], [2, 2], [2, 2]]
 
 
-def leaves_after_a_failure(rank, world_size, directory):
-    """Rank 1 fails in a group with rank 0, which then leaves all groups. Returns whom rank 2 blames for that."""
+def leaves_after_a_failure(rank, world_size, directory, goes_on):
+    """Rank 1 fails in a group with rank 0, which leaves all groups, perhaps later. Returns whom rank 2 blames for that."""
     world = drumline.init_process_group(f"file://{directory}/store", rank=rank, world_size=world_size)
     told = None
     if rank < 2:
@@ -42,6 +42,9 @@ def leaves_after_a_failure(rank, world_size, directory):
             half.abort()
         with pytest.raises(drumline.CollectiveError):
             half.barrier()
+    if goes_on:
+        world.barrier()
+    if rank < 2:
         if rank == 1:
             wait_for(f"{directory}/over")
         else:
@@ -56,7 +59,11 @@ def leaves_after_a_failure(rank, world_size, directory):
 
 
 def test_a_rank_that_leaves_after_a_failure_is_not_blamed():
-    assert run(3, leaves_after_a_failure) == [None, None, ("reported", 1)]
+    assert run(3, leaves_after_a_failure, False) == [None, None, ("reported", 1)]
+
+
+def test_a_rank_that_has_gone_on_after_a_failure_and_leaves_is_blamed():
+    assert run(3, leaves_after_a_failure, True) == [None, None, ("peer_left", 0)]
 
 
 def test_every_error_has_a_culprit():
