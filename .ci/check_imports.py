@@ -28,7 +28,7 @@ FLOORS = [
     ["drumline-trace"],
     ["drumline-engine", "drumline-inspect", "drumline-store"],
     ["drumline-cuda"],
-    ["drumline-device"],
+    ["drumline-device", "drumline-error"],
     ["drumline-mpi", "drumline-schedule", "drumline-shm", "drumline-standin"],
     ["drumline-kernels", "drumline-loader"],
 ]

@@ -1,7 +1,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use drumline_group::{Rank, in_section};
+use drumline_error::{Section, in_section};
+use drumline_group::Rank;
 
 /// Why a call on a device failed.
 ///
@@ -10,13 +11,13 @@ use drumline_group::{Rank, in_section};
 ///
 /// let problem = "the output overlaps the input".to_owned();
 /// let error = Error::Argument { operation: "all_to_all", problem };
-/// assert_eq!(error.to_string(), "all_to_all: the output overlaps the input [errors.md#argument]");
+/// assert_eq!(error.to_string(), "all_to_all: the output overlaps the input (drumline explain argument)");
 /// ```
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is wrong. No other rank has heard of the call.
-    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
+    #[error("{}", in_section(Section::Argument, &format!("{operation}: {problem}")))]
     Argument {
         /// The call.
         operation: &'static str,
@@ -24,7 +25,7 @@ pub enum Error {
         problem: String,
     },
     /// The device of this rank, or its driver, does not do what it should.
-    #[error("{}", in_section("device", format!("{operation}: {error}")))]
+    #[error("{}", in_section(Section::Device, &format!("{operation}: {error}")))]
     Device {
         /// The call.
         operation: &'static str,
@@ -35,7 +36,7 @@ pub enum Error {
     #[error(transparent)]
     Group(#[from] drumline_group::Error),
     /// Ranks differ in what must be the same for all.
-    #[error("{}", in_section("mismatch", format!(
+    #[error("{}", in_section(Section::Mismatch, &format!(
         "{operation}: rank {peer} has {theirs}, this rank has {ours}; they must be the same on all ranks"
     )))]
     Differs {

@@ -2,6 +2,8 @@
 
 use std::{fmt, io};
 
+use drumline::Section;
+
 /// The result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -16,7 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An option or a file that it names is invalid. The text says what to write instead.
-    #[error("{0} [errors.md#measuring]")]
+    #[error("{} {}", .0, Section::Measuring)]
     Usage(String),
 
     /// A collective failed while it was measured.
@@ -24,7 +26,7 @@ pub enum Error {
     Measure(drumline::Error),
 
     /// A system call failed.
-    #[error("{what}: {error} [errors.md#io]")]
+    #[error("{what}: {error} {}", Section::Io)]
     System {
         /// What the program tried to do.
         what: String,

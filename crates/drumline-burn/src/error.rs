@@ -1,5 +1,7 @@
 use std::fmt;
 
+use drumline::Section;
+
 /// The result of every fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -29,7 +31,8 @@ pub enum Error {
     /// A tensor of the model has a dtype that cannot travel.
     #[error(
         "tensor `{name}` is {dtype}; Drumline carries f32, f64, f16, bf16, integers and booleans: convert it, or \
-         leave it out with `DdpOptions::ignore` [errors.md#models-of-burn]"
+         leave it out with `DdpOptions::ignore` {}",
+        Section::ModelsOfBurn
     )]
     UnsupportedDType {
         /// The tensor's path.
@@ -41,7 +44,8 @@ pub enum Error {
     /// The model carries gradient taps of an earlier wrapping.
     #[error(
         "parameter `{name}` was wrapped before; use that handle, or `unwrap` the model with it first \
-         [errors.md#models-of-burn]"
+         {}",
+        Section::ModelsOfBurn
     )]
     AlreadyWrapped {
         /// The parameter's path.
@@ -53,7 +57,8 @@ pub enum Error {
     #[error(
         "parameter `{name}` was wrapped by a `ShardedOptimizer`, which must take the steps, but a `Learner` owns its \
          optimizer, as does every other wrapping: train in a loop of your own with that `ShardedOptimizer`, or \
-         `unwrap` the model with it first [errors.md#models-of-burn]"
+         `unwrap` the model with it first {}",
+        Section::ModelsOfBurn
     )]
     OptimizerIsSharded {
         /// The parameter's path.
@@ -61,7 +66,7 @@ pub enum Error {
     },
 
     /// A [`ShardedOptimizer`](crate::ShardedOptimizer) cannot be made, or cannot take a step.
-    #[error("the sharded optimizer: {problem} [errors.md#models-of-burn]")]
+    #[error("the sharded optimizer: {problem} {}", Section::ModelsOfBurn)]
     Sharded {
         /// The reason: rank, parameter, and what to do.
         problem: String,
@@ -70,7 +75,8 @@ pub enum Error {
     /// Two parameters of the model share an id, so their gradients cannot be told apart.
     #[error(
         "parameters `{first}` and `{second}` have the same id; to tie weights, use one parameter \
-         twice in forward [errors.md#models-of-burn]"
+         twice in forward {}",
+        Section::ModelsOfBurn
     )]
     SharedParameter {
         /// The path of one parameter.
@@ -85,7 +91,8 @@ pub enum Error {
         "`{copy}` is not trained, but has the id of parameter `{trained}`, as a clone and a loaded record do: burn's \
          optimizer may update it in place of the parameter. Give the copy ids of its own: make it anew, and load \
          values by name, `load_named_tensors(Model::new(&device), named_tensors(&model)?)`; or keep it outside of the \
-         wrapped model [errors.md#models-of-burn]"
+         wrapped model {}",
+        Section::ModelsOfBurn
     )]
     FrozenCopy {
         /// The path of the parameter.
@@ -98,7 +105,8 @@ pub enum Error {
     #[error(
         "two tensors of the model have the path `{path}`: a container between them does not name its parts; call \
          `enter_module` and `exit_module` around each part in its `visit` and `map`, as `#[derive(Module)]` does \
-         [errors.md#models-of-burn]"
+         {}",
+        Section::ModelsOfBurn
     )]
     SharedPath {
         /// The path.
@@ -106,7 +114,7 @@ pub enum Error {
     },
 
     /// No tensor of the model requires a gradient.
-    #[error("the model has no parameter to train: {problem} [errors.md#models-of-burn]")]
+    #[error("the model has no parameter to train: {problem} {}", Section::ModelsOfBurn)]
     NothingToTrain {
         /// Why, and what to do.
         problem: String,
@@ -122,19 +130,21 @@ pub enum Error {
     /// The loss does not depend on anything that requires a gradient.
     #[error(
         "the loss has no gradient: it was computed without autodiff (`model.valid()`?) or detached \
-         [errors.md#models-of-burn]"
+         {}",
+        Section::ModelsOfBurn
     )]
     LossWithoutGradient,
 
     /// No parameter of the model got a gradient on any rank. All ranks get this error.
     #[error(
         "the loss of no rank depends on the model of this step: it was computed from another one \
-         [errors.md#models-of-burn]"
+         {}",
+        Section::ModelsOfBurn
     )]
     LossOfAnotherModel,
 
     /// Wrapped models cannot take part in one step together.
-    #[error("these models cannot take a step together: {problem} [errors.md#models-of-burn]")]
+    #[error("these models cannot take a step together: {problem} {}", Section::ModelsOfBurn)]
     CannotCombine {
         /// The reason, and what would be right.
         problem: String,
@@ -144,7 +154,8 @@ pub enum Error {
     /// which names this rank.
     #[error(
         "the gradient of parameter `{name}` could not be read from {device}: {problem} \
-         [errors.md#models-of-burn]"
+         {}",
+        Section::ModelsOfBurn
     )]
     Device {
         /// The parameter's path.
@@ -159,7 +170,8 @@ pub enum Error {
     /// error. The gradients are alike on all ranks, so every rank gets this error.
     #[error(
         "the norm of all gradients is {norm}, so they cannot be clipped: skip this step, or lower the \
-         learning rate or the loss scale [errors.md#models-of-burn]"
+         learning rate or the loss scale {}",
+        Section::ModelsOfBurn
     )]
     NonFiniteNorm {
         /// The norm.
@@ -167,7 +179,7 @@ pub enum Error {
     },
 
     /// Gradients cannot be clipped or unscaled.
-    #[error("gradients cannot be scaled: {problem} [errors.md#models-of-burn]")]
+    #[error("gradients cannot be scaled: {problem} {}", Section::ModelsOfBurn)]
     CannotScale {
         /// The reason.
         problem: String,
@@ -177,26 +189,27 @@ pub enum Error {
     #[error(
         "the model is in validation mode (`valid()`), so its buffers were not synchronised and \
          nothing was sent; synchronise the model that is trained, on all ranks, before `valid()` \
-         [errors.md#models-of-burn]"
+         {}",
+        Section::ModelsOfBurn
     )]
     NotTraining,
 
     /// The input of a [`SyncBatchNorm`](crate::SyncBatchNorm) cannot be normalised.
-    #[error("SyncBatchNorm cannot normalise its input: {problem} [errors.md#models-of-burn]")]
+    #[error("SyncBatchNorm cannot normalise its input: {problem} {}", Section::ModelsOfBurn)]
     CannotNormalize {
         /// The problem with the input.
         problem: String,
     },
 
     /// A training of burn's `Learner` cannot begin or go on. Every rank gets this error.
-    #[error("{problem} [errors.md#models-of-burn]")]
+    #[error("{problem} {}", Section::ModelsOfBurn)]
     Learner {
         /// The rank and the setting at fault, and what to do.
         problem: String,
     },
 
     /// Tensors do not fit a model.
-    #[error("the tensors do not fit the model: {problem} [errors.md#models-of-burn]")]
+    #[error("the tensors do not fit the model: {problem} {}", Section::ModelsOfBurn)]
     TensorsDoNotFit {
         /// The tensors that are missing, left over, or of another shape.
         problem: String,

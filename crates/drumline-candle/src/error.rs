@@ -1,6 +1,6 @@
 use std::fmt;
 
-use drumline::checkpoint::Misfit;
+use drumline::{Section, checkpoint::Misfit};
 
 /// The result of every fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -24,11 +24,11 @@ pub enum Error {
     Drumline(#[from] drumline::train::Error),
 
     /// candle failed on this rank.
-    #[error("candle: {0} [errors.md#models-of-candle]")]
+    #[error("candle: {} {}", .0, Section::ModelsOfCandle)]
     Candle(#[from] candle_core::Error),
 
     /// Some ranks cannot take part. Every rank gets this error, with the same text, and nothing was averaged.
-    #[error("{} [errors.md#models-of-candle]", list(.0))]
+    #[error("{} {}", list(.0), Section::ModelsOfCandle)]
     Ranks(Vec<RankProblem>),
 
     /// The tensors of a checkpoint are not those of the model or of the optimizer. Nothing was loaded.
@@ -36,7 +36,7 @@ pub enum Error {
     Misfit(#[from] Misfit),
 
     /// A checkpoint has a part that cannot be used, or lacks one. Nothing was loaded.
-    #[error("the checkpoint {problem} [errors.md#models-of-candle]")]
+    #[error("the checkpoint {problem} {}", Section::ModelsOfCandle)]
     Checkpoint {
         /// What is wrong with it.
         problem: String,
@@ -45,7 +45,8 @@ pub enum Error {
     /// The optimizer has a variable that the `VarMap` does not have, so its state has no name.
     #[error(
         "the optimizer changes a variable of shape {shape:?} that is not in the VarMap; make the optimizer of \
-         `varmap.all_vars()` [errors.md#models-of-candle]"
+         `varmap.all_vars()` {}",
+        Section::ModelsOfCandle
     )]
     UnnamedVariable {
         /// The variable's shape.
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!(
             text,
             "ranks 0, 3, 4, 5, 6, 7, 8, 9 and 2 more: no variable; rank 2: `x` is f8e4m3 \
-             [errors.md#models-of-candle]"
+             (drumline explain models-of-candle)"
         );
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::{CommandFactory, error::ErrorKind};
-use drumline::{Outlet, outer_job};
+use drumline::{Outlet, Section, outer_job};
 use drumline_launch::{
     Job, flush,
     foreign::{Program, enter},
@@ -134,7 +134,7 @@ fn is_logged(command: &Command) -> bool {
     match command {
         #[cfg(feature = "pages")]
         Command::Man { .. } => false,
-        Command::Trace(_) | Command::KeepRanks { .. } => false,
+        Command::Explain { .. } | Command::Trace(_) | Command::KeepRanks { .. } => false,
         _ => true,
     }
 }
@@ -166,6 +166,10 @@ fn carry_out(
         Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Page { dir, out }) => trace::page(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),
+        Command::Explain { name } => {
+            let told = Section::find(&name).map(Section::explanation);
+            print(&format!("{}\n", told.unwrap_or_default())).map(|()| 0)
+        }
         Command::Secret { file } => {
             secret::write(&file)?;
             print(&format!("{} has a new secret: copy it to every host\n", file.display()))?;

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, path::PathBuf};
 
+use drumline::Section;
+
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -55,11 +57,11 @@ pub enum Error {
     },
 
     /// A rank has called the launcher, which cannot begin again without the variables of the rank.
-    #[error("start this program again: {0} [errors.md#io]")]
+    #[error("start this program again: {} {}", .0, Section::Io)]
     BeginAgain(io::Error),
 
     /// Stdout cannot be written to.
-    #[error("write to stdout: {0} [errors.md#io]")]
+    #[error("write to stdout: {} {}", .0, Section::Io)]
     Print(io::Error),
 }
 

@@ -3,8 +3,8 @@
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use drumline_engine::{Cause, CollectiveError, Reason, membership::Membership};
+use drumline_error::{ErrorOrigin, Section, in_section, of_setting, spent};
 use drumline_schedule::step::Rank;
-use drumline_store::{ErrorOrigin, in_section, of_setting, spent};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -33,7 +33,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The caller's argument cannot be used. Nothing was sent to any peer.
-    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
+    #[error("{}", in_section(Section::Argument, &format!("{operation}: {problem}")))]
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
@@ -51,7 +51,7 @@ pub enum Error {
     },
 
     /// A store answered wrongly, refused, or went away.
-    #[error("{}", in_section("store", format!("store {store}: {operation}: {problem}")))]
+    #[error("{}", in_section(Section::Store, &format!("store {store}: {operation}: {problem}")))]
     Store {
         /// Which store: `tcp://host:port`, `hash`.
         store: String,
@@ -64,8 +64,7 @@ pub enum Error {
     /// Keys did not appear in a store in time.
     #[error(
         "store {store}: waited {} for {}; is every rank started, and with the same address and world \
-         size? [errors.md#start-up]", spent(*waited), keys.join(", ")
-    )]
+         size? {}", spent(*waited), keys.join(", "), Section::StartUp)]
     StoreTimeout {
         /// Which store.
         store: String,
@@ -76,7 +75,7 @@ pub enum Error {
     },
 
     /// A file or socket operation failed.
-    #[error("{}", in_section("io", format!("{what}: {error}")))]
+    #[error("{}", in_section(Section::Io, &format!("{what}: {error}")))]
     Io {
         /// What this rank tried, with the path or address.
         what: String,
@@ -85,14 +84,14 @@ pub enum Error {
     },
 
     /// There is no more memory to register.
-    #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit) [errors.md#memory]")]
+    #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit) {}", Section::Memory)]
     Memory {
         /// How much the caller asked for, and how much there is.
         problem: String,
     },
 
     /// The ranks of a group could not be connected with each other.
-    #[error("{}", in_section("start-up", format!("group {group:?}, rank {rank}: {problem}")))]
+    #[error("{}", in_section(Section::StartUp, &format!("group {group:?}, rank {rank}: {problem}")))]
     Connect {
         /// Name of the group.
         group: String,
@@ -107,7 +106,8 @@ pub enum Error {
     /// This rank is not a member of the group. Nothing was sent to any peer.
     #[error(
         "rank {rank} is not a member of group {group:?}: only its members call this \
-         [errors.md#not-a-member]"
+         {}",
+        Section::NotAMember
     )]
     NotAMember {
         /// Name of the group.
@@ -117,7 +117,7 @@ pub enum Error {
     },
 
     /// An object could not be described, is too long, or has another type than expected. The group goes on.
-    #[error("{}", in_section("objects", format!("{operation}: rank {rank} {problem}")))]
+    #[error("{}", in_section(Section::Objects, &format!("{operation}: rank {rank} {problem}")))]
     Object {
         /// The call.
         operation: &'static str,
@@ -143,7 +143,7 @@ pub enum Error {
     },
 
     /// The trace of a rank cannot be read.
-    #[error("trace {}{place}: {problem} [errors.md#traces]", path.display())]
+    #[error("trace {}{place}: {problem} {}", path.display(), Section::Traces)]
     Trace {
         /// The file, or the directory.
         path: PathBuf,

@@ -35,14 +35,15 @@ pub use config::Config;
 #[doc(hidden)]
 pub use drumline_engine::deadline;
 pub use drumline_engine::{Cause, CollectiveError, Reason, operator::Operator};
+pub use drumline_error::{ErrorOrigin, Section};
 pub use drumline_kernels::{DType, Element, ReduceOp, bf16, f16};
 pub use drumline_schedule::step::Rank;
 #[doc(hidden)]
 pub use drumline_shm::PerProcess;
-pub use drumline_store::{ErrorOrigin, auth, store};
+pub use drumline_store::{auth, store};
 #[doc(hidden)]
 pub use drumline_store::{
-    in_section, launched,
+    launched,
     net::{free_port, interface::interface_with, site},
 };
 pub use error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use drumline::ErrorOrigin;
+use drumline::{ErrorOrigin, Section};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,14 +14,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// use drumline_launch::Error;
 ///
 /// let error = Error::ProgramNotFound { program: "trian".into(), hint: "is it in PATH?".into() };
-/// assert_eq!(error.to_string(), "program trian not found: is it in PATH? [errors.md#program]");
+/// assert_eq!(error.to_string(), "program trian not found: is it in PATH? (drumline explain program)");
 /// assert_eq!(error.exit_code(), 127);
 /// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The program to run is not there.
-    #[error("program {} not found: {hint} [errors.md#program]", program.display())]
+    #[error("program {} not found: {hint} {}", program.display(), Section::Program)]
     ProgramNotFound {
         /// The program, as the caller wrote it.
         program: PathBuf,
@@ -30,7 +30,7 @@ pub enum Error {
     },
 
     /// The program to run is there but cannot be executed.
-    #[error("program {} cannot be executed: {hint} [errors.md#program]", program.display())]
+    #[error("program {} cannot be executed: {hint} {}", program.display(), Section::Program)]
     ProgramNotExecutable {
         /// The path of the program.
         program: PathBuf,
@@ -39,21 +39,21 @@ pub enum Error {
     },
 
     /// The hosts of the job do not come together.
-    #[error("{problem} [errors.md#several-hosts]")]
+    #[error("{problem} {}", Section::SeveralHosts)]
     Meeting {
         /// Why, and what to do.
         problem: String,
     },
 
     /// It is not clear which launcher has started this process, or the launcher cannot help.
-    #[error("{problem} [errors.md#foreign-launchers]")]
+    #[error("{problem} {}", Section::ForeignLaunchers)]
     Foreign {
         /// Why, and what to do.
         problem: String,
     },
 
     /// The ranks of a foreign launcher do not come together.
-    #[error("{problem} [errors.md#foreign-launchers]")]
+    #[error("{problem} {}", Section::ForeignLaunchers)]
     NotAgreed {
         /// Why, and what to do.
         problem: String,
@@ -64,7 +64,7 @@ pub enum Error {
     Store(#[from] drumline::Error),
 
     /// A system call failed.
-    #[error("{what}: {error} [errors.md#io]")]
+    #[error("{what}: {error} {}", Section::Io)]
     System {
         /// What the launcher tried.
         what: String,

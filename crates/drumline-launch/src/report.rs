@@ -107,23 +107,19 @@ impl Report<'_> {
 
     /// How the worker ended that failed first, and why perhaps.
     fn cause(self, worker: usize) -> String {
-        let rank = self.first_rank + worker;
+        let (rank, more) = (self.first_rank + worker, drumline::Section::TheLauncher);
         let (pid, exit) = match self.ranks.get(worker) {
             Some(Fate { pid, hung: Some(hung), .. }) => {
                 let how = &hung.how;
-                let mut text = format!(
-                    "drumline: rank {rank} (pid {pid}) hung: {how} [errors.md#the-launcher]\n"
-                );
-                hung.details.iter().for_each(|line| {
-                    let _ = writeln!(text, "    {line}");
-                });
+                let mut text = format!("drumline: rank {rank} (pid {pid}) hung: {how} {more}\n");
+                text.extend(hung.details.iter().map(|line| format!("    {line}\n")));
                 return text;
             }
             Some(Fate { pid, exit: Some(exit), .. }) => (pid, exit),
             // It has told its failure, or the others have lost it.
             Some(Fate { pid, exit: None, .. }) => {
                 return format!(
-                    "drumline: rank {rank} (pid {pid}) failed, and has not ended [errors.md#the-launcher]\n"
+                    "drumline: rank {rank} (pid {pid}) failed, and has not ended {more}\n"
                 );
             }
             None => return String::new(),
@@ -141,7 +137,7 @@ impl Report<'_> {
         let (after, at) = (lifetime(exit.at), utc(self.started_at + exit.at));
         let host = self.host;
         let mut text = format!(
-            "drumline: rank {rank} (pid {pid}) {what} after {after}, at {at} on {host} [errors.md#the-launcher]\n"
+            "drumline: rank {rank} (pid {pid}) {what} after {after}, at {at} on {host} {more}\n"
         );
         let hint = hint(exit.ending).filter(|_| exit.told.is_none());
         if let Some(hint) = hint.or_else(|| refusal(&self.words.tail)) {
@@ -354,7 +350,7 @@ mod tests {
         assert_eq!(
             text(Verdict::Failed { worker: 1 }, &ranks, &["Traceback", "  boom"]),
             "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s, at 1970-01-01T00:00:12.340Z on node7 \
-             [errors.md#the-launcher]\n\
+             (drumline explain the-launcher)\n\
              drumline: last lines of its stderr:\n    Traceback\n      boom\n\
              drumline: failed as well: 6 (SIGABRT)\n\
              drumline: ended the other ranks: 0, 2-3 (SIGTERM); 4 (exit code 1); \
@@ -374,10 +370,10 @@ mod tests {
         assert_eq!(
             first(1, false).lines().next().unwrap(),
             "drumline: rank 1 (pid 101) failed, and did not end by itself: exit code 101 upon SIGTERM from drumline, \
-             after 12.3 s, at 1970-01-01T00:00:12.340Z on node7 [errors.md#the-launcher]"
+             after 12.3 s, at 1970-01-01T00:00:12.340Z on node7 (drumline explain the-launcher)"
         );
         assert!(
-            first(2, false).starts_with("drumline: rank 2 (pid 102) failed, and has not ended [")
+            first(2, false).starts_with("drumline: rank 2 (pid 102) failed, and has not ended (")
         );
         let victim = "drumline: rank 0 only lost a rank of another host, which failed first\n";
         assert!(first(0, true).contains(victim) && !first(0, false).contains(victim));
@@ -396,7 +392,7 @@ mod tests {
         ranks[1].waits = vec!["train (101): waits in exit".into()];
         assert_eq!(
             text(Verdict::Failed { worker: 1 }, &ranks, &[]),
-            "drumline: rank 1 (pid 101) hung: it sleeps [errors.md#the-launcher]\n    \
+            "drumline: rank 1 (pid 101) hung: it sleeps (drumline explain the-launcher)\n    \
              rank 1: train (101): waits in nanosleep\n\
              drumline: it wrote nothing to its stderr\n\
              drumline: ended the other ranks: 0 (SIGTERM)\n"

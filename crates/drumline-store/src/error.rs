@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
-use crate::error_text::{in_section, of_setting, spent};
+use drumline_error::{ErrorOrigin, Section, in_section, of_setting, spent};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -21,7 +21,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, thiserror::Error)]
 pub enum Error {
     /// The caller's argument cannot be used. Nothing was sent.
-    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
+    #[error("{}", in_section(Section::Argument, &format!("{operation}: {problem}")))]
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
@@ -39,7 +39,7 @@ pub enum Error {
     },
 
     /// A store answered wrongly, refused, or went away.
-    #[error("{}", in_section("store", format!("store {store}: {operation}: {problem}")))]
+    #[error("{}", in_section(Section::Store, &format!("store {store}: {operation}: {problem}")))]
     Store {
         /// Which store: `tcp://host:port`, `hash`.
         store: String,
@@ -52,8 +52,7 @@ pub enum Error {
     /// Keys did not appear in a store in time.
     #[error(
         "store {store}: waited {} for {}; is every rank started, and with the same address and world \
-         size? [errors.md#start-up]", spent(*waited), keys.join(", ")
-    )]
+         size? {}", spent(*waited), keys.join(", "), Section::StartUp)]
     StoreTimeout {
         /// Which store.
         store: String,
@@ -64,53 +63,13 @@ pub enum Error {
     },
 
     /// A file or socket operation failed.
-    #[error("{}", in_section("io", format!("{what}: {error}")))]
+    #[error("{}", in_section(Section::Io, &format!("{what}: {error}")))]
     Io {
         /// What this process tried, with the path or address.
         what: String,
         /// The system's error.
         error: Arc<io::Error>,
     },
-}
-
-/// Where an error comes from. It says whether another attempt makes sense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ErrorOrigin {
-    /// The user's mistake, in an argument, a setting, a program or a file: another attempt would end in the same way.
-    User,
-    /// The surroundings: network, disk, memory, other programs. They may be well again in a while.
-    Surroundings,
-    /// Another process of the job, which has not come, has ended, or hangs.
-    Peer,
-    /// What no correct process does: a fault of this library, another version of it, or damaged memory.
-    Bug,
-}
-
-impl ErrorOrigin {
-    /// That of the system's error. A path that leads to nothing, or not to a file, is a mistake of whoever wrote it. So
-    /// is what the system does not allow.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use std::io::{Error, ErrorKind};
-    ///
-    /// use drumline::ErrorOrigin;
-    ///
-    /// assert_eq!(ErrorOrigin::of_system(&ErrorKind::NotFound.into()), ErrorOrigin::User);
-    /// assert_eq!(ErrorOrigin::of_system(&ErrorKind::StorageFull.into()), ErrorOrigin::Surroundings);
-    /// ```
-    pub fn of_system(error: &io::Error) -> ErrorOrigin {
-        use io::ErrorKind::{
-            ArgumentListTooLong, InvalidFilename, InvalidInput, IsADirectory, NotADirectory,
-            NotFound, PermissionDenied, Unsupported,
-        };
-        match error.kind() {
-            ArgumentListTooLong | InvalidFilename | InvalidInput | IsADirectory | NotADirectory
-            | NotFound | PermissionDenied | Unsupported => ErrorOrigin::User,
-            _ => ErrorOrigin::Surroundings,
-        }
-    }
 }
 
 impl fmt::Debug for Error {

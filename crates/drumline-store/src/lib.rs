@@ -12,7 +12,6 @@
 
 pub mod auth;
 mod error;
-mod error_text;
 #[doc(hidden)]
 pub mod launched;
 pub mod net;
@@ -20,9 +19,8 @@ pub mod secured;
 pub mod store;
 pub mod text;
 
-pub use error::{Error, ErrorOrigin, Result};
+pub use error::{Error, Result};
 #[doc(hidden)]
-pub use error_text::{in_section, of_setting, spent};
 pub use net::Endpoint;
 
 /// The number of a rank, in `0..world_size`.

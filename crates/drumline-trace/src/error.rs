@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
-use drumline_store::of_setting;
+use drumline_error::{Section, of_setting};
 
 /// The result of a function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -20,7 +20,7 @@ pub enum Error {
     },
 
     /// A file that cannot be read.
-    #[error("trace {}{place}: {problem} [errors.md#traces]", path.display())]
+    #[error("trace {}{place}: {problem} {}", path.display(), Section::Traces)]
     Trace {
         /// The file or the directory.
         path: PathBuf,

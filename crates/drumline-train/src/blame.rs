@@ -14,6 +14,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use drumline_error::Section;
 use rustix::process::Signal;
 
 use crate::error_file::Failure;
@@ -63,16 +64,16 @@ pub enum Words {
     },
 }
 
-/// Sections of errors.md of the errors that tell the end of another rank.
-const SECTIONS: [&str; 8] = [
-    "peer_exited",
-    "peer_left",
-    "nobody_left",
-    "host_silent",
-    "disconnected",
-    "unreachable",
-    "start-up",
-    "store",
+/// Those of the errors that tell the end of another rank.
+const SECTIONS: [Section; 8] = [
+    Section::PeerExited,
+    Section::PeerLeft,
+    Section::NobodyLeft,
+    Section::HostSilent,
+    Section::Disconnected,
+    Section::Unreachable,
+    Section::StartUp,
+    Section::Store,
 ];
 
 /// What other libraries say when a peer has gone.
@@ -205,8 +206,7 @@ fn last_error(text: &str) -> &str {
 
 /// Whether `text` tells the end of another rank, and of which, by its number in the whole job.
 fn heard_of(text: &str) -> Option<Option<usize>> {
-    let has_section =
-        SECTIONS.iter().any(|section| text.contains(&format!("[errors.md#{section}]")));
+    let has_section = SECTIONS.iter().any(|section| text.contains(&section.to_string()));
     let reports = after(text, ": rank ", " reports: ");
     let is_heard =
         has_section || reports.is_some() || FOREIGN.iter().any(|said| text.contains(said));
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn of_several_exceptions_in_the_output_the_last_one_counts_with_those_that_led_to_it() {
         let lost = "Traceback (most recent call last):\n  train()\n\
-             PeerError: the process of rank 5 has ended [errors.md#peer_exited]\n";
+             PeerError: the process of rank 5 has ended (drumline explain peer_exited)\n";
         let own = "Traceback (most recent call last):\n  load()\nValueError: no data\n";
         let handled = "\nDuring handling of the above exception, another exception occurred:\n\n";
         let caused = "\nThe above exception was the direct cause of the following exception:\n\n";
@@ -400,7 +400,9 @@ mod tests {
             (of_torch(&format!("{lost}again\n\n\n{own}")), SILENT),
             // The beginning is cut off.
             (
-                format!("the process of rank 5 has ended [errors.md#peer_exited]\n{handled}{own}"),
+                format!(
+                    "the process of rank 5 has ended (drumline explain peer_exited)\n{handled}{own}"
+                ),
                 heard(5),
             ),
             (format!("  + Exception Group {lost}  | {own}"), heard(5)),
@@ -469,7 +471,7 @@ mod tests {
         #[test]
         fn any_text_is_read(text in ".{0,80}") {
             let _ = heard_of(&text);
-            let _ = heard_of(&format!("the process of rank {text} has ended [errors.md#peer_exited]"));
+            let _ = heard_of(&format!("the process of rank {text} has ended (drumline explain peer_exited)"));
         }
     }
 }

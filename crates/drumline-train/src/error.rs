@@ -2,7 +2,8 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use drumline_group::{CollectiveError, in_section};
+use drumline_error::{Section, in_section};
+use drumline_group::CollectiveError;
 
 use crate::{
     async_reduce::MissingTensors,
@@ -42,7 +43,7 @@ pub enum Error {
     },
 
     /// The caller's argument cannot be used. Nothing was sent to any peer.
-    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
+    #[error("{}", in_section(Section::Argument, &format!("{operation}: {problem}")))]
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
@@ -51,7 +52,7 @@ pub enum Error {
     },
 
     /// A checkpoint cannot be written or read.
-    #[error("{}", in_section("checkpoints", format!("checkpoint {}: {problem}", path.display())))]
+    #[error("{}", in_section(Section::Checkpoints, &format!("checkpoint {}: {problem}", path.display())))]
     Checkpoint {
         /// The file.
         path: PathBuf,
@@ -60,7 +61,7 @@ pub enum Error {
     },
 
     /// Ranks were given different models. Every rank gets this error, with the same text.
-    #[error("the model differs between ranks: {problem} [errors.md#models-that-differ]")]
+    #[error("the model differs between ranks: {problem} {}", Section::ModelsThatDiffer)]
     ModelMismatch {
         /// The first difference: which ranks, which tensor, and what each rank has.
         problem: String,
@@ -70,10 +71,9 @@ pub enum Error {
     #[error(
         "after step {step}, parameter `{parameter}`{} on {} differs from that of rank {reference}: give all ranks the \
          same optimizer and learning rate, train the model that was wrapped, and load weights before it is wrapped, \
-         or on all ranks [errors.md#parameters-that-differ]",
+         or on all ranks {}",
         match count { 1 => String::new(), count => format!(" (and {} more)", count - 1) },
-        ranks_of(ranks)
-    )]
+        ranks_of(ranks), Section::ParametersThatDiffer)]
     ParametersDiffer {
         /// The number of steps that were averaged before.
         step: u64,
@@ -90,9 +90,10 @@ pub enum Error {
     /// Gradients are missing or unusable, so a step cannot be averaged. Every rank gets this error (except
     /// for a gradient that was handed in again after all buckets were launched).
     #[error(
-        "step {step}: {}; {} [errors.md#missing-gradients]",
+        "step {step}: {}; {} {}",
         GradientFault::list(faults),
-        GradientFault::advice(faults)
+        GradientFault::advice(faults),
+        Section::MissingGradients
     )]
     Gradients {
         /// The step, counted from 1.
@@ -103,7 +104,7 @@ pub enum Error {
 
     /// Tensors are missing in a step of [`AsyncReduce`](crate::async_reduce::AsyncReduce). Every
     /// rank gets this error.
-    #[error("{}", in_section("missing-gradients", format!(
+    #[error("{}", in_section(Section::MissingGradients, &format!(
         "step {step}: {}; every rank brings every tensor once in each step{}",
         MissingTensors::list(missing),
         by.as_ref().map(|by| format!(" ({by})")).unwrap_or_default()

@@ -97,9 +97,10 @@ pub mod log {
 
 pub use drumline_group::{
     Begun, Cause, CollectiveError, Config, DType, Element, Error, ErrorOrigin, GroupOptions,
-    Operator, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, Work, WorkError,
-    WorkFuture, algorithms, auth, backend, bf16, config, default_group, f16, init_process_group,
-    init_with_store, is_initialized, is_launched, metrics_text, rendezvous, store, trace, types,
+    Operator, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, Section, Work,
+    WorkError, WorkFuture, algorithms, auth, backend, bf16, config, default_group, f16,
+    init_process_group, init_with_store, is_initialized, is_launched, metrics_text, rendezvous,
+    store, trace, types,
 };
 #[doc(hidden)]
 pub use drumline_group::{

@@ -424,5 +424,5 @@ fn a_work_that_fails_fits_the_results_of_this_crate() {
     group.abort();
     let text = format!("{:?}", sum(&group).unwrap_err());
     assert!(text.contains("this rank has aborted the group"), "{text}");
-    assert!(text.contains("[errors.md#"), "{text}");
+    assert!(text.contains("(drumline explain "), "{text}");
 }

@@ -36,7 +36,8 @@ mod tests;
 use std::io;
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::PossibleValuesParser};
+use drumline::Section;
 #[cfg(feature = "bench")]
 use drumline_bench::{BenchOptions, PredictOptions};
 use drumline_launch::KEEP_SUBCOMMAND;
@@ -108,6 +109,14 @@ pub(crate) enum Command {
     #[command(alias = "simulate")]
     Predict(Box<PredictOptions>),
 
+    /// Tell more about an error, which ends with the name of its explanation
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain {
+        /// The name
+        #[arg(value_parser = PossibleValuesParser::new(Section::ALL.iter().map(|it| it.name())))]
+        name: String,
+    },
+
     /// Make a secret for a job on several hosts
     #[command(after_help = SECRET_HELP)]
     Secret {
@@ -151,6 +160,10 @@ Examples:
   mpirun -n 4 drumline env -- python train.py
   srun --mpi=pmi2 drumline env -- python train.py
   mpirun -n 4 drumline env --print";
+
+const EXPLAIN_HELP: &str = "\
+Example:
+  drumline explain peer_exited";
 
 const SECRET_HELP: &str = "\
 Only you can read the file (mode 600). Copy it to every host, and name it there by DRUMLINE_SECRET_FILE. A command line

@@ -49,7 +49,7 @@ while not os.path.exists('pid'):
 status = f\"/proc/{open('pid').read()}/status\"
 while not re.search('CoreDumping:\\t1|State:\\t[ZX]', open(status).read()):
     pass
-sys.exit('rank 0: the process of rank 1 has ended [errors.md#peer_exited]')";
+sys.exit('rank 0: the process of rank 1 has ended (drumline explain peer_exited)')";
     let mut launch = Launch::new(["--nproc-per-node", "2", "--", "python3", "-c", program]).start();
     let code = launch.wait();
     for entry in fs::read_dir(launch.directory.path()).unwrap().flatten() {

@@ -38,7 +38,10 @@ fn the_report_has_the_traceback_of_the_first_failure_and_so_has_the_file_of_the_
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     assert!(report[0].starts_with("drumline: rank 1 (pid "), "{report:?}");
     assert!(report[0].contains(") exited with code 3 after "), "{report:?}");
-    assert!(report[0].contains(&format!("Z on {host} [errors.md#the-launcher]")), "{report:?}");
+    assert!(
+        report[0].contains(&format!("Z on {host} (drumline explain the-launcher)")),
+        "{report:?}"
+    );
     let told = [
         "drumline: it wrote to its error file:",
         "    Traceback (most recent call last):",
@@ -165,7 +168,7 @@ fn a_rank_that_dies_before_it_meets_the_others_is_named() {
 
 /// What a rank says that has lost rank 1.
 const LOST: &str = "group \"world\", rank 0: barrier, call #3, failed after 2.0ms: the process of rank 1 has ended; \
-                    look at what rank 1 printed last [errors.md#peer_exited]";
+                    look at what rank 1 printed last (drumline explain peer_exited)";
 
 /// Rank 0 fails first and has only lost rank 1. Whatever rank 1 does, it is the one that is reported.
 #[test]
@@ -277,5 +280,5 @@ fn an_error_that_main_returns_is_in_the_report_with_rank_advice_and_page() {
     assert!(report.contains(told), "{report}");
     let left =
         "rank 1 has closed the group and will not take part; it made fewer calls than this rank";
-    assert!(report.contains(&format!("{left} [errors.md#peer_left]")), "{report}");
+    assert!(report.contains(&format!("{left} (drumline explain peer_left)")), "{report}");
 }

@@ -44,9 +44,22 @@ fn who_forgets_the_subcommand_gets_a_tip() {
     assert!(!stderr(&drumline(Path::new("/"), "check --foo")).contains("PROGRAM"));
 }
 
-/// The errors of every command name the next step, and end with their section of the book.
 #[test]
-fn errors_end_with_a_section_of_the_book() {
+fn explain_prints_the_section_of_that_name_and_knows_all_names() {
+    let output = drumline(Path::new("/"), "explain not-a-member");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.starts_with("## not a member\n\n"), "{text}");
+    assert!(text.lines().count() > 2 && !text.contains("\n## "), "{text}");
+
+    let output = drumline(Path::new("/"), "explain peer_exitd");
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(text.contains("foreign-launchers") && text.contains("tip"), "{text}");
+}
+
+/// The errors of every command name the next step, and end with the command that explains them.
+#[test]
+fn errors_end_with_the_command_that_explains_them() {
     let directory = TempDir::new().unwrap();
     let path = directory.path();
     std::fs::write(path.join("train.py"), "").unwrap();
@@ -69,9 +82,10 @@ fn errors_end_with_a_section_of_the_book() {
         let output = drumline(path, line);
         let text = stderr(&output);
         assert!(text.contains(part), "{line}: {text}");
-        let lines: Vec<_> = text.lines().filter(|line| line.contains("[errors.md#")).collect();
+        let lines: Vec<_> =
+            text.lines().filter(|line| line.contains("(drumline explain ")).collect();
         assert_eq!(lines.len(), 1, "{line}: {text}");
-        assert!(lines[0].ends_with(&format!(" [errors.md#{section}]")), "{line}: {text}");
+        assert!(lines[0].ends_with(&format!(" (drumline explain {section})")), "{line}: {text}");
         assert!(output.stdout.is_empty(), "it says so before it works: {line}");
         for nonsense in ["0.0ns", "after 0.0 s"] {
             assert!(!text.contains(nonsense), "{line}: {text}");
@@ -86,7 +100,7 @@ fn wrong_settings_are_named_by_every_command_that_reads_them() {
         command.args(line.split_whitespace()).env("DRUMLINE_TIMEOUT_S", "soon");
         let text = stderr(&command.output().unwrap());
         assert!(text.starts_with("drumline: DRUMLINE_TIMEOUT_S: \"soon\" should be"), "{text}");
-        assert!(text.ends_with(" [errors.md#settings]\n"), "{text}");
+        assert!(text.ends_with(" (drumline explain settings)\n"), "{text}");
     }
 }
 

@@ -47,7 +47,7 @@ fn a_rank_that_begins_no_further_step_is_named_and_the_job_fails() {
     assert_eq!(ended.code, 128 + 9, "{}", ended.stderr);
     let report = ended.report();
     assert!(report[0].starts_with("drumline: rank 1 (pid "), "{report:?}");
-    let how = ") hung: it began step 2 and no other within 500ms (--step-timeout) [errors.md#the-launcher]";
+    let how = ") hung: it began step 2 and no other within 500ms (--step-timeout) (drumline explain the-launcher)";
     assert!(report[0].ends_with(how), "{report:?}");
     assert!(line(&ended, "the last steps").contains(": 1 (2); 0 ("), "{report:?}");
     assert!(line(&ended, "nanosleep").starts_with("    rank 1: "), "{report:?}");
@@ -145,7 +145,7 @@ elif os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     let first = line(&ended, "hung: ");
     assert!(first.starts_with("drumline: rank 1 (pid "), "{first}");
-    let how = ") hung: the timer \"epoch 1\" has expired (SIGKILL, torch's expires) [errors.md#the-launcher]";
+    let how = ") hung: the timer \"epoch 1\" has expired (SIGKILL, torch's expires) (drumline explain the-launcher)";
     assert!(first.ends_with(how), "{first}");
     assert!(line(&ended, "sleep").starts_with("    python3 ("), "{}", ended.stderr);
     assert_eq!(ended.stderr.matches("hung").count(), 1, "{}", ended.stderr);

@@ -427,7 +427,7 @@ fn a_rank_that_has_only_lost_one_of_another_host_is_not_blamed() {
     let Some(town) = Town::of(2) else { return };
     let meeting = town.at_first_host("2");
     let lost = "group \"world\", rank 0: barrier, call #3, failed after 2.0ms: the process of rank 1 has ended; \
-                look at what rank 1 printed last [errors.md#peer_exited]";
+                look at what rank 1 printed last (drumline explain peer_exited)";
     let mark = town.file();
     let script = format!(
         "if [ $RANK = 0 ]; then until [ -e {mark} ]; do sleep 0.01; done; echo '{lost}' >&2; exit 1; fi

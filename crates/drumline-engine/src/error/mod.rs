@@ -5,8 +5,9 @@ mod one_line;
 
 use std::{fmt, io, sync::Arc};
 
+pub use collective::CollectiveError;
 pub(crate) use collective::limit_of;
-pub use collective::{Cause, CollectiveError, Reason};
+pub use drumline_error::{Cause, Reason};
 pub(crate) use one_line::one_line;
 
 /// The result of the fallible functions of this crate.

@@ -2,6 +2,8 @@
 
 use std::net::Ipv6Addr;
 
+use drumline_error::Section;
+
 use crate::{Error, Result};
 
 /// A text, and the place that it comes from.
@@ -50,7 +52,7 @@ pub(super) fn all_set(settings: &[&Setting], remedy: &str) -> Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    Err(invalid(&names.join(", "), format!("not set; {remedy} [errors.md#start-up]")))
+    Err(invalid(&names.join(", "), format!("not set; {remedy} {}", Section::StartUp)))
 }
 
 /// A rank and its world size.

@@ -8,7 +8,7 @@ use drumline_group::{Cause, CollectiveError, Error, ErrorOrigin, Reason};
 /// Text and number of sections.
 fn told(error: Error) -> (String, usize) {
     let text = error.to_string();
-    let sections = text.matches("[errors.md#").count();
+    let sections = text.matches("(drumline explain ").count();
     (text, sections)
 }
 
@@ -20,10 +20,10 @@ fn an_error_that_quotes_another_ends_with_the_section_of_that_one() {
     let problem = format!("rank 1 reports ({quoted}), and ends");
     let (text, sections) =
         told(Error::Connect { group: "world".into(), rank: 0, problem, culprit: None });
-    assert!(text.ends_with("is 0), and ends [errors.md#settings]"), "{text}");
+    assert!(text.ends_with("is 0), and ends (drumline explain settings)"), "{text}");
     assert_eq!(sections, 1, "{text}");
     let (text, _) = told(setting("DRUMLINE_SECRET_FILE"));
-    assert!(text.ends_with(" [errors.md#secrets]"), "{text}");
+    assert!(text.ends_with(" (drumline explain secrets)"), "{text}");
 }
 
 #[test]

@@ -227,7 +227,7 @@ fn failures_name_the_ranks_of_the_whole_job_too() {
             let text = group.recv(&mut [0_u8], 1, 0).unwrap_err().to_string();
             assert!(text.contains("group \"local[1,3]\", rank 0 (global rank 1)"), "{text}");
             assert!(text.contains("rank 1 has closed the group"), "{text}");
-            assert!(text.contains(" (rank 1 is global rank 3) [errors.md#"), "{text}");
+            assert!(text.contains(" (rank 1 is global rank 3) (drumline explain "), "{text}");
         });
     });
 }

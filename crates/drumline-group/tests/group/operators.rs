@@ -113,7 +113,7 @@ fn an_operator_that_a_type_does_not_have_harms_nobody() {
                 assert!(matches!(error.error, Error::InvalidArgument { .. }), "{error}");
                 assert_eq!(
                     error.to_string(),
-                    "all_reduce: complex64 has no operator max, but sum, avg, product [errors.md#argument]"
+                    "all_reduce: complex64 has no operator max, but sum, avg, product (drumline explain argument)"
                 );
             }
             let sum = group.all_reduce_async(vec![1_u16], ReduceOp::Sum).unwrap();

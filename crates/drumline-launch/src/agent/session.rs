@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use drumline::store::Error as StoreError;
+use drumline::{Section, store::Error as StoreError};
 
 use super::{
     background::{Arrival, Background, Heard, Message, Request, Round, Told},
@@ -684,7 +684,7 @@ impl Session<'_, '_, '_> {
                 return signal_exit_code(*signal);
             }
             end => {
-                say(&format!("{end} [errors.md#several-hosts]"));
+                say(&format!("{end} {}", Section::SeveralHosts));
                 self.quote(end);
                 if let End::Over(membership::Verdict::Failed(why), _) = end
                     && let Some(line) = report::no_restart(Next::End(*why))

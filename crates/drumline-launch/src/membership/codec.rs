@@ -25,7 +25,8 @@ pub const TEXT_BYTES_MAX: usize = 8192;
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the value of {key} in the store cannot be used: {problem}; start all hosts with the same version of drumline, \
-     and each job with its own --rdzv-id [errors.md#the-launcher]"
+     and each job with its own --rdzv-id {}",
+    drumline::Section::TheLauncher
 )]
 pub struct BadValue {
     /// Its key.

@@ -1,5 +1,7 @@
 use std::{collections::BTreeMap, fmt};
 
+use drumline_error::Section;
+
 use super::content::Checkpoint;
 use crate::ddp::ParameterSpec;
 
@@ -38,7 +40,7 @@ impl Checkpoint {
     /// let error = checkpoint.check("model.", [ParameterSpec::new("bias", [3], DType::F32)]);
     /// assert_eq!(
     ///     error.unwrap_err().to_string(),
-    ///     "the checkpoint is of another model: `bias` is f32[2], the model has f32[3] [errors.md#checkpoints]",
+    ///     "the checkpoint is of another model: `bias` is f32[2], the model has f32[3] (drumline explain checkpoints)",
     /// );
     /// # Ok(())
     /// # }
@@ -95,6 +97,6 @@ impl fmt::Display for Misfit {
             0 => {}
             more => write!(f, "; and {more} more")?,
         }
-        f.write_str(" [errors.md#checkpoints]")
+        write!(f, " {}", Section::Checkpoints)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, os::unix::process::ExitStatusExt, process::ExitStatus};
 
+use drumline_error::Section;
+
 use crate::error_file::RUST_ERROR;
 
 /// Why ranks could not be started, or how the first of them failed.
@@ -17,13 +19,13 @@ use crate::error_file::RUST_ERROR;
 ///     message: None,
 ///     backtrace: None,
 /// };
-/// assert_eq!(error.to_string(), "rank 1 (pid 7) was killed by signal 9 [errors.md#the-launcher]");
+/// assert_eq!(error.to_string(), "rank 1 (pid 7) was killed by signal 9 (drumline explain the-launcher)");
 /// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
     /// A rank failed. The others were ended.
-    #[error("rank {rank} (pid {pid}) {}{} [errors.md#the-launcher]", how(*status), said(message.as_deref(), backtrace.as_deref()))]
+    #[error("rank {rank} (pid {pid}) {}{} {}", how(*status), said(message.as_deref(), backtrace.as_deref()), Section::TheLauncher)]
     Failed {
         /// The first rank that failed.
         rank: usize,
@@ -41,7 +43,8 @@ pub enum SpawnError {
     /// A process ended without a call of [`spawn`](crate::spawn()).
     #[error(
         "rank {rank} (pid {pid}) ended well, but before it came to the call of spawn: a process runs the program from \
-         its beginning, so what stands before the call must not depend on what changes [errors.md#the-launcher]"
+         its beginning, so what stands before the call must not depend on what changes {}",
+        Section::TheLauncher
     )]
     NotReached {
         /// The rank.
@@ -51,12 +54,13 @@ pub enum SpawnError {
     },
 
     /// A rank cannot start ranks.
-    #[error("a process that spawn has started cannot call spawn [errors.md#the-launcher]")]
+    #[error("a process that spawn has started cannot call spawn {}", Section::TheLauncher)]
     Nested,
 
     /// The environment has a `DRUMLINE_SPAWN` that is not from [`spawn`](crate::spawn()).
     #[error(
-        "DRUMLINE_SPAWN is {value:?}, which spawn does not write: unset it [errors.md#settings]"
+        "DRUMLINE_SPAWN is {value:?}, which spawn does not write: unset it {}",
+        Section::Settings
     )]
     NotUnderstood {
         /// What it is.
@@ -68,7 +72,7 @@ pub enum SpawnError {
     Group(#[from] drumline_group::Error),
 
     /// A system call failed.
-    #[error("{what}: {error} [errors.md#io]")]
+    #[error("{what}: {error} {}", Section::Io)]
     System {
         /// What was tried.
         what: &'static str,

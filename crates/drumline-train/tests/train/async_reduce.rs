@@ -142,7 +142,10 @@ fn tensors_of_several_types_travel_together() {
                 assert!(long.iter().all(|value| *value == 3.0 * step as f64));
             }
             let error = reduce.fused::<f64>().unwrap_err().to_string();
-            assert_eq!(error, "fused: tensor `bf16` bf16[1001] is not of f64 [errors.md#argument]");
+            assert_eq!(
+                error,
+                "fused: tensor `bf16` bf16[1001] is not of f64 (drumline explain argument)"
+            );
             reduce.stop().unwrap();
         });
     });
@@ -254,7 +257,7 @@ fn a_tensor_that_is_not_brought_is_named_on_every_rank_and_the_next_step_goes_on
                     error.to_string(),
                     format!(
                         "step {step}: rank 2 has not brought `a`, `d`; every rank brings every \
-                         tensor once in each step [errors.md#missing-gradients]"
+                         tensor once in each step (drumline explain missing-gradients)"
                     )
                 );
             }
@@ -278,7 +281,7 @@ fn several_ranks_with_missing_tensors_are_all_named() {
             format!(
                 "step 1: rank 0 has not brought {all}; rank 1 has not brought `a`; rank 2 has not \
                  brought {all}; every rank brings every tensor once in each step \
-                 [errors.md#missing-gradients]"
+                 (drumline explain missing-gradients)"
             )
         );
         reduce.sync_grad().unwrap();
@@ -395,11 +398,11 @@ fn wrong_calls_say_what_is_wrong() {
     let group = ProcessGroup::alone();
     let options = AsyncReduceOptions::default();
     let error = TensorRegistry::new().freeze(&group, &options).unwrap_err();
-    assert_eq!(error.to_string(), "freeze: no tensor is registered [errors.md#argument]");
+    assert_eq!(error.to_string(), "freeze: no tensor is registered (drumline explain argument)");
     let error = registry(&TENSORS).freeze(&group, &options.clone().op(ReduceOp::Band)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "freeze: tensor `a` f32[5] cannot be reduced by band [errors.md#argument]"
+        "freeze: tensor `a` f32[5] cannot be reduced by band (drumline explain argument)"
     );
     let mut tensors = TensorRegistry::new();
     let error = tensors.register::<f64>("long", usize::MAX / 8 + 1).unwrap_err();
@@ -410,28 +413,28 @@ fn wrong_calls_say_what_is_wrong() {
     assert_eq!(
         text(reduce.async_reduce("x")),
         "async_reduce: no tensor `x` is registered; there are `a`, `b`, `c`, `d`, `e`, `f`, `g` \
-         [errors.md#argument]"
+         (drumline explain argument)"
     );
     assert_eq!(
         text(reduce.gradient_mut::<f64>("a").map(drop)),
-        "gradient_mut: tensor `a` f32[5] is not of f64 [errors.md#argument]"
+        "gradient_mut: tensor `a` f32[5] is not of f64 (drumline explain argument)"
     );
     assert_eq!(
         text(reduce.async_reduce_from("a", &[1.0_f32])),
-        "async_reduce_from: tensor `a` f32[5] cannot take 1 elements [errors.md#argument]"
+        "async_reduce_from: tensor `a` f32[5] cannot take 1 elements (drumline explain argument)"
     );
     reduce.async_reduce("a").unwrap();
     assert_eq!(
         text(reduce.async_reduce("a")),
         "async_reduce: tensor `a` was brought in this step before: each once, then `synchronize` \
-         [errors.md#argument]"
+         (drumline explain argument)"
     );
     assert!(text(reduce.async_reduce_from("a", &[1.0_f32; 5])).contains("is being reduced"));
     reduce.gradient_mut::<f32>("c").unwrap().fill(2.0); // its neighbour is not under way
     assert_eq!(
         text(reduce.stop()),
         "stop: tensor `a` was brought and not synchronized: the other ranks wait for the end of \
-         the step [errors.md#argument]"
+         the step (drumline explain argument)"
     );
 }
 

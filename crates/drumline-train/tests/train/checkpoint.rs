@@ -448,12 +448,12 @@ fn another_model_is_named_tensor_by_tensor() {
     assert_eq!(
         misfit.to_string(),
         "the checkpoint is of another model: `weight` is f32[2, 3], the model has f32[3, 2]; \
-         `scale` f32[3] is missing; the model has no `bias` f64[1] [errors.md#checkpoints]"
+         `scale` f32[3] is missing; the model has no `bias` f64[1] (drumline explain checkpoints)"
     );
     let many = (0..20).map(|i| ParameterSpec::new(format!("p{i}"), [1], DType::F32));
     let text = Checkpoint::default().check("", many).unwrap_err().to_string();
     assert!(
-        text.contains("`p7`") && text.ends_with("; and 12 more [errors.md#checkpoints]"),
+        text.contains("`p7`") && text.ends_with("; and 12 more (drumline explain checkpoints)"),
         "{text}"
     );
 }

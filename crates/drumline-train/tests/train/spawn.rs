@@ -109,7 +109,7 @@ fn the_first_panic_is_told_with_its_backtrace_and_the_others_end() {
     assert!(backtrace.contains("lose_patience") && backtrace.contains("spawn.rs:"), "{backtrace}");
     assert!(!backtrace.contains("rust_begin_unwind"), "{backtrace}");
     assert!(text.starts_with("rank 1 (pid ") && text.contains("lose_patience"), "{text}");
-    assert!(text.ends_with(" [errors.md#the-launcher]"), "{text}");
+    assert!(text.ends_with(" (drumline explain the-launcher)"), "{text}");
 }
 
 /// Takes its time to end.
@@ -186,7 +186,7 @@ fn an_error_of_a_group_is_told_in_its_words() {
         group.destroy()
     });
     let text = processes.unwrap().join().unwrap_err().to_string();
-    let told = "this rank has aborted the group [errors.md#aborted]";
+    let told = "this rank has aborted the group (drumline explain aborted)";
     assert!(text.contains(told) && text.contains("rank 0: "), "{text}");
     assert!(!text.contains("CollectiveError"), "{text}");
 }

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_error::spent;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use ureq::{Agent, Body, http::Response};
@@ -22,7 +23,7 @@ use super::{
     cluster::{CONNECT_PATIENCE, Cluster, User},
     failure::{Failure, knows_no_users, not_etcd, of_answer, of_exchange},
 };
-use crate::{Error, Result, error_text::spent, net::site::resolve, text::escaped};
+use crate::{Error, Result, net::site::resolve, text::escaped};
 
 /// How long a server may take to answer before the next one is asked. It doubles with every round, because the
 /// disk of a server can be slow.

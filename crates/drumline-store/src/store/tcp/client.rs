@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_error::spent;
+
 use super::{
     TcpStore,
     connection::{ANSWER_PATIENCE, Connection, Server, is_hang_up},
@@ -13,7 +15,6 @@ use super::{
 };
 use crate::{
     Error, Result,
-    error_text::spent,
     store::{
         Store,
         interface::{deadline_after, in_a_fork},

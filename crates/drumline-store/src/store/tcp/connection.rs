@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_error::spent;
 use rustix::event::PollFlags;
 
 use super::{
@@ -22,7 +23,6 @@ use super::{
 };
 use crate::{
     auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
-    error_text::spent,
     net::Endpoint,
     net::{
         call::{self, Address, CallError, check_owner, shake_hands, time_left},

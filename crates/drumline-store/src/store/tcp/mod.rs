@@ -44,6 +44,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_error::spent;
+
 use self::{
     connection::{ANSWER_PATIENCE, Connection, Proof, Server, reach},
     protocol::WORKERS,
@@ -52,7 +54,6 @@ use super::{interface::deadline_after, timeout::Timeout};
 use crate::{
     Error, Result,
     auth::{Level, Secret},
-    error_text::spent,
     net::{Endpoint, call::Address},
 };
 

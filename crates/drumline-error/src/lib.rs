@@ -1,0 +1,13 @@
+//! The failures of a job: what went wrong, which rank is at fault, and the page that explains them.
+
+#![forbid(unsafe_code)]
+
+mod cause;
+mod origin;
+mod section;
+mod text;
+
+pub use cause::{Cause, Reason};
+pub use origin::ErrorOrigin;
+pub use section::Section;
+pub use text::{in_section, of_setting, spent};
