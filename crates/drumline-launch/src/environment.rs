@@ -198,7 +198,7 @@ pub(crate) fn worker(
     let told: String = given.iter().map(|(name, value)| format!("{name}={value} ")).collect();
     variables.push((
         outer_job::GIVEN_VARIABLE,
-        format!("{told}{outer_job::RUN_VARIABLE}={}", rendezvous.run_id),
+        format!("{told}{}={}", outer_job::RUN_VARIABLE, rendezvous.run_id),
     ));
     variables.extend(given);
     if let Some(binding) = job.numa_binding {
