@@ -69,8 +69,7 @@ class Calls:
         The profiler gets ``inputs``; ``outputs`` become the value of the future. None: the calls have ended.
         """
         self._sequence += 1
-        timeout = opts.timeout
-        group = self._group if timeout == PER_GROUP else self._within(timeout)
+        group = self._within(opts.timeout)
         # Before 2.7 torch does not say of every call whether it waits. Then it may not.
         background = getattr(opts, "asyncOp", True)
         if background or profile.is_on() or isinstance(staging, Placing) or not _TAKES_NONE:
@@ -136,6 +135,6 @@ class Calls:
 
     def _within(self, timeout: timedelta) -> _core.Group:
         """A handle of the group with this time limit."""
-        if timeout == self._timeout:
+        if timeout == PER_GROUP or timeout == self._timeout:
             return self._group
         return self._group.within(timeout.total_seconds())
