@@ -604,7 +604,11 @@ def test_hooks_hear_once_of_a_failed_group_and_of_an_abort():
 def refuses(rank, world_size, directory):
     connect(rank, world_size, directory)
     said = []
-    for call in (lambda: dist.shrink_group([1]), dist.group.WORLD.new_window):
+    for call in (
+        lambda: dist.shrink_group([1]),
+        dist.group.WORLD.new_window,
+        lambda: dist.group.WORLD._register_on_completion_hook(print),
+    ):
         with pytest.raises((TypeError, RuntimeError, NotImplementedError)) as error:
             call()
         said.append(str(error.value))
@@ -615,9 +619,10 @@ def refuses(rank, world_size, directory):
 
 @since(2, 14, what="windows")
 def test_what_drumline_lacks_is_refused_by_name_and_the_group_goes_on():
-    for shrink, window in run(2, refuses):
+    for shrink, window, hook in run(2, refuses):
         assert "does not support shrinking" in shrink, shrink
         assert "new_window" in window and "drumline" in window, window
+        assert "onCompletion hook" in hook and "drumline" in hook, hook
 
 
 def forked_after_a_group(rank, world_size, directory):

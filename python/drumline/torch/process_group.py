@@ -159,6 +159,11 @@ class DrumlineProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]
             else:  # before 2.7
                 getattr(distributed_c10d, "_shutdown_backend")(other)  # noqa: B009 (newer ones lack it)
 
+    def _register_on_completion_hook(self, hook: Callable[[Any], None]) -> None:
+        raise NotImplementedError(
+            "Backend drumline does not support onCompletion hooks: torch makes what they are told (WorkInfo) in C++ alone"
+        )
+
     def new_window(self, tensor: torch.Tensor | None = None) -> Any:
         raise NotImplementedError("Backend drumline does not support new_window")
 
