@@ -126,9 +126,9 @@ def test_tensors_whose_memory_has_other_numbers_are_copied():
     plain, off_by_four = torch.ones(4), torch.ones(5)[1:]
     for tensor in (plain, off_by_four, number):
         assert tensors.Staging().write(tensor)[0] == tensor.data_ptr()
-    negative, conjugate = number.conj().imag, number.conj()
-    assert negative.is_contiguous() and conjugate.is_contiguous()
-    for tensor in (negative, conjugate, torch.ones(4)[::2]):
+    views = number.conj().imag, torch._neg_view(torch.ones(4)), number.conj()
+    assert all(view.is_contiguous() for view in views)
+    for tensor in (*views, torch.ones(4)[::2]):
         staging, before = tensors.Staging(), tensor.tolist()
         assert staging.read(tensor)[0] != tensor.data_ptr()
         *_, copy = staging.write(tensor)

@@ -33,7 +33,7 @@ def operator(opts: Any) -> tuple[str, Any]:
     if found is not None:
         return found
     kind = getattr(op, "op", op)
-    if kind != dist.ReduceOp.RedOpType.PREMUL_SUM:
+    if getattr(kind, "name", "") != "PREMUL_SUM":
         raise ValueError(f"drumline has no reduce operator {kind}")
     factor = op.__getstate__()[1]
     return "premul_sum", factor.item() if isinstance(factor, torch.Tensor) else factor

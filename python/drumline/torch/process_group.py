@@ -181,6 +181,10 @@ class DrumlineProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]
         return self._elsewhere[device.type]
 
 
+def _kept_if_needed(work: Any) -> Any:
+    return _kept.add(work) if _DROPS_WORKS else work
+
+
 def _method(name: str, ours: str, tensors: int, kind: Any, fields: tuple[str, ...]) -> Any:
     """A method of torch's class: ``ours``, whose first arguments are ``tensors``, and the last one options of a kind.
 
@@ -188,14 +192,13 @@ def _method(name: str, ours: str, tensors: int, kind: Any, fields: tuple[str, ..
     tensor. Either may be left out.
     """
     operation: Callable[..., DrumlineWork | None] = getattr(Operations, ours)
-    keep: Callable[[Any], Any] = _kept.add if _DROPS_WORKS else lambda work: work
     takes_lists = "single" not in ours
 
     def method(self: DrumlineProcessGroup, *given: Any, **named: Any) -> Any:
         if self._elsewhere and (other := self._elsewhere.get(_kind_of(given) or "")):
             return getattr(other, name)(*given, **named)
         if kind is None or (len(given) == tensors + 1 and type(given[-1]) is kind):
-            return keep(operation(self, *given))
+            return _kept_if_needed(operation(self, *given))
         lists, others = list(given[:tensors]), list(given[tensors:])
         if takes_lists and any(isinstance(it, torch.Tensor) for it in lists):
             lists = [[it] for it in lists]
@@ -206,7 +209,7 @@ def _method(name: str, ours: str, tensors: int, kind: Any, fields: tuple[str, ..
             for field, value in named.items():
                 if value is not None:
                     setattr(opts, _FIELDS.get(field, field), value)
-        return keep(operation(self, *lists, opts))
+        return _kept_if_needed(operation(self, *lists, opts))
 
     method.__name__ = method.__qualname__ = name
     return method
