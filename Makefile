@@ -393,7 +393,7 @@ pytest-files: python-package $(PYTHON_VENV)/matplotlib
 
 $(PYTEST_PARTS): pytest-%: pytest-files
 	rm -rf $(CACHE)
-	$(PYTEST) $(PART_ARGS) --share=$(abspath $(PYTEST_SHARED)) || { $(PYTEST) $(PART_ARGS) --last-failed && \
+	$(PYTEST) $(PART_ARGS) --share=$(abspath $(PYTEST_SHARED)) || { test $$? = 1 && $(PYTEST) $(PART_ARGS) --last-failed && \
 	    echo 'tests of Python failed beside the others and passed alone (above), so they are to be mended'; }
 
 HAS_TORCH := $(PYTHON_VENV)/bin/python -c 'import importlib.util; exit(importlib.util.find_spec("torch") is None)'
