@@ -10,7 +10,11 @@ use drumline_schedule::{
 /// The algorithm that a call takes, the reason, and the prices of the others. It prints as a table.
 ///
 /// ```
-/// use drumline::{Candidate, Collective, DType, Explanation, ProcessGroup};
+/// use drumline::{
+///     DType, ProcessGroup,
+///     algorithms::{Candidate, Explanation},
+///     backend::Collective,
+/// };
 ///
 /// let group = ProcessGroup::alone();
 /// let explanation: Explanation = group.explain(Collective::AllReduce, 1000, DType::F32, false)?;
@@ -31,7 +35,7 @@ pub struct Explanation {
 /// An algorithm of the collective, eligible or not.
 ///
 /// ```
-/// use drumline::{Candidate, Collective, DType, ProcessGroup};
+/// use drumline::{DType, ProcessGroup, algorithms::Candidate, backend::Collective};
 ///
 /// let group = ProcessGroup::alone();
 /// let explanation = group.explain(Collective::AllReduce, 1000, DType::F32, false)?;

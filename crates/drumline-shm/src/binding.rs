@@ -17,8 +17,8 @@ use crate::{Common, Cores, placement};
 /// Which cores a rank may use: `node`, `socket`, `exclusive` or `core-complex`.
 ///
 /// ```
-/// # use drumline_shm as drumline;
-/// use drumline::NumaBinding;
+/// # mod drumline { pub use drumline_shm as cores; }
+/// use drumline::cores::NumaBinding;
 ///
 /// assert_eq!("core-complex".parse(), Ok(NumaBinding::CoreComplex));
 /// assert_eq!(NumaBinding::Exclusive.to_string(), "exclusive");
@@ -78,8 +78,8 @@ impl FromStr for NumaBinding {
 /// is the same as `node`.
 ///
 /// ```
-/// # use drumline_shm as drumline;
-/// use drumline::{NumaBinding, bind_to_cores};
+/// # mod drumline { pub use drumline_shm as cores; }
+/// use drumline::cores::{NumaBinding, bind_to_cores};
 ///
 /// // Of torchrun's environment:
 /// let number = |name| std::env::var(name).ok()?.parse().ok();

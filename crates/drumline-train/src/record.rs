@@ -44,8 +44,8 @@ pub fn record<T, E: Display + Debug>(program: impl FnOnce() -> Result<T, E>) -> 
 /// Every panic from now on, of any thread, is told as by [`record`]. What else happens in a panic stays as it was.
 ///
 /// ```
-/// # use drumline_train as drumline;
-/// drumline::record_panics();
+/// # mod drumline { pub use drumline_train as train; }
+/// drumline::train::record_panics();
 /// ```
 pub fn record_panics() {
     static INSTALLED: Once = Once::new();

@@ -4,8 +4,8 @@ use std::{fmt, str::FromStr};
 /// only be seen by processes of one machine and one network namespace, and leaves no file.
 ///
 /// ```
-/// # use drumline_store as drumline;
-/// use drumline::Endpoint;
+/// # mod drumline { pub use drumline_store::net as rendezvous; }
+/// use drumline::rendezvous::Endpoint;
 ///
 /// let store: Endpoint = "tcp://[fd00::1]:29500".parse()?;
 /// assert_eq!(store, Endpoint::Tcp { host: "fd00::1".to_owned(), port: 29500 });
