@@ -93,15 +93,11 @@ def test_dead_links_and_missing_sections_are_found(tmp_path: Path, monkeypatch):
     import check_book
 
     assert check_book.of_pages() == []
-    errors = (DOCS / "reference" / "errors.md").read_text()
-    assert check_book.of_errors(errors) == []
-    without = errors.replace("## mismatch", "## differs")
-    page = "docs/reference/errors.md"
-    where = "crates/drumline-engine/src/error/collective.rs"
-    assert check_book.of_errors(without) == [
-        f"{page} has no section mismatch, to which {where} points",
-        f"{page}: no error points to the section differs",
-    ]
+    sections = DOCS.parent / "crates/drumline-error/src/section.rs"
+    assert check_book.of_errors(sections) == []
+    more = tmp_path / "section.rs"
+    more.write_text(sections.read_text().replace('    Mismatch "mismatch",', '    Mismatch "mismatch",\n    Differs "differs",'))
+    assert check_book.of_errors(more) == ["section.rs: no error has the section Differs"]
     (tmp_path / "b.html").write_text('<h1 id="here">B</h1>')
     links = ["b.html#here", "b.html#there", "c.html", "https://example.org/c.html", "#nowhere"]
     (tmp_path / "a.html").write_text("".join(f'<a href="{link}">x</a>' for link in links))
