@@ -44,7 +44,6 @@ pub fn record<T, E: Display + Debug>(program: impl FnOnce() -> Result<T, E>) -> 
 /// Every panic from now on, of any thread, is told as by [`record`]. What else happens in a panic stays as it was.
 ///
 /// ```
-/// # mod drumline { pub use drumline_train as train; }
 /// drumline::train::record_panics();
 /// ```
 pub fn record_panics() {
