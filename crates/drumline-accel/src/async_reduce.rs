@@ -167,7 +167,7 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] where there is no such tensor.
+    /// [`Argument`](drumline_train::ErrorKind::Argument) where there is no such tensor.
     pub fn gradient(&self, name: &str) -> Result<DeviceSlice> {
         let tensor = self.find("gradient", name)?;
         Ok(self.fused.tensors[tensor])
@@ -194,9 +194,10 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there is no such tensor, when it was brought in this step already, or when `from`
-    /// has not its type and length, or shares memory with another part of the fused buffer; [`Error::Device`] for memory
-    /// that is none of the device. After a failure of the engine: that failure.
+    /// [`Argument`](drumline_train::ErrorKind::Argument) when there is no such tensor, when it was brought in this step
+    /// already, or when `from` has not its type and length, or shares memory with another part of the fused buffer;
+    /// [`Device`](drumline_train::ErrorKind::Device) for memory that is none of the device. After a failure of the
+    /// engine: that failure.
     pub fn async_reduce_from(
         &mut self,
         name: &str,
@@ -228,9 +229,9 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::NotBrought`], on all ranks alike, when this rank or another one has not brought all tensors. Some are
-    /// reduced in that case and some are not; the next step begins nevertheless. Any other failure ends the engine, and
-    /// every later call returns that failure again.
+    /// [`NotBrought`](drumline_train::ErrorKind::NotBrought), on all ranks alike, when this rank or another one has not
+    /// brought all tensors. Some are reduced in that case and some are not; the next step begins nevertheless. Any
+    /// other failure ends the engine, and every later call returns that failure again.
     pub fn synchronize(&mut self, stream: &Arc<dyn Stream>) -> Result<()> {
         self.failure()?;
         self.background.take_over(None, Some(&self.brought), |_, _| {});
@@ -272,8 +273,8 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] in the middle of a step: this rank's engine is dropped, which aborts the group.
-    /// Otherwise as for [`DeviceGroup::destroy`] and [`ProcessGroup::destroy`].
+    /// [`Argument`](drumline_train::ErrorKind::Argument) in the middle of a step: this rank's engine is dropped, which
+    /// aborts the group. Otherwise as for [`DeviceGroup::destroy`] and [`ProcessGroup::destroy`].
     pub fn stop(self) -> Result<()> {
         self.failure()?;
         if let Some(tensor) = self.first_brought() {
@@ -281,22 +282,24 @@ impl DeviceAsyncReduce {
             let problem = format!(
                 "tensor `{name}` was brought and not synchronized: the other ranks wait for the end of the step"
             );
-            return Err(Error::InvalidArgument { operation: "stop", problem });
+            return Err(Error::argument("stop", problem));
         }
         self.on.clone().destroy()?;
         Ok(self.background.group.clone().destroy()?)
     }
 
     fn find(&self, operation: &'static str, name: &str) -> Result<usize> {
-        self.background.layout.by_name.get(name).copied().ok_or_else(|| Error::InvalidArgument {
-            operation,
-            problem: format!("no tensor `{name}` is registered; there are {}", names(self.names())),
+        self.background.layout.by_name.get(name).copied().ok_or_else(|| {
+            Error::argument(
+                operation,
+                format!("no tensor `{name}` is registered; there are {}", names(self.names())),
+            )
         })
     }
 
     fn check(&self, operation: &'static str, tensor: usize, from: DeviceSlice) -> Result<()> {
         let spec = &self.background.layout.tensors[tensor].spec;
-        let invalid = |problem| Err(Error::InvalidArgument { operation, problem });
+        let invalid = |problem| Err(Error::argument(operation, problem));
         if (from.dtype, from.len()) != (spec.dtype, spec.elements()) {
             return invalid(format!(
                 "tensor {spec} cannot take {} elements of {}",
@@ -327,7 +330,7 @@ impl DeviceAsyncReduce {
                 "tensor `{}` was brought in this step before: each once, then `synchronize`",
                 spec.name
             );
-            return Err(Error::InvalidArgument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         let after = self.on.event_of(operation, stream).map_err(|error| self.heed(error))?;
         self.brought.insert(tensor);
@@ -408,8 +411,7 @@ impl Fused {
         layout: &Layout,
         allocate: impl FnOnce(usize) -> Result<Place, String>,
     ) -> Result<Fused> {
-        let invalid =
-            |problem| Err(Error::InvalidArgument { operation: "DeviceAsyncReduce::new", problem });
+        let invalid = |problem| Err(Error::argument("DeviceAsyncReduce::new", problem));
         let mut bytes = 0_usize;
         let ranges: Vec<Range<usize>> = layout
             .tensors

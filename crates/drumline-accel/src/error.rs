@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use drumline_error::{Section, in_section};
+use drumline_error::{Cause, ErrorKind, Section, in_section};
 use drumline_group::Rank;
 
 /// Why a call on a device failed.
@@ -66,9 +66,18 @@ impl fmt::Debug for Error {
 }
 
 /// The end of an engine of `drumline-train` that works on a device.
-impl From<Error> for drumline_train::Error {
-    fn from(error: Error) -> drumline_train::Error {
-        drumline_train::Error::Device(Arc::new(error))
+impl From<Error> for drumline_error::Error {
+    fn from(error: Error) -> drumline_error::Error {
+        let kind = match &error {
+            Error::Argument { .. } => ErrorKind::Argument,
+            Error::Device { .. } => ErrorKind::Device,
+            Error::Differs { .. } => ErrorKind::Mismatch,
+            Error::Poisoned { .. } => ErrorKind::Poisoned,
+            Error::Group(error) => return error.clone().into(),
+        };
+        drumline_error::Error::quoting(kind, Section::Device, &error)
+            .blaming(error.culprit())
+            .because(error.cause().cloned())
     }
 }
 
@@ -91,6 +100,16 @@ impl Error {
             Error::Differs { peer, .. } => Some(*peer),
             Error::Poisoned { by, .. } => by.culprit(),
             Error::Argument { .. } | Error::Device { .. } => None,
+        }
+    }
+
+    /// Why the group of ranks has failed, if it is why.
+    pub fn cause(&self) -> Option<&Cause> {
+        match self {
+            Error::Group(drumline_group::Error::Collective(by))
+            | Error::Group(drumline_group::Error::Poisoned { by, .. }) => Some(&by.cause),
+            Error::Poisoned { by, .. } => by.cause(),
+            _ => None,
         }
     }
 

@@ -12,7 +12,7 @@ use burn::{
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Tensor},
 };
-use drumline::{ProcessGroup, SpawnError};
+use drumline::ProcessGroup;
 use drumline_burn::{DistributedDataParallel, Result};
 
 const STEPS: usize = 20;
@@ -21,7 +21,7 @@ const MICRO_BATCHES: usize = 3;
 /// Samples of a micro-batch.
 const SAMPLES: usize = 4;
 
-fn main() -> Result<(), SpawnError> {
+fn main() -> Result<(), drumline::train::Error> {
     drumline::spawn(RANKS, |_| rank())?.join()
 }
 

@@ -11,13 +11,13 @@ use burn::{
     optim::SgdConfig,
     tensor::{Device, Tensor},
 };
-use drumline::{ProcessGroup, SpawnError};
+use drumline::ProcessGroup;
 use drumline_burn::{DdpOptions, DistributedDataParallel, Divisor, Result, parameters_digest};
 
 /// How many batches each rank has.
 const BATCHES: [usize; 4] = [10, 7, 3, 0];
 
-fn main() -> Result<(), SpawnError> {
+fn main() -> Result<(), drumline::train::Error> {
     drumline::spawn(BATCHES.len(), |_| rank())?.join()
 }
 

@@ -6,6 +6,7 @@ use drumline::{ProcessGroup, ddp::GradientReducer};
 use crate::{
     Error, Result,
     agreement::agree,
+    failure,
     gradients::Slots,
     host::{ParameterValue, parameter_values},
 };
@@ -22,7 +23,7 @@ pub(crate) fn compare(
     match (agree(group, read.as_ref().map_err(Error::to_string).copied())?, read) {
         (Ok(()), _) => Ok(reducer.check(&digests)?),
         (Err(_), Err(own)) => Err(own),
-        (Err(problem), Ok(())) => Err(Error::OnOtherRanks { problem }),
+        (Err(problem), Ok(())) => Err(failure::on_other_ranks(problem)),
     }
 }
 
@@ -34,7 +35,7 @@ pub(crate) fn digest<M: Module>(slots: &Slots, model: &M, digests: &mut [u64]) -
         let dtype = value.dtype();
         digests[slot] = value
             .with_values(|values| values.digest())
-            .ok_or_else(|| Error::UnsupportedDType { name, dtype: format!("{dtype:?}") })?;
+            .ok_or_else(|| failure::unsupported_dtype(name, format!("{dtype:?}")))?;
     }
     Ok(())
 }

@@ -8,8 +8,9 @@ use burn::{
 use drumline::ddp::{DdpOptions, GradientNorm, Values};
 
 use crate::{
-    Error, Result,
+    Result,
     averaged::AveragedGradients,
+    failure,
     host::Batch,
     tensors::{VisitFloat, visit_floats},
 };
@@ -57,7 +58,7 @@ pub fn clip_grad_norm<M: Module>(
 /// ```
 /// use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
 /// use drumline::ProcessGroup;
-/// use drumline_burn::{ClipGradNorm, DistributedDataParallel, Error};
+/// use drumline_burn::{ClipGradNorm, DistributedDataParallel, ErrorKind};
 ///
 /// let device = Device::flex().autodiff();
 /// let model: Linear = LinearConfig::new(2, 1).init(&device);
@@ -69,7 +70,7 @@ pub fn clip_grad_norm<M: Module>(
 /// let largest = ClipGradNorm::new(1.0).norm_type(f64::INFINITY).error_if_nonfinite(true);
 /// assert_eq!(largest.clip(&mut backward(3.0)?, &model)?, 3.0);
 /// let error = largest.clip(&mut backward(f32::NAN)?, &model);
-/// assert!(matches!(error, Err(Error::NonFiniteNorm { .. })));
+/// assert_eq!(error.unwrap_err().kind(), ErrorKind::NonFiniteNorm);
 /// # Ok::<_, drumline_burn::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -114,8 +115,8 @@ impl ClipGradNorm {
     ///
     /// # Errors
     ///
-    /// [`Error::NonFiniteNorm`], if that was asked for. [`Error::CannotScale`] if the order of the norm is not above
-    /// zero, or a gradient has a type without a norm. [`Error::Device`] if a device cannot be read.
+    /// [`NonFiniteNorm`](crate::ErrorKind::NonFiniteNorm), if that was asked for. [`Argument`](crate::ErrorKind::Argument) if the order of the norm is not above
+    /// zero, or a gradient has a type without a norm. [`Device`](crate::ErrorKind::Device) if a device cannot be read.
     pub fn clip<M: Module>(
         &self,
         gradients: &mut impl AveragedGradients,
@@ -125,7 +126,7 @@ impl ClipGradNorm {
         let norm = self.norm(gradients, model)?;
         let value = norm.value();
         if self.error_if_nonfinite && !value.is_finite() {
-            return Err(Error::NonFiniteNorm { norm: value });
+            return Err(failure::non_finite_norm(value));
         }
         let coefficient = norm.clip_coefficient(self.max_norm);
         if coefficient != 1.0 {
@@ -141,8 +142,8 @@ impl ClipGradNorm {
         model: &M,
     ) -> Result<GradientNorm> {
         let order = self.norm_type;
-        let mut norm = GradientNorm::of_order(order).ok_or_else(|| Error::CannotScale {
-            problem: format!("a norm has an order above zero, not {order}"),
+        let mut norm = GradientNorm::of_order(order).ok_or_else(|| {
+            failure::cannot_scale(format!("a norm has an order above zero, not {order}"))
         })?;
         let is_ignored = |name: &str| self.options.ignores(name);
         let mut parts = Vec::new();
@@ -165,8 +166,8 @@ pub(crate) fn each<M: Module>(
     let mut seen = Seen { gradients, skip, batch: Batch::default() };
     visit_floats(model, &mut seen);
     for (name, tensor) in seen.batch.read()? {
-        tensor.with_values(|values| look(&name, values)).ok_or_else(|| Error::CannotScale {
-            problem: format!("the gradient of `{name}` has a type without a norm"),
+        tensor.with_values(|values| look(&name, values)).ok_or_else(|| {
+            failure::cannot_scale(format!("the gradient of `{name}` has a type without a norm"))
         })?;
     }
     Ok(())

@@ -11,8 +11,9 @@ use drumline::{
 };
 
 use crate::{
-    Error, Result,
+    Result,
     debug::Debug,
+    failure,
     gradients::Kept,
     inspect::{Inspected, inspect},
     step::{Handle, Reduction, Reductions, Together},
@@ -95,7 +96,7 @@ impl DistributedDataParallel {
         if options.sharded {
             let problem = "`DdpOptions::sharded` gives each rank the averages of its own parameters alone: use \
                            `ShardedOptimizer::wrap_with`, whose steps bring their values to all ranks";
-            inspected.problem.get_or_insert(Error::Sharded { problem: problem.to_owned() });
+            inspected.problem.get_or_insert(failure::sharded(problem.to_owned()));
         }
         Self::wrap_inspected(model, inspected, group, options)
     }
@@ -274,7 +275,7 @@ impl DistributedDataParallel {
     ///
     /// ```
     /// use burn::{module::Module, nn::BatchNormConfig, tensor::{Device, Tensor}};
-    /// use drumline_burn::{DistributedDataParallel, Error, parameters_digest};
+    /// use drumline_burn::{DistributedDataParallel, ErrorKind, parameters_digest};
     ///
     /// drumline::local(2, |group| {
     ///     let device = Device::flex().autodiff();
@@ -286,7 +287,7 @@ impl DistributedDataParallel {
     ///     let mut digests = [0; 2];
     ///     group.all_gather(&[parameters_digest(&norm)?], &mut digests)?;
     ///     assert_eq!(digests[0], digests[1]);
-    ///     assert!(matches!(ddp.sync_buffers(norm.valid()), Err(Error::NotTraining)));
+    ///     assert_eq!(ddp.sync_buffers(norm.valid()).unwrap_err().kind(), ErrorKind::Argument);
     ///     Ok(())
     /// })?;
     /// # Ok::<_, drumline_burn::Error>(())
@@ -294,12 +295,12 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::NotTraining`] for a model in validation mode; nothing is sent. If ranks have other buffers, because one has
+    /// [`Argument`](crate::ErrorKind::Argument) for a model in validation mode; nothing is sent. If ranks have other buffers, because one has
     /// frozen a layer for example, every rank gets an error that names rank and tensor. Or the communication failed.
     #[doc(alias = "broadcast_buffers")]
     pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
         if !tensors::is_training(&model) {
-            return Err(Error::NotTraining);
+            return Err(failure::not_training());
         }
         let is_ignored = |name: &str| self.handle.options.ignores(name);
         let source = self.handle.reductions.last().reducer.lowest_active_rank();
@@ -342,14 +343,14 @@ impl DistributedDataParallel {
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use drumline_burn::{DistributedDataParallel, Error};
+    /// use drumline_burn::{DistributedDataParallel, ErrorKind};
     ///
     /// drumline::local(2, |group| {
     ///     let device = Device::flex().autodiff();
     ///     let model = LinearConfig::new(2, 1).init(&device); // random
     ///     let (ddp, model) = DistributedDataParallel::wrap(model, &group)?;
     ///     let again = DistributedDataParallel::wrap(model.clone(), &group);
-    ///     assert!(matches!(again, Err(Error::AlreadyWrapped { .. })));
+    ///     assert_eq!(again.unwrap_err().kind(), ErrorKind::Model);
     ///     let model = ddp.unwrap(model);
     ///     assert!(DistributedDataParallel::wrap(model, &group).is_ok());
     ///     Ok(())

@@ -103,7 +103,7 @@ pub(crate) fn own<M: Module>(
             visit_floats(model, &mut replace);
             Ok(replace.gradients)
         }
-        faults => Err(drumline::train::Error::Gradients { step, faults }.into()),
+        faults => Err(drumline::train::failure::gradients(step, faults)),
     }
 }
 

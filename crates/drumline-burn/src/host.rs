@@ -9,6 +9,7 @@ use drumline::ddp::{Place, Values};
 use crate::{
     Error, Result,
     burn_version::backend::{Dispatch, FlexTensor},
+    failure,
     pack::{device_name, is_flex, pack_flex, slice},
     tap::{GradientTap, Stored},
     tensors::{VisitFloat, visit_floats},
@@ -88,7 +89,7 @@ impl Batch {
     pub(crate) fn add<const D: usize>(&mut self, name: &str, tensor: Tensor<D>) {
         if let dtype @ DType::QFloat(_) = tensor.dtype() {
             let (name, dtype) = (name.to_owned(), format!("{dtype:?}"));
-            self.quantized.get_or_insert(Error::UnsupportedDType { name, dtype });
+            self.quantized.get_or_insert(failure::unsupported_dtype(name, dtype));
             return;
         }
         let device = tensor.device().without_autodiff();
@@ -114,7 +115,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`] names the first tensor of a device that cannot be read, [`Error::UnsupportedDType`] one that is
+    /// [`Device`](crate::ErrorKind::Device) names the first tensor of a device that cannot be read, [`Model`](crate::ErrorKind::Model) one that is
     /// quantised.
     pub(crate) fn read(self) -> Result<Vec<(String, Readable)>> {
         if let Some(error) = self.quantized {
@@ -124,7 +125,7 @@ impl Batch {
             Ok(data) => Ok(data.into_iter()),
             Err(error) => {
                 let device = device_name(&device);
-                Err(Error::Device { name, device, problem: error.to_string() })
+                Err(failure::device(name, device, error.to_string()))
             }
         };
         let mut read = self.transactions.into_iter().map(read).collect::<Result<Vec<_>>>()?;

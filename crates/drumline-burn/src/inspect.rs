@@ -17,7 +17,7 @@ use drumline::{
 use crate::{
     Error, Result, agreement,
     burn_version::REPARAMETERIZATION,
-    pack,
+    failure, pack,
     tap::Wrapper,
     tensors::{self, Path, VisitFloat},
 };
@@ -108,7 +108,7 @@ fn nothing_to_train<M: Module>(model: &M) -> Error {
               device with autodiff, such as `Device::flex().autodiff()`"
             .to_owned(),
     };
-    Error::NothingToTrain { problem }
+    failure::nothing_to_train(problem)
 }
 
 impl Inspected {
@@ -116,11 +116,11 @@ impl Inspected {
     pub(crate) fn verify(&mut self, group: &ProcessGroup, options: &DdpOptions) -> Result<()> {
         let own = self.problem.as_ref().map_or(Ok(()), |problem| Err(problem.to_string()));
         if let Err(problem) = agreement::agree(group, own)? {
-            return Err(self.problem.take().unwrap_or(Error::OnOtherRanks { problem }));
+            return Err(self.problem.take().unwrap_or(failure::on_other_ranks(problem)));
         }
         let ignored = self.ignored.iter().map(|name| ParameterSpec::new(name, [], DType::U8));
         let others: Vec<ParameterSpec> = self.buffers.iter().cloned().chain(ignored).collect();
-        Ok(verify_model(group, &self.parameters, &others, options)?)
+        verify_model(group, &self.parameters, &others, options)
     }
 
     /// Logs a warning with the parameters whose communication cannot overlap backward.
@@ -162,7 +162,7 @@ impl Visitor {
     fn note_path(&mut self) -> String {
         let path = self.path.name();
         if !self.paths.insert(path.clone()) {
-            self.problem.get_or_insert(Error::SharedPath { path: path.clone() });
+            self.problem.get_or_insert(failure::shared_path(path.clone()));
         }
         path
     }
@@ -172,11 +172,9 @@ impl ModuleVisitor for Visitor {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (second, is_trained) = (self.note_path(), param.is_require_grad());
         let problem = match self.ids.insert(param.id, (second.clone(), is_trained)) {
-            Some((first, true)) if is_trained => Error::SharedParameter { first, second },
-            Some((first, true)) => Error::FrozenCopy { trained: first, copy: second },
-            Some((first, false)) if is_trained => {
-                Error::FrozenCopy { trained: second, copy: first }
-            }
+            Some((first, true)) if is_trained => failure::shared_parameter(first, second),
+            Some((first, true)) => failure::frozen_copy(first, second),
+            Some((first, false)) if is_trained => failure::frozen_copy(second, first),
             _ => return,
         };
         self.problem.get_or_insert(problem);
@@ -196,8 +194,8 @@ impl ModuleVisitor for Visitor {
             let parameter = self.path.name();
             let name_of = || parameter.clone();
             let problem = Wrapper::of_tap(container_type, name).map(|wrapper| match wrapper {
-                Wrapper::Ddp => Error::AlreadyWrapped { name: name_of() },
-                Wrapper::ShardedOptimizer => Error::OptimizerIsSharded { name: name_of() },
+                Wrapper::Ddp => failure::already_wrapped(name_of()),
+                Wrapper::ShardedOptimizer => failure::optimizer_is_sharded(name_of()),
             });
             self.problem = self.problem.take().or(problem);
             self.carried.insert(parameter, name.to_owned());

@@ -100,7 +100,7 @@ mod clip;
 pub mod data;
 mod ddp;
 mod debug;
-mod error;
+mod failure;
 mod gradients;
 mod host;
 mod inspect;
@@ -125,7 +125,7 @@ pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, LossScale, Owners, ReducerStats, Timeline, UnusedParameters,
     Wire,
 };
-pub use error::{Error, Result};
+pub use drumline::train::{Error, ErrorKind, Result};
 #[cfg(feature = "train")]
 pub use learner::{DistributedTraining, distribute, newest_epoch};
 pub use logging::LoggingData;

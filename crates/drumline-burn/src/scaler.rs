@@ -3,7 +3,7 @@
 use burn::{module::Module, tensor::Tensor};
 use drumline::ddp::{DdpOptions, LossScale, Values};
 
-use crate::{Error, Result, averaged::AveragedGradients, clip};
+use crate::{Result, averaged::AveragedGradients, clip, failure};
 
 /// Scales losses up and gradients down again, for training in f16: torch's `GradScaler`.
 ///
@@ -74,8 +74,8 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::CannotScale`] if a gradient is f16: keep the parameters in f32, and cast them in forward.
-    /// [`Error::Device`] if a device cannot be read.
+    /// [`Argument`](crate::ErrorKind::Argument) if a gradient is f16: keep the parameters in f32, and cast them in forward.
+    /// [`Device`](crate::ErrorKind::Device) if a device cannot be read.
     pub fn unscale<M: Module>(
         &mut self,
         gradients: &mut impl AveragedGradients,
@@ -90,7 +90,7 @@ impl GradScaler {
         let [has_inf, is_half] = gradients.any(looked.map(|()| [has_inf, is_half]))?;
         if is_half {
             let problem = "gradients of f16 become zero when they are divided by the loss scale";
-            return Err(Error::CannotScale { problem: problem.to_owned() });
+            return Err(failure::cannot_scale(problem.to_owned()));
         }
         clip::scale(gradients.here_mut(), model, &|_| false, self.loss_scale.value().recip());
         self.found_inf |= has_inf;

@@ -19,10 +19,11 @@ use drumline::{
 };
 
 use crate::{
-    Error, Result,
+    Result,
     any_model::AnyModel,
     check,
     debug::Debug,
+    failure,
     gradients::{Kept, Slots},
     sync_batch_norm,
     tap::{Taps, Target},
@@ -156,7 +157,7 @@ impl<'a> Together<'a> {
     ///
     /// The models cannot be averaged together.
     pub(crate) fn all(parts: Vec<Part<'a>>) -> Result<Self> {
-        let refuse = |problem: &str| Err(Error::CannotCombine { problem: problem.to_owned() });
+        let refuse = |problem: &str| Err(failure::cannot_combine(problem.to_owned()));
         let first = match parts[..] {
             [] => return refuse("there is no model"),
             [Part { handle, model }] => return Ok(Self::one(handle, model)),
@@ -230,7 +231,7 @@ impl<'a> Together<'a> {
         // Those of a sharded optimizer lie on their owners.
         let is_sharded = self.parts[0].handle.options.sharded;
         match !is_sharded && gradients.iter().all(GradientsParams::is_empty) {
-            true => Err(Error::LossOfAnotherModel),
+            true => Err(failure::loss_of_another_model()),
             false => Ok(gradients),
         }
     }
@@ -266,7 +267,7 @@ impl<'a> Together<'a> {
     /// This rank's own gradients. If `is_last`, the taps submit them.
     fn run<const D: usize>(&self, loss: Tensor<D>, is_last: bool) -> Result<Gradients> {
         if !loss.is_tracked() {
-            return Err(Error::LossWithoutGradient);
+            return Err(failure::loss_without_gradient());
         }
         self.refuse_others()?;
         if is_last {
@@ -293,7 +294,7 @@ impl<'a> Together<'a> {
         if self.parts.iter().any(|part| part.handle.reductions.holds_others(&self.reduction)) {
             let problem = "earlier micro-batches were for other models; end their step first, or pass the same \
                            models to `accumulate_all` and `backward_all`";
-            return Err(Error::CannotCombine { problem: problem.to_owned() });
+            return Err(failure::cannot_combine(problem.to_owned()));
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use drumline::ProcessGroup;
 
 use self::statistics::Statistics;
 pub(crate) use self::step::take_failure;
-use crate::{Error, Result, pack};
+use crate::{Result, failure, pack};
 
 /// Batch normalisation with the mean and variance of the samples of *all* ranks.
 ///
@@ -176,7 +176,7 @@ impl SyncBatchNorm {
         let channels = self.gamma.shape()[0];
         if D < 2 || shape[1] != channels {
             let problem = format!("its shape is {shape:?}, not [_, {channels}, ...]");
-            return Err(Error::CannotNormalize { problem });
+            return Err(failure::cannot_normalize(problem));
         }
         match input.device().is_autodiff() && self.training.is_enabled() {
             true => self.forward_train(input),
@@ -198,18 +198,18 @@ impl SyncBatchNorm {
             let problem = format!(
                 "it is on {device}; use burn's flex backend, or a GPU and the feature `gpu` of drumline-burn"
             );
-            return Err(Error::CannotNormalize { problem });
+            return Err(failure::cannot_normalize(problem));
         }
         if !pack::is_flex(&device) && input.shape().num_elements() == 0 {
             let problem = "it has no samples, and burn cannot compute with empty tensors on a GPU; \
                            give this rank at least one row";
-            return Err(Error::CannotNormalize { problem: problem.to_owned() });
+            return Err(failure::cannot_normalize(problem.to_owned()));
         }
         let own = Statistics::of(input.clone().without_autodiff())?;
         let all = own.over_all_ranks(&self.group)?;
         if all.count < 2.0 {
             let problem = "all ranks together have less than two values per channel".to_owned();
-            return Err(Error::CannotNormalize { problem });
+            return Err(failure::cannot_normalize(problem));
         }
         let dtype = input.dtype();
         let tensor = |values: Vec<f64>| {

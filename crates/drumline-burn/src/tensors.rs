@@ -12,7 +12,7 @@ use drumline::{
     f16,
 };
 
-use crate::{Error, Result};
+use crate::{Result, failure};
 
 /// A tensor of a model, by the path of the field that holds it: `encoder.0.weight`.
 ///
@@ -90,7 +90,7 @@ impl NamedTensor {
         let elements = spec.shape.iter().try_fold(dtype.size(), |n, &length| n.checked_mul(length));
         if elements != Some(bytes.len()) {
             let problem = format!("{spec} has {} bytes", bytes.len());
-            return Err(Error::TensorsDoNotFit { problem });
+            return Err(failure::tensors_do_not_fit(problem));
         }
         let mut values = TensorValues::zeros(dtype, spec.elements());
         values.as_bytes_mut().copy_from_slice(bytes);
@@ -160,7 +160,7 @@ impl TensorValues {
             DType::I64 => data.try_into_vec_as().map(TensorValues::I64),
             _ => data.try_into_vec_as().map(TensorValues::U8),
         };
-        values.map_err(|error| Error::TensorsDoNotFit { problem: format!("{spec}: {error:?}") })
+        values.map_err(|error| failure::tensors_do_not_fit(format!("{spec}: {error:?}")))
     }
 
     pub(crate) fn into_data(self, shape: tensor::Shape) -> TensorData {
@@ -202,7 +202,7 @@ pub fn named_tensors<M: Module>(model: &M) -> Result<Vec<NamedTensor>> {
         let values = tensor.values()?;
         let ParameterSpec { name, shape, .. } = tensor.spec;
         if !names.insert(name.clone()) {
-            return Err(Error::SharedPath { path: name });
+            return Err(failure::shared_path(name));
         }
         tensors.push(NamedTensor { name, shape, values });
         Ok(())
@@ -240,7 +240,7 @@ pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) ->
     visit(&model, |tensor| {
         let spec = &tensor.spec;
         if !names.insert(spec.name.clone()) {
-            return Err(Error::SharedPath { path: spec.name.clone() });
+            return Err(failure::shared_path(spec.name.clone()));
         }
         match tensors.binary_search_by(|t| t.name.cmp(&spec.name)).map(|at| tensors[at].spec()) {
             Err(_) => problems.push(format!("{spec} is missing")),
@@ -257,7 +257,7 @@ pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) ->
         problems.extend(tensors.iter().map(|left| format!("the model has no {}", left.spec())));
     }
     if !problems.is_empty() {
-        return Err(Error::TensorsDoNotFit { problem: shorten(problems) });
+        return Err(failure::tensors_do_not_fit(shorten(problems)));
     }
     map(model, |tensor| {
         let at = tensors.binary_search_by(|given| given.name.cmp(&tensor.spec.name));
@@ -472,7 +472,7 @@ impl Path {
             tensor::DType::Bool(_) => DType::U8,
             other => {
                 let dtype = format!("{other:?}");
-                return Err(Error::UnsupportedDType { name: self.name(), dtype });
+                return Err(failure::unsupported_dtype(self.name(), dtype));
             }
         };
         Ok(ParameterSpec::new(self.name(), tensor.shape().to_vec(), dtype))

@@ -61,7 +61,7 @@ impl DistributedDataParallel {
 ///
 /// # Errors
 ///
-/// As for [`backward`](DistributedDataParallel::backward), and [`Error::CannotCombine`](crate::Error::CannotCombine).
+/// As for [`backward`](DistributedDataParallel::backward), and [`Argument`](crate::ErrorKind::Argument).
 pub fn backward_all<const N: usize, const D: usize>(
     loss: Tensor<D>,
     models: [Wrapped<'_>; N],

@@ -8,6 +8,7 @@ use drumline::{
 use crate::{
     Error, Result,
     checkpoint::Resumable,
+    failure::{self, OrFail},
     host,
     variables::{self, Variable, carried},
 };
@@ -78,9 +79,7 @@ impl AdamW {
             .collect();
         let is_unnamed = |at: &usize| named.iter().all(|(_, place)| place != at);
         match (0..ids.len()).find(is_unnamed) {
-            Some(at) => {
-                Err(Error::UnnamedVariable { shape: self.parameters[at].var.dims().to_vec() })
-            }
+            Some(at) => Err(failure::unnamed_variable(self.parameters[at].var.dims())),
             None => Ok(named),
         }
     }
@@ -154,7 +153,7 @@ impl Resumable for AdamW {
             for (moment, name) in [(first_moment, FIRST_MOMENT), (second_moment, SECOND_MOMENT)] {
                 let ParameterSpec { name, shape, dtype, .. } = moment_spec(&variable, name)?;
                 let name = format!("{prefix}{name}");
-                let bytes = host::to_bytes(moment)?;
+                let bytes = host::to_bytes(moment).or_fail()?;
                 checkpoint.insert(checkpoint::Tensor::new(name, dtype, shape, bytes)?);
             }
         }
@@ -180,9 +179,7 @@ impl Resumable for AdamW {
 
         let tensor = |name: &str| {
             let name = format!("{prefix}{name}");
-            checkpoint
-                .tensor(&name)
-                .ok_or_else(|| Error::Checkpoint { problem: format!("has no {name}") })
+            checkpoint.tensor(&name).ok_or_else(|| failure::checkpoint(format!("has no {name}")))
         };
         let steps = tensor(STEPS)?.values::<i64>()?;
         let [steps] = steps[..] else { return Err(unusable(STEPS)) };
@@ -195,7 +192,7 @@ impl Resumable for AdamW {
         for (variable, at) in &named {
             let moment = |name: &str| {
                 let bytes = tensor(&format!("{}.{name}", variable.name))?.bytes();
-                Ok::<_, Error>(host::from_bytes(bytes, &variable.var)?)
+                host::from_bytes(bytes, &variable.var).or_fail()
             };
             moments.push((*at, moment(FIRST_MOMENT)?, moment(SECOND_MOMENT)?));
         }
@@ -236,5 +233,5 @@ fn moment_spec(variable: &Variable, moment: &str) -> Result<ParameterSpec> {
 }
 
 fn unusable(name: &str) -> Error {
-    Error::Checkpoint { problem: format!("has an unusable value of `{name}` for AdamW") }
+    failure::checkpoint(format!("has an unusable value of `{name}` for AdamW"))
 }

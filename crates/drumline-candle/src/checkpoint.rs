@@ -7,7 +7,9 @@ use drumline::{
 };
 
 use crate::{
-    Error, Result, host,
+    Result,
+    failure::{self, OrFail},
+    host,
     variables::{carried, sorted},
 };
 
@@ -56,10 +58,11 @@ impl Resumable for SGD {
 /// [`sync_buffers`](crate::DataParallel::sync_buffers) before, if the model has buffers.
 ///
 /// ```
+/// use anyhow::Result;
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder, VarMap, linear};
 /// use drumline::{ProcessGroup, checkpoint::CheckpointDirectory, sampler::DistributedSampler};
-/// use drumline_candle::{AdamW, DataParallel, Result, checkpoint, resume};
+/// use drumline_candle::{AdamW, DataParallel, checkpoint, resume};
 ///
 /// fn train(group: &ProcessGroup, out: &CheckpointDirectory, stop: usize) -> Result<f32> {
 ///     let varmap = VarMap::new();
@@ -149,8 +152,7 @@ pub fn resume(
     sampler: &mut DistributedSampler,
 ) -> Result<()> {
     let state = checkpoint.metadata.get(SAMPLER);
-    let state =
-        state.ok_or_else(|| Error::Checkpoint { problem: "has no state of a sampler".into() })?;
+    let state = state.ok_or_else(|| failure::checkpoint("has no state of a sampler"))?;
     let mut resumed = sampler.clone();
     resumed.resume(&state.parse()?)?;
     check_variables(checkpoint, varmap)?;
@@ -180,7 +182,7 @@ pub fn resume(
 /// assert_eq!(checkpoint.tensor("model.weight").unwrap().shape(), [2, 3]);
 /// load_variables(&checkpoint, &other)?;
 /// assert_eq!(variables_digest(&one)?, variables_digest(&other)?);
-/// # Ok::<_, drumline_candle::Error>(())
+/// # Ok::<_, anyhow::Error>(())
 /// ```
 ///
 /// # Errors
@@ -189,7 +191,7 @@ pub fn resume(
 pub fn save_variables(varmap: &VarMap, checkpoint: &mut Checkpoint) -> Result<()> {
     for variable in sorted(varmap) {
         let spec = carried(&variable)?;
-        let bytes = host::to_bytes(&variable.var)?;
+        let bytes = host::to_bytes(&variable.var).or_fail()?;
         let name = format!("{MODEL}{}", spec.name);
         checkpoint.insert(Tensor::new(name, spec.dtype, spec.shape, bytes)?);
     }
@@ -206,7 +208,8 @@ pub fn load_variables(checkpoint: &Checkpoint, varmap: &VarMap) -> Result<()> {
     check_variables(checkpoint, varmap)?;
     for variable in sorted(varmap) {
         if let Some(saved) = checkpoint.tensor(&format!("{MODEL}{}", variable.name)) {
-            variable.var.set(&host::from_bytes(saved.bytes(), &variable.var)?)?;
+            let values = host::from_bytes(saved.bytes(), &variable.var).or_fail()?;
+            variable.var.set(&values).or_fail()?;
         }
     }
     Ok(())

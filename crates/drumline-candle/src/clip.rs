@@ -6,6 +6,7 @@ use drumline::ddp::GradientNorm;
 use crate::{
     Result,
     data_parallel::{DataParallel, fail_with},
+    failure::OrFail,
     host,
     variables::Variable,
 };
@@ -38,7 +39,7 @@ impl DataParallel {
     /// assert_eq!(norm, 27_f64.sqrt()); // of two weights and a bias
     /// let weight = gradients.get(model.weight()).unwrap().to_vec2::<f32>()?;
     /// assert!((weight[0][0] - 1.0 / 3_f32.sqrt()).abs() < 1e-6);
-    /// # Ok::<_, drumline_candle::Error>(())
+    /// # Ok::<_, anyhow::Error>(())
     /// ```
     ///
     /// # Errors
@@ -52,7 +53,7 @@ impl DataParallel {
             let gradient = gradients.get(&it.var)?;
             let part = host::with_values(gradient, |values| norm.part(values));
             let named = |error: Error| error.context(format!("the gradient of `{}`", it.name));
-            Some(part.map(|part| (place, part)).map_err(|error| named(error).into()))
+            Some(part.map(|part| (place, part)).map_err(named).or_fail())
         };
         let mut parts: Result<Vec<_>> = own().filter_map(part).collect();
         if self.owners().is_some() {
@@ -63,7 +64,7 @@ impl DataParallel {
         if coefficient != 1.0 {
             for (_, Variable { var, .. }) in own() {
                 if let Some(gradient) = gradients.get(var) {
-                    let clipped = (gradient * coefficient)?;
+                    let clipped = (gradient * coefficient).or_fail()?;
                     gradients.insert(var, clipped);
                 }
             }

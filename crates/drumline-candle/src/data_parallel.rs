@@ -12,8 +12,8 @@ use drumline::{
 };
 
 use crate::{
-    Error, Result,
-    error::group_problems,
+    ErrorKind, Result,
+    failure::{self, OrFail},
     host,
     variables::{self, Variable},
 };
@@ -52,7 +52,7 @@ use crate::{
 ///     assert_eq!(weight.to_vec2::<f32>()?, [[1.5; 2]]); // of both ranks
 ///     Ok(())
 /// })?;
-/// # Ok::<_, drumline_candle::Error>(())
+/// # Ok::<_, anyhow::Error>(())
 /// ```
 pub struct DataParallel {
     group: ProcessGroup,
@@ -115,7 +115,7 @@ impl DataParallel {
     /// let loss = model.weight().sum_all()?; // the bias has no part in it
     /// let gradients = ddp.backward(&loss)?;
     /// assert!(gradients.get(model.bias().unwrap()).is_none());
-    /// # Ok::<_, drumline_candle::Error>(())
+    /// # Ok::<_, anyhow::Error>(())
     /// ```
     ///
     /// # Errors
@@ -176,13 +176,13 @@ impl DataParallel {
     /// # use candle_core::{DType, Device, Tensor, backprop::GradStore};
     /// # use candle_nn::{Linear, Module, VarBuilder, VarMap, linear};
     /// # use drumline::ProcessGroup;
-    /// use drumline_candle::{DataParallel, Result};
+    /// use drumline_candle::DataParallel;
     ///
     /// fn gradients_of_a_large_batch(
     ///     ddp: &mut DataParallel,
     ///     model: &Linear,
     ///     parts: &[Tensor],
-    /// ) -> Result<GradStore> {
+    /// ) -> anyhow::Result<GradStore> {
     ///     let mut gradients = GradStore::default();
     ///     for part in parts {
     ///         let loss = (model.forward(part)?.sqr()?.mean_all()? / parts.len() as f64)?;
@@ -197,7 +197,7 @@ impl DataParallel {
     /// # let part = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
     /// # let gradients = gradients_of_a_large_batch(&mut ddp, &model, &[part.clone(), part])?;
     /// # assert!(gradients.get(model.weight()).is_some());
-    /// # Ok::<_, drumline_candle::Error>(())
+    /// # Ok::<_, anyhow::Error>(())
     /// ```
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl DataParallel {
             Err(error) => {
                 let problem = Some(format!("backward failed: {error}"));
                 self.step(Own { gradients: Some(&GradStore::default()), problem })?;
-                Err(error.into())
+                Err(error).or_fail()
             }
         }
     }
@@ -257,7 +257,7 @@ impl DataParallel {
     /// let loss = model.forward(&input)?.sqr()?.mean_all()?;
     /// ddp.backward_step(&mut optimizer, &loss)?; // instead of optimizer.backward_step(&loss)?
     /// # assert!(model.forward(&input)?.sqr()?.mean_all()?.to_scalar::<f32>()? <= loss.to_scalar::<f32>()?);
-    /// # Ok::<_, drumline_candle::Error>(())
+    /// # Ok::<_, anyhow::Error>(())
     /// ```
     ///
     /// # Errors
@@ -265,7 +265,7 @@ impl DataParallel {
     /// As for [`backward`](Self::backward), or the optimizer's.
     pub fn backward_step(&mut self, optimizer: &mut impl Optimizer, loss: &Tensor) -> Result<()> {
         let gradients = self.backward(loss)?;
-        Ok(optimizer.step(&gradients)?)
+        optimizer.step(&gradients).or_fail()
     }
 
     /// Takes part in a step of the other ranks without data: for a rank whose share of an epoch ends before theirs.
@@ -278,9 +278,9 @@ impl DataParallel {
     /// ```
     /// # use candle_core::Tensor;
     /// # use candle_nn::Optimizer;
-    /// # use drumline_candle::{DataParallel, Result};
+    /// # use drumline_candle::DataParallel;
     /// # fn epoch(ddp: &mut DataParallel, optimizer: &mut impl Optimizer, batches: Vec<Tensor>,
-    /// #     loss: impl Fn(Tensor) -> candle_core::Result<Tensor>) -> Result<()> {
+    /// #     loss: impl Fn(Tensor) -> candle_core::Result<Tensor>) -> anyhow::Result<()> {
     /// for batch in batches {
     ///     ddp.backward_step(optimizer, &loss(batch)?)?;
     /// }
@@ -332,7 +332,7 @@ impl DataParallel {
     ///     assert_eq!(digests[0], digests[1]);
     ///     Ok(())
     /// })?;
-    /// # Ok::<_, drumline_candle::Error>(())
+    /// # Ok::<_, anyhow::Error>(())
     /// ```
     ///
     /// # Errors
@@ -381,7 +381,7 @@ impl DataParallel {
         for (digest, &place) in digests.iter_mut().zip(&trained.places) {
             *digest *= u64::from(is_parameter[place]); // each rank has its own running statistics
         }
-        Ok(trained.reducer.check(&digests)?)
+        trained.reducer.check(&digests)
     }
 
     /// The owner of a variable; `None` if it has none.
@@ -423,7 +423,7 @@ impl DataParallel {
             |slot: usize, place: ValuesMut<'_>| match variable(slot).var.to_device(&Device::Cpu) {
                 Ok(on_host) => host::write_gradient(&on_host, place),
                 Err(error) => {
-                    own = Err(Error::from(error));
+                    own = Err(error).or_fail();
                     false
                 }
             };
@@ -434,7 +434,7 @@ impl DataParallel {
         own?; // the other ranks have an error, too
         gathered?;
         for (slot, value) in received {
-            variable(slot).var.set(&value?)?;
+            variable(slot).var.set(&value.or_fail()?).or_fail()?;
         }
         Ok(())
     }
@@ -563,7 +563,7 @@ impl DataParallel {
         if faults.is_empty() {
             return Ok(Some(Vec::new()));
         }
-        Err(train::Error::Gradients { step: self.steps + 1, faults }.into())
+        Err(train::failure::gradients(self.steps + 1, faults))
     }
 
     /// Averages the gradients of the trained variables over all ranks.
@@ -586,19 +586,19 @@ impl DataParallel {
         let averaged = match averaged {
             Ok(Some(averaged)) => averaged,
             Ok(None) => return Ok(None),
-            Err(error @ train::Error::Gradients { .. }) => {
+            Err(error) if error.kind() == ErrorKind::Gradients => {
                 // Every rank is here, because every rank has seen that some rank has a fault.
                 exchange(&self.group, own.problem)?;
-                return Err(error.into());
+                return Err(error);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
         let mut averages = Vec::with_capacity(places.len());
         for (slot, &place) in places.iter().enumerate() {
             if let Some(average) = averaged.values(slot) {
                 was_used[slot] = true;
                 let variable = &self.variables[place].var;
-                averages.push((place, host::read_average(average, variable)?));
+                averages.push((place, host::read_average(average, variable).or_fail()?));
             }
         }
         Ok(Some(averages))
@@ -643,9 +643,9 @@ fn exchange(group: &ProcessGroup, mine: Option<String>) -> Result<()> {
 
 /// Fails if some rank has a problem. The problems are in order of rank.
 pub(crate) fn fail_with(problems: Vec<Option<String>>) -> Result<()> {
-    match group_problems(problems) {
+    match failure::group_problems(problems) {
         problems if problems.is_empty() => Ok(()),
-        problems => Err(Error::Ranks(problems)),
+        problems => Err(failure::ranks(problems)),
     }
 }
 

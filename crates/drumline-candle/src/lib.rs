@@ -8,9 +8,9 @@
 //! use candle_core::{DType, Device, Tensor};
 //! use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear};
 //! use drumline::ProcessGroup;
-//! use drumline_candle::{DataParallel, Result, variables_digest};
+//! use drumline_candle::{DataParallel, variables_digest};
 //!
-//! fn train(group: ProcessGroup) -> Result<u64> {
+//! fn train(group: ProcessGroup) -> anyhow::Result<u64> {
 //!     let varmap = VarMap::new();
 //!     let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
 //!     let model = linear(2, 1, vb)?; // random: differs between ranks
@@ -24,13 +24,13 @@
 //!         ddp.average(&mut gradients)?; // one line more
 //!         optimizer.step(&gradients)?;
 //!     }
-//!     variables_digest(&varmap)
+//!     Ok(variables_digest(&varmap)?)
 //! }
 //!
 //! // Here the ranks are threads; `drumline run` starts processes.
 //! let digests = drumline::local(2, |group| Ok(train(group)?))?;
 //! assert_eq!(digests[0], digests[1]); // the same bits
-//! # Ok::<(), drumline_candle::Error>(())
+//! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
 //! # Good to know
@@ -82,7 +82,7 @@ mod book;
 mod checkpoint;
 mod clip;
 mod data_parallel;
-mod error;
+mod failure;
 mod host;
 mod sharded;
 mod variables;
@@ -93,6 +93,7 @@ pub use data_parallel::DataParallel;
 pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, Owners, ReducerStats, Timeline, UnusedParameters, Wire,
 };
-pub use error::{Error, RankProblem, Result};
+pub use drumline::train::{Error, ErrorKind, Result};
+pub use failure::RankProblem;
 pub use sharded::{ShardedGradients, ShardedOptimizer};
 pub use variables::variables_digest;

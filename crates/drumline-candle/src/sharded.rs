@@ -9,14 +9,14 @@ use drumline::{
     checkpoint::Checkpoint,
     ddp::{DdpOptions, Owners, ReducerStats, Timeline},
     sampler::DistributedSampler,
-    train,
 };
 
 use crate::{
-    Result,
+    Error, Result,
     adamw::{AdamW, state_specs, variable_of},
     checkpoint::{self, OPTIMIZER, Resumable},
     data_parallel::{DataParallel, fail_with},
+    failure::OrFail,
     variables,
 };
 
@@ -32,9 +32,9 @@ use crate::{
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, ParamsAdamW, VarBuilder, VarMap, linear};
 /// use drumline::ProcessGroup;
-/// use drumline_candle::{Result, ShardedOptimizer, variables_digest};
+/// use drumline_candle::{ShardedOptimizer, variables_digest};
 ///
-/// fn train(group: ProcessGroup) -> Result<u64> {
+/// fn train(group: ProcessGroup) -> anyhow::Result<u64> {
 ///     let varmap = VarMap::new();
 ///     let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
 ///     let params = ParamsAdamW { lr: 0.01, ..ParamsAdamW::default() };
@@ -45,12 +45,12 @@ use crate::{
 ///         let loss = (model.forward(&input)? - 1.0)?.sqr()?.mean_all()?;
 ///         optimizer.backward_step(&loss)?;
 ///     }
-///     variables_digest(&varmap)
+///     Ok(variables_digest(&varmap)?)
 /// }
 ///
 /// let digests = drumline::local(2, |group| Ok(train(group)?))?;
 /// assert_eq!(digests[0], digests[1]); // the same bits
-/// # Ok::<(), drumline_candle::Error>(())
+/// # Ok::<(), anyhow::Error>(())
 /// ```
 #[doc(alias = "ZeroRedundancyOptimizer")]
 #[doc(alias = "ZeRO")]
@@ -78,7 +78,7 @@ pub struct ShardedOptimizer {
 /// let loss = model.forward(&input)?.sqr()?.mean_all()?;
 /// let gradients: ShardedGradients = optimizer.average(loss.backward()?)?;
 /// optimizer.step(gradients)?;
-/// # Ok::<_, drumline_candle::Error>(())
+/// # Ok::<_, anyhow::Error>(())
 /// ```
 #[must_use = "`ShardedOptimizer::step` takes them"]
 pub struct ShardedGradients {
@@ -110,7 +110,7 @@ impl ShardedOptimizer {
     ) -> Result<Self> {
         let ddp = DataParallel::wrap_for(varmap, group, &options.clone().sharded(true))?;
         let own = variables::sorted(varmap).into_iter().filter(|it| ddp.keeps(&it.name));
-        let part = AdamW::new(own.map(|it| it.var).collect(), params)?;
+        let part = AdamW::new(own.map(|it| it.var).collect(), params).or_fail()?;
         Ok(Self { ddp, part, identity: Arc::default() })
     }
 
@@ -158,7 +158,7 @@ impl ShardedOptimizer {
     pub fn step(&mut self, gradients: ShardedGradients) -> Result<()> {
         self.check(&gradients, "ShardedOptimizer::step")?;
         self.check_params()?;
-        self.part.step(&gradients.store)?;
+        self.part.step(&gradients.store).or_fail()?;
         self.ddp.gather()
     }
 
@@ -180,7 +180,7 @@ impl ShardedOptimizer {
     /// let norm = optimizer.clip_grad_norm(&mut gradients, 1.0)?;
     /// optimizer.step(gradients)?;
     /// # assert!(norm >= 0.0);
-    /// # Ok::<_, drumline_candle::Error>(())
+    /// # Ok::<_, anyhow::Error>(())
     /// ```
     ///
     /// # Errors
@@ -335,7 +335,7 @@ impl ShardedOptimizer {
         }
         let problem = "these gradients were computed by another `ShardedOptimizer`; pass those of this one's \
                        `backward`";
-        Err(train::Error::InvalidArgument { operation, problem: problem.to_owned() }.into())
+        Err(Error::argument(operation, problem))
     }
 
     /// What this rank brings to a checkpoint. What all ranks have alike is rank 0's.

@@ -9,7 +9,11 @@ use candle_core::Var;
 use candle_nn::VarMap;
 use drumline::ddp::{Broadcast, DdpOptions, ParameterSpec, StateDigest};
 
-use crate::{Error, Result, host};
+use crate::{
+    Result,
+    failure::{self, OrFail},
+    host,
+};
 
 /// A variable and its name.
 #[derive(Clone, Debug)]
@@ -106,14 +110,15 @@ pub(crate) fn broadcast<'a>(
     let mut broadcast = Broadcast::new(group, variables.clone().map(bytes_of).sum());
     for variable in variables {
         if broadcast.is_source() {
-            broadcast.put(&host::to_bytes(&variable.var)?)?;
+            broadcast.put(&host::to_bytes(&variable.var).or_fail()?)?;
         } else {
             let mut bytes = vec![0_u8; bytes_of(variable)];
             broadcast.take(&mut bytes)?;
-            variable.var.set(&host::from_bytes(&bytes, &variable.var)?)?;
+            let values = host::from_bytes(&bytes, &variable.var).or_fail()?;
+            variable.var.set(&values).or_fail()?;
         }
     }
-    Ok(broadcast.finish()?)
+    broadcast.finish()
 }
 
 /// A digest of all variables of a `VarMap`. It is equal on all ranks as long as these have the same values.
@@ -132,7 +137,7 @@ pub(crate) fn broadcast<'a>(
 ///     var.set(&(var.as_tensor() * 2.0)?)?;
 /// }
 /// assert_ne!(variables_digest(&varmap)?, before);
-/// # Ok::<_, drumline_candle::Error>(())
+/// # Ok::<_, anyhow::Error>(())
 /// ```
 ///
 /// # Errors
@@ -141,7 +146,7 @@ pub(crate) fn broadcast<'a>(
 pub fn variables_digest(varmap: &VarMap) -> Result<u64> {
     let mut digest = StateDigest::default();
     for variable in sorted(varmap) {
-        digest.tensor(&carried(&variable)?, &host::to_bytes(&variable.var)?);
+        digest.tensor(&carried(&variable)?, &host::to_bytes(&variable.var).or_fail()?);
     }
     Ok(digest.finish())
 }
@@ -150,9 +155,7 @@ pub fn variables_digest(varmap: &VarMap) -> Result<u64> {
 pub(crate) fn carried(variable: &Variable) -> Result<ParameterSpec> {
     variable.spec().ok_or_else(|| {
         let (name, dtype) = (&variable.name, variable.var.dtype().as_str());
-        Error::Candle(candle_core::Error::Msg(format!(
-            "variable `{name}` is {dtype}, which drumline does not carry"
-        )))
+        failure::candle(format!("variable `{name}` is {dtype}, which drumline does not carry"))
     })
 }
 

@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod cause;
+mod error;
 mod origin;
 mod section;
 mod text;
 
 pub use cause::{Cause, Reason};
+pub use error::{Error, ErrorKind, Result};
 pub use origin::ErrorOrigin;
 pub use section::Section;
 pub use text::{in_section, of_setting, spent};

@@ -3,7 +3,7 @@
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use drumline_engine::{Cause, CollectiveError, Reason, membership::Membership};
-use drumline_error::{ErrorOrigin, Section, in_section, of_setting, spent};
+use drumline_error::{ErrorKind, ErrorOrigin, Section, in_section, of_setting, spent};
 use drumline_schedule::step::Rank;
 
 /// The result of the fallible functions of this crate.
@@ -256,5 +256,34 @@ impl From<drumline_store::Error> for Error {
             }
             Store::Io { what, error } => Error::Io { what, error },
         }
+    }
+}
+
+impl From<Error> for drumline_error::Error {
+    fn from(error: Error) -> drumline_error::Error {
+        let kind = match &error {
+            Error::InvalidArgument { .. } => ErrorKind::Argument,
+            Error::InvalidSetting { .. } => ErrorKind::Setting,
+            Error::Store { .. } => ErrorKind::Store,
+            Error::StoreTimeout { .. } => ErrorKind::StoreTimeout,
+            Error::Io { .. } => ErrorKind::Io,
+            Error::Memory { .. } => ErrorKind::Memory,
+            Error::Connect { .. } => ErrorKind::Connect,
+            Error::NotAMember { .. } => ErrorKind::NotAMember,
+            Error::Object { .. } => ErrorKind::Object,
+            Error::Collective(_) => ErrorKind::Collective,
+            Error::Poisoned { .. } => ErrorKind::Poisoned,
+            Error::Trace { .. } => ErrorKind::Trace,
+        };
+        let cause = match &error {
+            Error::Collective(failure) | Error::Poisoned { by: failure, .. } => {
+                Some(failure.cause.clone())
+            }
+            _ => None,
+        };
+        drumline_error::Error::quoting(kind, Section::Reported, &error)
+            .of_origin(error.origin())
+            .blaming(error.culprit())
+            .because(cause)
     }
 }

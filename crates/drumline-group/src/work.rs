@@ -144,6 +144,12 @@ impl<B> From<WorkError<B>> for Error {
     }
 }
 
+impl<B> From<WorkError<B>> for drumline_error::Error {
+    fn from(failed: WorkError<B>) -> drumline_error::Error {
+        failed.error.into()
+    }
+}
+
 impl<B> fmt::Debug for WorkError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

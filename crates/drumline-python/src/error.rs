@@ -1,6 +1,6 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::{Cause, Error, Reason, device, store, train};
+use drumline::{Cause, ErrorKind, Reason, train::Error};
 use pyo3::{
     create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
@@ -61,99 +61,28 @@ create_exception!(
     "Keys did not appear in a store in time. The text names the keys."
 );
 
-/// An error of the core that has an exception in Python.
-pub(crate) trait Raise {
-    fn raise(self) -> PyErr;
-}
-
 /// The exception for an error of the core.
-pub(crate) fn raise(error: impl Raise) -> PyErr {
-    error.raise()
-}
-
-impl Raise for Error {
-    fn raise(self) -> PyErr {
-        told(in_python(self.to_string()), &self)
-    }
-}
-
-impl Raise for store::Error {
-    fn raise(self) -> PyErr {
-        Error::from(self).raise()
-    }
-}
-
-impl Raise for device::Error {
-    fn raise(self) -> PyErr {
-        let text = in_python(self.to_string());
-        match self {
-            device::Error::Group(error) => error.raise(),
-            device::Error::Argument { .. } => PyValueError::new_err(text),
-            device::Error::Differs { .. } => CollectiveMismatchError::new_err(text),
-            device::Error::Poisoned { ref by, .. } => {
-                blaming(PoisonedError::new_err(text), cause_of(by), self.culprit())
-            }
-            _ => DrumlineError::new_err(text),
-        }
-    }
-}
-
-impl Raise for train::Error {
-    fn raise(self) -> PyErr {
-        let text = in_python(self.to_string());
-        match self {
-            train::Error::Group(error) => error.raise(),
-            train::Error::Device(error) => match error.downcast_ref::<device::Error>() {
-                Some(error) => error.clone().raise(),
-                None => DrumlineError::new_err(text),
-            },
-            train::Error::InvalidArgument { .. } => PyValueError::new_err(text),
-            train::Error::NotBrought { by: Some(failure), .. } => {
-                told(text, &Error::Collective(failure))
-            }
-            train::Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),
-            _ => DrumlineError::new_err(text),
-        }
-    }
-}
-
-/// The exception for an error of a group, with this text.
-fn told(text: String, error: &Error) -> PyErr {
-    let exception = match error {
-        Error::InvalidArgument { .. }
-        | Error::InvalidSetting { .. }
-        | Error::NotAMember { .. }
-        | Error::Object { .. } => PyValueError::new_err(text),
-        Error::Store { .. } => StoreError::new_err(text),
-        Error::StoreTimeout { .. } => StoreTimeoutError::new_err(text),
-        Error::Connect { .. } => ConnectError::new_err(text),
-        Error::Poisoned { .. } => PoisonedError::new_err(text),
-        Error::Collective(failure) => match kind(&failure.cause) {
-            TIMEOUT => CollectiveTimeoutError::new_err(text),
-            MISMATCH => CollectiveMismatchError::new_err(text),
-            _ => CollectiveError::new_err(text),
-        },
-        Error::Io { .. } => PyOSError::new_err(text),
+pub(crate) fn raise(error: impl Into<Error>) -> PyErr {
+    let error = error.into();
+    let text = in_python(error.to_string());
+    let cause = error.cause().map(kind);
+    let exception = match (error.kind(), cause) {
+        (
+            ErrorKind::Argument | ErrorKind::Setting | ErrorKind::NotAMember | ErrorKind::Object,
+            _,
+        ) => PyValueError::new_err(text),
+        (ErrorKind::Store, _) => StoreError::new_err(text),
+        (ErrorKind::StoreTimeout, _) => StoreTimeoutError::new_err(text),
+        (ErrorKind::Connect, _) => ConnectError::new_err(text),
+        (ErrorKind::Io, _) => PyOSError::new_err(text),
+        (ErrorKind::Poisoned, _) => PoisonedError::new_err(text),
+        (_, Some(TIMEOUT)) => CollectiveTimeoutError::new_err(text),
+        (ErrorKind::Mismatch, _) | (_, Some(MISMATCH)) => CollectiveMismatchError::new_err(text),
+        (_, Some(_)) => CollectiveError::new_err(text),
+        (ErrorKind::NotBrought, None) => NotBroughtError::new_err(text),
         _ => DrumlineError::new_err(text),
     };
-    blaming(exception, cause(error), error.culprit())
-}
-
-/// The kind of failure that has broken a group.
-fn cause(error: &Error) -> Option<&'static str> {
-    match error {
-        Error::Collective(by) | Error::Poisoned { by, .. } => Some(kind(&by.cause)),
-        _ => None,
-    }
-}
-
-/// The kind of failure that has poisoned a device.
-fn cause_of(error: &device::Error) -> Option<&'static str> {
-    match error {
-        device::Error::Group(error) => cause(error),
-        device::Error::Poisoned { by, .. } => cause_of(by),
-        _ => None,
-    }
+    blaming(exception, cause, error.culprit())
 }
 
 /// Sets the attributes `cause` and `culprit`, so that no program has to read the text. The classes have None for both.

@@ -10,7 +10,7 @@ use pyo3::{prelude::*, types::PyBytes};
 
 use crate::{
     config::{duration, patience},
-    error::{Raise, raise},
+    error::raise,
     foreign_store::ForeignStore,
     log,
     signals::run_beside,
@@ -38,7 +38,7 @@ impl Store {
     }
 
     /// Calls the store without the interpreter's lock. Ctrl-C ends the wait.
-    fn wait_for<R: Send + 'static, E: Raise + Send + 'static>(
+    fn wait_for<R: Send + 'static, E: Into<drumline::train::Error> + Send + 'static>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&dyn store::Store) -> Result<R, E> + Send + 'static,
@@ -47,7 +47,7 @@ impl Store {
         run_beside(py, move || call(&*store))
     }
 
-    fn run<R: Send, E: Raise + Send>(
+    fn run<R: Send, E: Into<drumline::train::Error> + Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&dyn store::Store) -> Result<R, E> + Send,

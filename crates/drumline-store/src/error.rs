@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
-use drumline_error::{ErrorOrigin, Section, in_section, of_setting, spent};
+use drumline_error::{ErrorKind, ErrorOrigin, Section, in_section, of_setting, spent};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -92,5 +92,18 @@ impl Error {
     /// An [`Error::Io`]: this process tried `what`, and the system returned `error`.
     pub fn io(what: impl Into<String>, error: io::Error) -> Error {
         Error::Io { what: what.into(), error: Arc::new(error) }
+    }
+}
+
+impl From<Error> for drumline_error::Error {
+    fn from(error: Error) -> drumline_error::Error {
+        let kind = match &error {
+            Error::InvalidArgument { .. } => ErrorKind::Argument,
+            Error::InvalidSetting { .. } => ErrorKind::Setting,
+            Error::Store { .. } => ErrorKind::Store,
+            Error::StoreTimeout { .. } => ErrorKind::StoreTimeout,
+            Error::Io { .. } => ErrorKind::Io,
+        };
+        drumline_error::Error::quoting(kind, Section::Store, &error).of_origin(error.origin())
     }
 }

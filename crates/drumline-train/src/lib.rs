@@ -18,9 +18,10 @@ pub mod async_reduce;
 pub mod blame;
 pub mod checkpoint;
 pub mod ddp;
-mod error;
 #[doc(hidden)]
 pub mod error_file;
+#[doc(hidden)]
+pub mod failure;
 mod local;
 #[doc(hidden)]
 pub mod outer_job;
@@ -30,8 +31,8 @@ mod spawn;
 #[doc(hidden)]
 pub mod steps;
 
-pub use error::{Error, Result};
+pub use drumline_error::{Error, ErrorKind, Result};
 pub use local::{local, local_with};
 pub use record::{record, record_panics};
-pub use spawn::{Processes, Spawn, SpawnError, spawn};
+pub use spawn::{Processes, RankEnd, Spawn, spawn};
 pub use steps::{Step, step};

@@ -10,7 +10,7 @@ use std::{
 use drumline_engine::panics::panic_text;
 use drumline_group::{Config, ProcessGroup};
 
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 
 /// Any error of a rank.
 type Failure = Box<dyn StdError + Send + Sync>;
@@ -32,8 +32,8 @@ type Failure = Box<dyn StdError + Send + Sync>;
 ///
 /// # Errors
 ///
-/// [`Error::Rank`] with the error of the rank that failed first. Its group is aborted, so the other ranks end, too. As for
-/// [`ProcessGroup::local_world`] when there is no world.
+/// [`Rank`](crate::ErrorKind::Rank) with the error of the rank that failed first. Its group is aborted, so the other
+/// ranks end, too. As for [`ProcessGroup::local_world`] when there is no world.
 ///
 /// # Panics
 ///
@@ -75,7 +75,7 @@ pub fn local_with<R: Send>(
         let (number, handle) = (group.rank(), group.clone());
         let end = match catch_unwind(AssertUnwindSafe(|| rank(group))) {
             Ok(Ok(value)) => return Some(value),
-            Ok(Err(error)) => End::Error(Error::Rank { rank: number, error: error.into() }),
+            Ok(Err(error)) => End::Error(failure::rank(number, error)),
             Err(panic) => End::Panic(format!("rank {number}: {}", panic_text(&*panic))),
         };
         first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);

@@ -96,11 +96,11 @@ pub mod log {
 }
 
 pub use drumline_group::{
-    Begun, Cause, CollectiveError, Config, DType, Element, Error, ErrorOrigin, GroupOptions,
-    Operator, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, Section, Work,
-    WorkError, WorkFuture, algorithms, auth, backend, bf16, config, default_group, f16,
-    init_process_group, init_with_store, is_initialized, is_launched, metrics_text, rendezvous,
-    store, trace, types,
+    Begun, Cause, CollectiveError, Config, DType, Element, Error, ErrorKind, ErrorOrigin,
+    GroupOptions, Operator, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result,
+    Section, Work, WorkError, WorkFuture, algorithms, auth, backend, bf16, config, default_group,
+    f16, init_process_group, init_with_store, is_initialized, is_launched, metrics_text,
+    rendezvous, store, trace, types,
 };
 #[doc(hidden)]
 pub use drumline_group::{
@@ -115,8 +115,8 @@ pub use drumline_trace::stderr;
 pub use drumline_trace::{ERASE, Outlet, write_all};
 pub use drumline_train as train;
 pub use drumline_train::{
-    Spawn, SpawnError, Step, async_reduce, checkpoint, ddp, local, local_with, record, sampler,
-    spawn, step,
+    RankEnd, Spawn, Step, async_reduce, checkpoint, ddp, local, local_with, record, sampler, spawn,
+    step,
 };
 #[doc(hidden)]
 pub use drumline_train::{blame, error_file, outer_job, steps};

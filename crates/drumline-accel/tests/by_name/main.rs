@@ -10,8 +10,8 @@ use drumline_accel::{Device, DeviceAsyncReduce, DeviceOptions, DeviceSlice, Plac
 use drumline_cuda::{CudaDevice, DeviceMemory, Driver};
 use drumline_group::{Config, DType, ProcessGroup, ReduceOp};
 use drumline_standin::{Controls, library};
-use drumline_train::async_reduce::{AsyncReduceOptions, TensorRegistry};
-use drumline_train::{Error, Result};
+use drumline_train::Result;
+use drumline_train::async_reduce::{AsyncReduceOptions, MissingTensors, TensorRegistry};
 
 /// The stand-in belongs to the process, so tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
@@ -211,7 +211,8 @@ fn a_tensor_that_one_rank_lacks_is_named_on_all_and_the_next_step_goes_on() {
                 }
             }
             match (step, engine.synchronize(&stream)) {
-                (0, Err(Error::NotBrought { missing, .. })) => {
+                (0, Err(error)) => {
+                    let missing = error.detail::<Vec<MissingTensors>>().unwrap();
                     assert_eq!(missing.len(), 1);
                     assert_eq!(
                         (missing[0].rank, &missing[0].tensors[..]),

@@ -163,5 +163,5 @@ impl Checkpoints {
 }
 
 fn failure(path: &Path, problem: String) -> Error {
-    Error::Drumline(drumline::train::Error::Checkpoint { path: path.to_owned(), problem })
+    drumline::train::failure::checkpoint(path, problem)
 }

@@ -67,7 +67,7 @@ impl<'a, I, O> Batches<'a, I, O> {
         let loaded = queue.take();
         self.queue = Some(queue);
         loaded.unwrap_or_else(|| {
-            Err(self.source.error(self.next_samples(), "its thread has ended".into(), None))
+            Err(DatasetError::new(self.source.error(self.next_samples(), "its thread has ended")))
         })
     }
 }

@@ -131,12 +131,7 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
     }
 
     fn check(&self, purpose: Purpose, samples: usize, group: &ProcessGroup) -> Result<()> {
-        let invalid = |problem| {
-            Error::Drumline(drumline::train::Error::InvalidArgument {
-                operation: "DataLoaderBuilder::build",
-                problem,
-            })
-        };
+        let invalid = |problem| Error::argument("DataLoaderBuilder::build", problem);
         let seed = self.seed.map_or("none".to_owned(), |seed| seed.to_string());
         let mut settings = vec![
             ("purpose", format!("{purpose:?}").to_lowercase()),

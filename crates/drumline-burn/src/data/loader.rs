@@ -109,7 +109,10 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedDataLoader<I, O
             }
             Err(error) => {
                 let problem = format!("no thread can be started: {error}");
-                Box::new(Failed(Some(self.source.error(&[], problem, None)), PhantomData))
+                Box::new(Failed(
+                    Some(DatasetError::new(self.source.error(&[], problem))),
+                    PhantomData,
+                ))
             }
         }
     }

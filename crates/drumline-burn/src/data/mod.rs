@@ -83,9 +83,7 @@ mod source;
 mod totals;
 mod workers;
 
-pub use self::{
-    builder::DataLoaderBuilder, loader::DistributedDataLoader, source::LoadError, totals::Totals,
-};
+pub use self::{builder::DataLoaderBuilder, loader::DistributedDataLoader, totals::Totals};
 #[cfg(feature = "train")]
 pub(crate) use self::{
     dealer::{Dealer, dealer_of},

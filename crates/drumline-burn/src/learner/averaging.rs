@@ -19,7 +19,7 @@ use drumline::{
 };
 
 use crate::{
-    DistributedDataParallel, Error, Result, check,
+    DistributedDataParallel, Result, check, failure,
     gradients::{self, Slots},
     inspect::inspect,
     step::Reduction,
@@ -76,7 +76,7 @@ impl Wrapped {
         let mut find = FindParameters::default();
         model.visit(&mut find);
         if let Some(name) = find.sharded {
-            return Some(Error::OptimizerIsSharded { name }.to_string());
+            return Some(failure::optimizer_is_sharded(name).to_string());
         }
         let other = |name: &&String| !self.averager.slots.contains_key(*name);
         let named = |what: &str, name: &String| {

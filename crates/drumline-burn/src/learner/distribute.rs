@@ -20,7 +20,7 @@ use super::{
     strategy::{OnOtherRanks, OnRoot, Strategy},
 };
 use crate::{
-    DistributedDataParallel, Error, agreement, burn_version::silent::Silent, data::text_of,
+    DistributedDataParallel, agreement, burn_version::silent::Silent, data::text_of, failure,
 };
 
 /// Makes a training of burn's `Learner` data-parallel over the ranks of `group`.
@@ -259,7 +259,7 @@ impl<M: LearnerModel> DistributedTraining<M> {
 fn refuse<M: LearnerModel>(model: M, panic: &str, group: &ProcessGroup) -> LearningResult<M> {
     let problem = format!("burn cannot begin this training: {panic}");
     let error = match agreement::agree::<()>(group, Err(problem.clone())) {
-        Ok(told) => Error::Learner { problem: told.err().unwrap_or(problem) },
+        Ok(told) => failure::learner(told.err().unwrap_or(problem)),
         Err(error) => error,
     };
     LearningResult {

@@ -15,7 +15,7 @@ use super::{
     batches::{Batch, Batches, Next},
     stopping::{self, Mark, Marks, Wish},
 };
-use crate::{Error, Result, agreement, burn_version::events, tensors};
+use crate::{Result, agreement, burn_version::events, failure, tensors};
 
 /// A training between the start of its first epoch and the end of its last.
 pub(super) struct Run<'a, M: LearnerModel> {
@@ -196,12 +196,10 @@ impl<M: LearnerModel> Run<'_, M> {
         let mut all = vec![0_u8; self.group.world_size()];
         self.group.all_gather(&[u8::from(ends)], &mut all)?;
         let rank = all.iter().position(|&ends| ends != 0).unwrap_or_default();
-        Err(Error::Learner {
-            problem: format!(
-                "rank {rank} has no batch after batch {iteration} of the epoch, other ranks have; give all \
+        Err(failure::learner(format!(
+            "rank {rank} has no batch after batch {iteration} of the epoch, other ranks have; give all \
                  ranks the same number of batches"
-            ),
-        })
+        )))
     }
 
     /// Tells of a batch. Counts the items of all ranks.
@@ -274,7 +272,7 @@ fn agree_on_batches<I>(
         ("batch_size", size.unwrap_or(0).to_string()),
         ("items of a rank in an epoch", items.to_string()),
     ];
-    agreement::begin_alike(group, problem, &settings)?.map_err(|problem| Error::Learner { problem })
+    agreement::begin_alike(group, problem, &settings)?.map_err(failure::learner)
 }
 
 /// burn's error for a failure of `rank`. burn has a variant for the workers of its own parallel training.

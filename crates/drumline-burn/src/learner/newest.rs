@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 
 use drumline::ProcessGroup;
 
-use crate::{Error, Result, agreement};
+use crate::{Result, agreement, failure};
 
 /// The files that burn's default checkpointers write for an epoch.
 const KINDS: [&str; 3] = ["model", "optim", "scheduler"];
@@ -42,7 +42,7 @@ pub fn newest_epoch(directory: impl AsRef<Path>, group: &ProcessGroup) -> Result
     let found = found.map_err(|error| {
         format!("cannot look for checkpoints in {}: {error}", directory.display())
     });
-    let found = agreement::agree(group, found)?.map_err(|problem| Error::Learner { problem })?;
+    let found = agreement::agree(group, found)?.map_err(failure::learner)?;
     // burn counts epochs from 1.
     let mut epoch = [found.unwrap_or(0) as u64];
     group.broadcast(&mut epoch, 0)?;

@@ -20,7 +20,7 @@ use burn::{
 use burn_pack::{Reader, Writer};
 use drumline::ProcessGroup;
 
-use crate::{Error, Result, agreement};
+use crate::{Result, agreement, failure};
 
 /// A training on a rank other than 0: it neither reads nor writes files.
 pub(super) fn without_files<M: LearnerModel>(
@@ -46,7 +46,7 @@ pub(super) fn share<M: LearnerModel>(
     group: &ProcessGroup,
 ) -> Result<M> {
     let is_root = group.rank() == 0;
-    let failed = |problem| Error::Learner { problem };
+    let failed = failure::learner;
     let own = match is_root {
         true => State::of(learner, &model, is_from_files, store),
         false => Ok(State::default()),

@@ -22,7 +22,7 @@ use super::{
     shares::{Shares, problem_of_validation},
     state,
 };
-use crate::{Error, Result, agreement, burn_version::events};
+use crate::{Error, ErrorKind, Result, agreement, burn_version::events, failure};
 
 pub(super) struct Strategy {
     pub(super) group: ProcessGroup,
@@ -102,7 +102,7 @@ impl Strategy {
             if !is_agreed(&error) {
                 self.group.abort(); // the other ranks wait for this one
             }
-            let rank = culprit(&error).unwrap_or(self.group.rank());
+            let rank = error.culprit().unwrap_or(self.group.rank());
             components.interrupter.fail(failure(rank, error.to_string()));
         }
         (learner.model(), components.event_processor)
@@ -218,37 +218,12 @@ impl Strategy {
         ];
         let misfit = || self.wrapped.as_ref()?.misfit(&learner.model(), &self.group);
         agreement::begin_alike(&self.group, problem.or_else(misfit), &settings)?
-            .map_err(|problem| Error::Learner { problem })
+            .map_err(failure::learner)
     }
 }
 
-/// Whether all ranks get this error.
+/// Whether all ranks get this error, or have told each other all but the first.
 fn is_agreed(error: &Error) -> bool {
-    use drumline::train::Error::{Gradients, ModelMismatch, ParametersDiffer};
-    match error {
-        Error::Drumline(error) => {
-            matches!(error, ModelMismatch { .. } | Gradients { .. } | ParametersDiffer { .. })
-        }
-        // The ranks have told each other all but the first.
-        Error::Learner { .. }
-        | Error::AlreadyWrapped { .. }
-        | Error::SharedParameter { .. }
-        | Error::FrozenCopy { .. }
-        | Error::SharedPath { .. }
-        | Error::NothingToTrain { .. }
-        | Error::UnsupportedDType { .. }
-        | Error::LossOfAnotherModel
-        | Error::OnOtherRanks { .. } => true,
-        _ => false,
-    }
-}
-
-/// The rank at fault, if it is known.
-fn culprit(error: &Error) -> Option<usize> {
-    match error {
-        Error::Drumline(drumline::train::Error::Group(drumline::Error::Collective(failure))) => {
-            failure.culprit()
-        }
-        _ => None,
-    }
+    use ErrorKind::{Gradients, Model, ModelsDiffer, OtherRanks, ParametersDiffer};
+    matches!(error.kind(), Gradients | Model | ModelsDiffer | OtherRanks | ParametersDiffer)
 }

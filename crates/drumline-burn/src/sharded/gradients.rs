@@ -8,6 +8,7 @@ use crate::{
     Error, Result,
     agreement::agree,
     averaged::{AveragedGradients, sealed},
+    failure,
 };
 
 /// The averages of the gradients of one step, of which this rank has those of its own parameters.
@@ -56,7 +57,7 @@ impl ShardedGradients {
         let text = own.as_ref().map(|_| ()).map_err(Error::to_string);
         match (own, agree(&self.shards.group, text)?) {
             (Err(own), _) => Err(own),
-            (Ok(_), Err(problem)) => Err(Error::Sharded { problem }),
+            (Ok(_), Err(problem)) => Err(failure::sharded(problem)),
             (Ok(own), Ok(())) => Ok(own),
         }
     }

@@ -13,9 +13,10 @@ use drumline::{
 
 use super::{gradients::ShardedGradients, shards::Shards, values};
 use crate::{
-    DistributedDataParallel, Error, Result,
+    DistributedDataParallel, Result,
     agreement::{agree, same_settings},
     checkpoint::{IntoOptimizer, names_with_state},
+    failure,
     tensors::{VisitFloat, visit_floats},
 };
 
@@ -85,7 +86,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// As for [`DistributedDataParallel::wrap`]. [`Error::Sharded`] on every rank if the optimizer of some rank has state
+    /// As for [`DistributedDataParallel::wrap`]. [`Argument`](crate::ErrorKind::Argument) on every rank if the optimizer of some rank has state
     /// already for a parameter that another rank owns: it names rank and parameter. So it is if ranks have other
     /// configurations of the optimizer.
     pub fn wrap<M: Module>(
@@ -138,7 +139,7 @@ impl ShardedOptimizer {
                 Some((name, owner)) => Err(name_foreign(name, owner)),
             }
         });
-        let sharded = |problem| Error::Sharded { problem };
+        let sharded = failure::sharded;
         agree(group, has_own_state_alone)?.map_err(sharded)?;
         let settings = [("the optimizer", config.clone().unwrap_or_default())];
         same_settings(group, &settings)?.map_err(sharded)?;
@@ -204,8 +205,8 @@ impl ShardedOptimizer {
     /// # Errors
     ///
     /// The communication failed, or the device of some rank: every rank gets an error that names rank and parameter.
-    /// [`Error::Sharded`] on every rank if ranks have other learning rates in the first step, or in one that
-    /// [`DdpOptions::check_every`] names. [`Error::Sharded`] if `gradients` are of another `ShardedOptimizer`; nothing is
+    /// [`Argument`](crate::ErrorKind::Argument) on every rank if ranks have other learning rates in the first step, or in one that
+    /// [`DdpOptions::check_every`] names. [`Argument`](crate::ErrorKind::Argument) if `gradients` are of another `ShardedOptimizer`; nothing is
     /// sent then.
     pub fn step<M: Module>(
         &mut self,
@@ -217,7 +218,7 @@ impl ShardedOptimizer {
         if !Arc::ptr_eq(&shards, &self.shards) {
             let problem = "these gradients were computed by another `ShardedOptimizer`; pass those of this \
                            one's `backward`";
-            return Err(Error::Sharded { problem: problem.to_owned() });
+            return Err(failure::sharded(problem.to_owned()));
         }
         let learning_rate = learning_rate.into();
         self.check_rates(&learning_rate, &model)?;
@@ -234,7 +235,7 @@ impl ShardedOptimizer {
         visit_floats(model, &mut collect);
         let found: Vec<(&str, String)> =
             collect.found.iter().map(|(name, rate)| (&name[..], rate.clone())).collect();
-        same_settings(self.group(), &found)?.map_err(|problem| Error::Sharded { problem })
+        same_settings(self.group(), &found)?.map_err(failure::sharded)
     }
 
     /// Copies rank 0's buffers to all ranks, as [`DistributedDataParallel::sync_buffers`].

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use burn::tensor::Tensor;
 use drumline::ProcessGroup;
 
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 
 /// Mean and variance per channel. They travel and are merged in double precision.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,7 +89,7 @@ fn values(tensor: Tensor<2>) -> Result<Vec<f64>> {
 /// The error if a device has failed.
 pub(super) fn unread(problem: &impl Display) -> Error {
     let problem = format!("its statistics could not be read from the device: {problem}");
-    Error::CannotNormalize { problem }
+    failure::cannot_normalize(problem)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use burn::{
 };
 use drumline::ProcessGroup;
 use drumline_burn::{
-    DistributedDataParallel, Error, Result, SyncBatchNorm, SyncBatchNormConfig, TensorValues,
+    DistributedDataParallel, Result, SyncBatchNorm, SyncBatchNormConfig, TensorValues,
     load_named_tensors, named_tensors, parameters_digest,
 };
 
@@ -214,7 +214,7 @@ fn what_cannot_be_normalised_is_refused_with_the_reason() {
     let layer = SyncBatchNormConfig::new(3).init(&ProcessGroup::alone(), &device());
     let refuse = |result: Result<()>, wanted: &str| {
         let error = result.unwrap_err();
-        assert!(matches!(error, Error::CannotNormalize { .. }), "{error}");
+        assert!(error.to_string().contains("cannot normalise"), "{error}");
         assert!(error.to_string().contains(wanted), "{error}");
     };
     let forward = |samples, channels| {

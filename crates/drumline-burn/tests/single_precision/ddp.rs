@@ -283,7 +283,7 @@ fn an_evaluation_on_one_rank_alone_communicates_nothing() {
                 let output = evaluated.loss(tensor([6, 4], 7, &Device::flex()));
                 assert!(output.into_scalar::<f32>().is_finite());
                 let error = ddp.sync_buffers(evaluated).map(drop).unwrap_err();
-                assert!(matches!(error, Error::NotTraining), "{error}");
+                assert!(error.to_string().contains("validation mode"), "{error}");
                 assert_eq!(group.communication_time(), before);
             }
         }
@@ -394,7 +394,7 @@ fn a_wrapped_model_cannot_be_wrapped_again() {
         let (_ddp, model) =
             DistributedDataParallel::wrap(Mlp::new(4, 1, &device()), &group).unwrap();
         let error = DistributedDataParallel::wrap(model, &group).map(drop).unwrap_err();
-        assert!(matches!(error, Error::AlreadyWrapped { .. }), "{error}");
+        assert!(error.to_string().contains("was wrapped before"), "{error}");
     });
 }
 

@@ -14,7 +14,7 @@ use burn::{
 };
 use drumline::ProcessGroup;
 use drumline_burn::{
-    ClipGradNorm, DdpOptions, DistributedDataParallel, Divisor, Error, GradScaler, LossScale,
+    ClipGradNorm, DdpOptions, DistributedDataParallel, Divisor, ErrorKind, GradScaler, LossScale,
     NamedTensor, ShardedOptimizer, UnusedParameters, Wire, clip_grad_norm, named_tensors,
 };
 
@@ -181,7 +181,7 @@ fn norms_have_the_bits_of_plain_ddp_and_problems_are_everyones() {
                 + Run::loss(&model, group.rank(), 0, 0);
             let mut gradients = optimizer.backward(loss, &model).unwrap();
             let error = clip.clip(&mut gradients, &model).unwrap_err();
-            assert!(matches!(error, Error::NonFiniteNorm { .. }), "{error}");
+            assert_eq!(error.kind(), ErrorKind::NonFiniteNorm, "{error}");
             norm.to_bits()
         });
         assert_eq!(plain, sharded, "{order}");
@@ -392,7 +392,8 @@ fn a_wrong_combination_is_an_error_on_every_rank() {
         assert!(error.contains("computed by another `ShardedOptimizer`"), "{error}");
 
         let again = DistributedDataParallel::wrap(model.clone(), &group).map(drop).unwrap_err();
-        assert!(matches!(&again, Error::OptimizerIsSharded { name } if name == "layers.0.weight"));
+        let again = again.to_string();
+        assert!(again.contains("`layers.0.weight` was wrapped by a `ShardedOptimizer`"), "{again}");
         assert!(again.to_string().contains("`Learner` owns its optimizer"), "{again}");
         assert!(DistributedDataParallel::wrap(first.unwrap(model), &group).is_ok());
     });

@@ -109,7 +109,7 @@ fn models_that_cannot_step_together_are_refused() {
         let (others, odd) = DistributedDataParallel::wrap_with(layer(), &group, &other).unwrap();
         let refused = |answer: Result<[GradientsParams; 2], Error>, wanted: &str| {
             let error = answer.unwrap_err();
-            assert!(matches!(error, Error::CannotCombine { .. }), "{error}");
+            assert!(error.to_string().contains("cannot take a step together"), "{error}");
             assert!(error.to_string().contains(wanted), "{error}");
         };
         let fresh = || loss(&encoder, &decoder, 1);

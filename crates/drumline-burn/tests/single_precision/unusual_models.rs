@@ -17,7 +17,7 @@ use burn::{
 };
 use drumline::{Config, ProcessGroup, config::DebugLevel};
 use drumline_burn::{
-    DdpOptions, DistributedDataParallel, Error, NamedTensor, UnusedParameters, named_tensors,
+    DdpOptions, DistributedDataParallel, ErrorKind, NamedTensor, UnusedParameters, named_tensors,
     parameters_digest,
 };
 
@@ -134,7 +134,7 @@ fn a_loss_of_another_model_is_an_error_on_every_rank_also_if_parameters_may_be_u
                 true => ddp.backward(other.loss(true, &device), &model).map(drop).unwrap_err(),
                 false => ddp.shadow(&model).map(drop).unwrap_err(),
             };
-            assert!(matches!(error, Error::LossOfAnotherModel), "{error}");
+            assert!(error.to_string().contains("the loss of no rank"), "{error}");
             // The next step works: for one rank the loss is that of the model, and its average is that of all.
             let of = |is_right: bool| if is_right { &model } else { &other };
             let loss = of(group.rank() == 0).loss(true, &device);
@@ -361,16 +361,16 @@ fn a_weight_of_8_bit_floats_is_named_on_every_rank() {
         DistributedDataParallel::wrap(model, &group).map(drop).unwrap_err()
     };
     for error in on_ranks(2, |group| wrap(group, true)) {
-        assert!(matches!(error, Error::UnsupportedDType { .. }), "{error}");
+        assert!(error.to_string().contains("Drumline carries f32"), "{error}");
         assert!(error.to_string().contains("tensor `frozen.weight` is QFloat"), "{error}");
     }
     let errors = on_ranks(3, |group| {
         let is_quantized = group.rank() == 1;
         wrap(group, is_quantized)
     });
-    assert!(matches!(errors[1], Error::UnsupportedDType { .. }), "{}", errors[1]);
+    assert!(errors[1].to_string().contains("Drumline carries f32"), "{}", errors[1]);
     for other in [&errors[0], &errors[2]] {
-        assert!(matches!(other, Error::OnOtherRanks { .. }), "{other}");
+        assert_eq!(other.kind(), ErrorKind::OtherRanks, "{other}");
         assert!(
             other.to_string().contains("on rank 1: tensor `frozen.weight` is QFloat"),
             "{other}"

@@ -30,10 +30,10 @@ fn train(
                 ddp.shadow()?
             };
             let Some(gradients) = gradients else { return Ok(false) };
-            optimizer.step(&gradients)?;
+            optimizer.step(&gradients).unwrap();
             // Statistics of each rank.
-            let own = Tensor::full(group.rank() as f32, 2, &Device::Cpu)?;
-            named(&varmap, "statistic").set(&own)?;
+            let own = Tensor::full(group.rank() as f32, 2, &Device::Cpu).unwrap();
+            named(&varmap, "statistic").set(&own).unwrap();
             Ok(true)
         };
         for step in 0..6 {

@@ -7,7 +7,7 @@ use drumline::{
     checkpoint::{Checkpoint, CheckpointDirectory},
     sampler::DistributedSampler,
 };
-use drumline_candle::{AdamW, DataParallel, Error, checkpoint, resume, variables_digest};
+use drumline_candle::{AdamW, DataParallel, checkpoint, resume, variables_digest};
 
 use crate::{numbers, on_ranks, variable};
 
@@ -156,5 +156,5 @@ fn an_optimizer_of_another_map_has_no_names() {
     let (varmap, _, sampler) = small("weight", &[2]);
     let (_, other, _) = small("weight", &[4, 2]);
     let error = checkpoint(&varmap, &other, &sampler).unwrap_err();
-    assert!(matches!(&error, Error::UnnamedVariable { shape } if shape[..] == [4, 2]), "{error}");
+    assert!(error.to_string().contains("a variable of shape [4, 2] that is not in"), "{error}");
 }

@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use drumline_group::{self as group, ProcessGroup, ReduceOp, driving};
+use drumline_group::{Cause, ProcessGroup, ReduceOp, driving};
 
 use super::{
     MissingTensors,
@@ -18,7 +18,7 @@ use super::{
     layout::Layout,
     rounds::{Rounds, Verdict},
 };
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 
 #[derive(Debug)]
 pub struct Background<H> {
@@ -143,7 +143,7 @@ impl<H: Held> Background<H> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotBrought`] when a tensor is missing on any rank; then the next step begins nevertheless.
+    /// [`NotBrought`](crate::ErrorKind::NotBrought) when a tensor is missing on any rank; then the next step begins nevertheless.
     /// Otherwise the failure of the group.
     pub fn finish_step(&self, take_back: impl FnOnce(&mut H)) -> Result<()> {
         self.wait();
@@ -156,7 +156,7 @@ impl<H: Held> Background<H> {
         state.step += 1;
         state.rounds.next_step();
         match state.missing.take() {
-            Some(missing) => Err(Error::NotBrought { step, missing, by: None }),
+            Some(missing) => Err(failure::not_brought(step, missing, None)),
             None => {
                 state.counts.steps += 1;
                 Ok(())
@@ -289,21 +289,15 @@ impl<H: Held> Background<H> {
 
     /// A round has failed. The error says what the ranks at fault had not brought.
     fn fail(&self, mut state: MutexGuard<'_, State<H>>, error: Error) {
-        let by = match &error {
-            Error::Group(group::Error::Collective(by) | group::Error::Poisoned { by, .. }) => {
-                Some(by.clone())
-            }
-            _ => None,
-        };
         let of_rank = |rank| {
             let names = self.layout.names_in(&state.rounds.lacking(rank));
             (!names.is_empty()).then(|| MissingTensors::new(rank, names, false))
         };
-        let at_fault = by.iter().flat_map(|by| by.cause.ranks());
+        let at_fault = error.cause().map(Cause::ranks).unwrap_or_default().into_iter();
         let missing: Vec<_> = at_fault.filter_map(of_rank).collect();
         let error = match missing.is_empty() {
             true => error,
-            false => Error::NotBrought { step: state.step, missing, by },
+            false => failure::not_brought(state.step, missing, Some(&error)),
         };
         state.failed.get_or_insert(error);
         drop(state);

@@ -119,7 +119,7 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there is no such tensor, its elements are not of type `T`, or it is
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no such tensor, its elements are not of type `T`, or it is
     /// being reduced.
     pub fn gradient<T: Element>(&self, name: &str) -> Result<&[T]> {
         let operation = "gradient";
@@ -142,7 +142,7 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there is no such tensor, or it was already brought in this step. After
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no such tensor, or it was already brought in this step. After
     /// a failure of the engine: that failure.
     pub fn async_reduce(&mut self, name: &str) -> Result<()> {
         let tensor = self.find("async_reduce", name)?;
@@ -161,7 +161,7 @@ impl AsyncReduce {
         let spec = &self.background.layout.tensors[tensor].spec;
         if gradient.len() != spec.elements() {
             let problem = format!("tensor {spec} cannot take {} elements", gradient.len());
-            return Err(Error::InvalidArgument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         here(self.pieces.get_mut(place)).copy_from_slice(bytemuck::cast_slice(gradient));
         self.bring(operation, tensor)
@@ -171,11 +171,11 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::NotBrought`], on all ranks alike, when this rank or another one has not brought all tensors.
+    /// [`NotBrought`](crate::ErrorKind::NotBrought), on all ranks alike, when this rank or another one has not brought all tensors.
     /// Some tensors are reduced in that case and some are not; the next step begins nevertheless.
     ///
     /// Any other failure ends the engine, and every later call returns that failure again:
-    /// [`drumline_group::Error::Collective`] says which rank did what; [`Error::NotBrought`] says which
+    /// [`drumline_group::Error::Collective`] says which rank did what; [`NotBrought`](crate::ErrorKind::NotBrought) says which
     /// tensors were missing from ranks that no longer answer.
     pub fn synchronize(&mut self) -> Result<()> {
         self.background.failure()?;
@@ -229,7 +229,7 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when a tensor has another type or is being reduced.
+    /// [`Argument`](crate::ErrorKind::Argument) when a tensor has another type or is being reduced.
     pub fn fused<T: Element>(&mut self) -> Result<&mut [T]> {
         let operation = "fused";
         self.background.failure()?;
@@ -237,7 +237,7 @@ impl AsyncReduce {
         let other = layout.tensors.iter().find(|tensor| tensor.spec.dtype != T::DTYPE);
         if let Some(Tensor { spec, .. }) = other {
             let problem = format!("tensor {spec} is not of {}", T::DTYPE);
-            return Err(Error::InvalidArgument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         if let Some(tensor) = self.first_brought() {
             return Err(self.under_way(operation, tensor));
@@ -249,7 +249,7 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] where there is no such tensor.
+    /// [`Argument`](crate::ErrorKind::Argument) where there is no such tensor.
     pub fn place(&self, name: &str) -> Result<Place> {
         let Tensor { spec, place, .. } =
             &self.background.layout.tensors[self.find("place", name)?];
@@ -294,7 +294,7 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] in the middle of a step: this rank's engine is dropped, which aborts the
+    /// [`Argument`](crate::ErrorKind::Argument) in the middle of a step: this rank's engine is dropped, which aborts the
     /// group. Otherwise as for [`ProcessGroup::destroy`](drumline_group::ProcessGroup::destroy).
     pub fn stop(self) -> Result<()> {
         self.background.failure()?;
@@ -304,7 +304,7 @@ impl AsyncReduce {
                 "tensor `{name}` was brought and not synchronized: the other ranks wait for the \
                  end of the step"
             );
-            return Err(Error::InvalidArgument { operation: "stop", problem });
+            return Err(Error::argument("stop", problem));
         }
         Ok(self.background.group.clone().destroy()?)
     }
@@ -322,7 +322,7 @@ impl AsyncReduce {
                 "tensor `{}` was brought in this step before: each once, then `synchronize`",
                 spec.name
             );
-            return Err(Error::InvalidArgument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         self.brought.insert(tensor);
         self.left -= 1;
@@ -339,9 +339,11 @@ impl AsyncReduce {
     }
 
     fn find(&self, operation: &'static str, name: &str) -> Result<usize> {
-        self.background.layout.by_name.get(name).copied().ok_or_else(|| Error::InvalidArgument {
-            operation,
-            problem: format!("no tensor `{name}` is registered; there are {}", names(self.names())),
+        self.background.layout.by_name.get(name).copied().ok_or_else(|| {
+            Error::argument(
+                operation,
+                format!("no tensor `{name}` is registered; there are {}", names(self.names())),
+            )
         })
     }
 
@@ -356,7 +358,7 @@ impl AsyncReduce {
         let Tensor { spec, place, .. } = &self.background.layout.tensors[tensor];
         if spec.dtype != T::DTYPE {
             let problem = format!("tensor {spec} is not of {}", T::DTYPE);
-            return Err(Error::InvalidArgument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         match self.brought.contains(tensor) {
             true => Err(self.under_way(operation, tensor)),
@@ -370,7 +372,7 @@ impl AsyncReduce {
             "tensor `{name}` was brought in this step and is being reduced: `synchronize` gives it \
              back"
         );
-        Error::InvalidArgument { operation, problem }
+        Error::argument(operation, problem)
     }
 }
 

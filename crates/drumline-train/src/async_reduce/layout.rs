@@ -149,7 +149,7 @@ impl Layout {
 
 fn too_long() -> Error {
     let problem = "the tensors are longer than any memory".to_owned();
-    Error::InvalidArgument { operation: "freeze", problem }
+    Error::argument("freeze", problem)
 }
 
 #[cfg(test)]

@@ -7,14 +7,13 @@ use std::fmt;
 /// use drumline::{
 ///     ProcessGroup,
 ///     async_reduce::{AsyncReduceOptions, MissingTensors, TensorRegistry},
-///     train::Error,
 /// };
 ///
 /// let mut tensors = TensorRegistry::new();
 /// tensors.register::<f32>("weight", 3)?;
 /// let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-/// let Err(Error::NotBrought { missing, .. }) = reduce.synchronize() else { panic!() };
-/// let first: &MissingTensors = &missing[0];
+/// let error = reduce.synchronize().unwrap_err();
+/// let first = &error.detail::<Vec<MissingTensors>>().unwrap()[0];
 /// assert_eq!((first.rank, &first.tensors[..]), (0, &["weight".to_owned()][..]));
 /// # reduce.stop()?;
 /// # Ok::<_, drumline::train::Error>(())

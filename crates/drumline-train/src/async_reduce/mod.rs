@@ -47,7 +47,7 @@
 //! tensor. Nothing travels until then.
 //!
 //! If a rank has not brought a tensor when it synchronizes, all ranks get an error that names the tensor and
-//! the rank ([`Error::NotBrought`](crate::Error::NotBrought)), and the next step begins as usual. A rank that
+//! the rank ([`NotBrought`](crate::ErrorKind::NotBrought)), and the next step begins as usual. A rank that
 //! does not synchronize at all is named when the time is over
 //! ([`Config::timeout`](drumline_group::Config::timeout)); then the engine has failed.
 

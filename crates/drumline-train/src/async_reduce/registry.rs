@@ -41,7 +41,7 @@ impl TensorRegistry {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when the name is taken, or when the tensor is larger than any memory.
+    /// [`Argument`](crate::ErrorKind::Argument) when the name is taken, or when the tensor is larger than any memory.
     pub fn register<T: Element>(&mut self, name: impl Into<String>, len: usize) -> Result<()> {
         self.register_as(T::DTYPE, name, len)
     }
@@ -53,7 +53,7 @@ impl TensorRegistry {
     /// As for that.
     pub fn register_as(&mut self, dtype: DType, name: impl Into<String>, len: usize) -> Result<()> {
         let name = name.into();
-        let invalid = |problem| Err(Error::InvalidArgument { operation: "register", problem });
+        let invalid = |problem| Err(Error::argument("register", problem));
         if self.by_name.contains_key(&name) {
             return invalid(format!("tensor `{name}` is registered already"));
         }
@@ -73,8 +73,8 @@ impl TensorRegistry {
     ///
     /// # Errors
     ///
-    /// [`Error::ModelMismatch`], the same on every rank, names the first tensor or option that differs, and
-    /// the ranks. [`Error::InvalidArgument`] when nothing is registered, or when the operator cannot be
+    /// [`ModelsDiffer`](crate::ErrorKind::ModelsDiffer), the same on every rank, names the first tensor or option that differs, and
+    /// the ranks. [`Argument`](crate::ErrorKind::Argument) when nothing is registered, or when the operator cannot be
     /// applied to a type. [`drumline_group::Error::Memory`] when there is too little memory to register.
     /// Otherwise as for [`ProcessGroup::new_group`].
     pub fn freeze(self, group: &ProcessGroup, options: &AsyncReduceOptions) -> Result<AsyncReduce> {
@@ -97,7 +97,7 @@ impl TensorRegistry {
     }
 
     fn check(&self, options: &AsyncReduceOptions) -> Result<()> {
-        let invalid = |problem| Err(Error::InvalidArgument { operation: "freeze", problem });
+        let invalid = |problem| Err(Error::argument("freeze", problem));
         if self.entries.is_empty() {
             return invalid("no tensor is registered".to_owned());
         }

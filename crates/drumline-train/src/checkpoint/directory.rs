@@ -12,7 +12,7 @@ use super::{
     lock::{Lock, Taken},
     replace,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 
 /// A directory of checkpoints, one file per saved step: `step-00001200.safetensors`.
 ///
@@ -157,7 +157,7 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when the directory cannot be read.
+    /// [`Checkpoint`](crate::ErrorKind::Checkpoint) when the directory cannot be read.
     pub fn steps(&self) -> Result<Vec<u64>> {
         self.steps_on(&SystemDisk)
     }
@@ -169,7 +169,7 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] says what is wrong with the directory, or which process saves there.
+    /// [`Checkpoint`](crate::ErrorKind::Checkpoint) says what is wrong with the directory, or which process saves there.
     pub fn prepare(&self) -> Result<()> {
         self.prepare_on(&SystemDisk)?;
         self.lock()
@@ -183,9 +183,9 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when the file cannot be written, or another process saves in this directory; all files are
+    /// [`Checkpoint`](crate::ErrorKind::Checkpoint) when the file cannot be written, or another process saves in this directory; all files are
     /// then as they were.
-    /// [`Error::Checkpoint`] when a file of a later step cannot be deleted. (If an old file cannot
+    /// [`Checkpoint`](crate::ErrorKind::Checkpoint) when a file of a later step cannot be deleted. (If an old file cannot
     /// be deleted, there is only a warning.)
     pub fn save(&self, step: u64, checkpoint: &Checkpoint) -> Result<PathBuf> {
         self.lock()?;
@@ -199,7 +199,7 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when there are files but none is whole, so that training does not begin
+    /// [`Checkpoint`](crate::ErrorKind::Checkpoint) when there are files but none is whole, so that training does not begin
     /// anew unnoticed; when a newer version of this crate wrote the latest file; or when the
     /// directory cannot be read.
     pub fn newest(&self) -> Result<Option<Found>> {
@@ -242,7 +242,7 @@ impl CheckpointDirectory {
     }
 
     pub(super) fn error(&self, problem: String) -> Error {
-        Error::Checkpoint { path: self.path.clone(), problem }
+        failure::checkpoint(&self.path, problem)
     }
 
     pub(super) fn steps_on(&self, disk: &impl Disk) -> Result<Vec<u64>> {
@@ -286,7 +286,7 @@ impl CheckpointDirectory {
                     "it cannot be deleted: {error}; delete it, because it is of a later step than \
                      the checkpoint that was just saved, and resuming would go on from it"
                 );
-                Error::Checkpoint { path, problem }
+                failure::checkpoint(path, problem)
             })?;
         }
         for old in &kept[..kept.len().saturating_sub(self.keep.get())] {

@@ -13,7 +13,7 @@ use super::{
     format, memory, replace,
     tensor::Tensor,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 
 /// Drumline's own names in a file's metadata begin with this.
 const RESERVED: &str = "drumline.";
@@ -35,7 +35,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when a file cannot be written there, or when the metadata uses a
+    /// [`Checkpoint`](crate::ErrorKind::Checkpoint) when a file cannot be written there, or when the metadata uses a
     /// reserved name. `path` is then as it was.
     pub fn write(&self, path: &Path) -> Result<()> {
         if let Ok((directory, name)) = split(path) {
@@ -48,7 +48,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when there is no such file, or when it is cut short, damaged, or not
+    /// [`Checkpoint`](crate::ErrorKind::Checkpoint) when there is no such file, or when it is cut short, damaged, or not
     /// written by Drumline; when it is no regular file, or larger than the memory that is free.
     /// Whatever the header claims, the memory in use stays in proportion to the size of the file.
     pub fn read(path: &Path) -> Result<Self> {
@@ -56,7 +56,7 @@ impl Checkpoint {
     }
 
     pub(super) fn write_on(&self, disk: &impl Disk, path: &Path) -> Result<()> {
-        let fail = |problem| Error::Checkpoint { path: path.to_owned(), problem };
+        let fail = |problem| failure::checkpoint(path, problem);
         let (header, tensors) = self.to_parts().map_err(fail)?;
         replace::atomically(disk, path, |file| {
             file.write_all(&header)?;
@@ -171,7 +171,7 @@ impl Refusal {
     }
 
     pub(super) fn into_error(self, path: &Path) -> Error {
-        Error::Checkpoint { path: path.to_owned(), problem: self.problem() }
+        failure::checkpoint(path, self.problem())
     }
 }
 

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, fmt};
 
-use drumline_error::Section;
+use drumline_error::{Error, ErrorKind, Section};
 
 use super::content::Checkpoint;
 use crate::ddp::ParameterSpec;
@@ -72,6 +72,13 @@ impl Checkpoint {
 }
 
 impl std::error::Error for Misfit {}
+
+/// With the misfit as its detail.
+impl From<Misfit> for Error {
+    fn from(misfit: Misfit) -> Error {
+        Error::quoting(ErrorKind::Checkpoint, Section::Checkpoints, &misfit).with(misfit)
+    }
+}
 
 /// The text for users, which `unwrap` and a `main` that returns an error print.
 impl fmt::Debug for Misfit {

@@ -7,9 +7,9 @@ use drumline_group::ProcessGroup;
 use super::{
     content::Checkpoint,
     directory::{CheckpointDirectory, Found},
-    share::{exchange, on_root, problem_of, share, without_path},
+    share::{exchange, on_root, share, without_path},
 };
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 
 impl Checkpoint {
     /// [`Checkpoint::read`] on rank 0; the other ranks need not see the file. All ranks get the same
@@ -17,7 +17,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As [`Checkpoint::read`], or [`Error::Group`] when a rank fails.
+    /// As [`Checkpoint::read`], or the error of the group when a rank fails.
     pub fn read_on_root(group: &ProcessGroup, path: &Path) -> Result<Self> {
         let read = || Checkpoint::read(path);
         let parse = |bytes: &[u8]| Checkpoint::from_bytes(bytes);
@@ -45,7 +45,7 @@ impl Checkpoint {
     /// # Errors
     ///
     /// The part of some rank is an error, or two parts have a tensor of the same name: every rank gets an error, which
-    /// names the rank. [`Error::Group`] when a rank fails.
+    /// names the rank. the error of the group when a rank fails.
     pub fn gather_on_root<E: From<Error> + Display>(
         group: &ProcessGroup,
         path: &Path,
@@ -60,7 +60,7 @@ impl Checkpoint {
             Ok(part) => part.to_bytes(),
             Err(error) => Err(without_path(path, error)),
         };
-        let failed = |problem| E::from(Error::Checkpoint { path: path.to_owned(), problem });
+        let failed = |problem| E::from(failure::checkpoint(path, problem));
         let problems = of_ranks(exchange(group, sent.as_ref().err())?);
         let (mut all, sent) = match (part, sent) {
             (Err(own), _) => return Err(own),
@@ -102,7 +102,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As [`Checkpoint::write`], the error of `make`, or [`Error::Group`] when a rank fails.
+    /// As [`Checkpoint::write`], the error of `make`, or the error of the group when a rank fails.
     pub fn write_on_root<E: From<Error> + Display>(
         group: &ProcessGroup,
         path: &Path,
@@ -117,7 +117,7 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// As [`prepare`](Self::prepare), or [`Error::Group`] when a rank fails.
+    /// As [`prepare`](Self::prepare), or the error of the group when a rank fails.
     pub fn prepare_on_root(&self, group: &ProcessGroup) -> Result<()> {
         on_root(group, self.path(), || self.prepare())
     }
@@ -127,7 +127,7 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// As [`save`](Self::save), the error of `make`, or [`Error::Group`] when a rank fails.
+    /// As [`save`](Self::save), the error of `make`, or the error of the group when a rank fails.
     pub fn save_on_root<E: From<Error> + Display>(
         &self,
         group: &ProcessGroup,
@@ -142,7 +142,7 @@ impl CheckpointDirectory {
     ///
     /// # Errors
     ///
-    /// As [`newest`](Self::newest), or [`Error::Group`] when a rank fails.
+    /// As [`newest`](Self::newest), or the error of the group when a rank fails.
     pub fn newest_on_root(&self, group: &ProcessGroup) -> Result<Option<Found>> {
         // No bytes, or the step and the file.
         let give = |found: &Option<Found>| match found {
@@ -181,22 +181,22 @@ impl CheckpointDirectory {
 
         let mine = match found {
             Some(found) => Ok(found),
-            None => Checkpoint::read(&path).map_err(|error| problem_of(&error)).and_then(|read| {
-                if read.digest().to_le_bytes() != digest {
-                    return Err("it has another content than rank 0's".to_owned());
-                }
-                Ok(Found { step, path: path.clone(), checkpoint: read, skipped: Vec::new() })
-            }),
+            None => Checkpoint::read(&path).map_err(|error| without_path(&path, &error)).and_then(
+                |read| {
+                    if read.digest().to_le_bytes() != digest {
+                        return Err("it has another content than rank 0's".to_owned());
+                    }
+                    Ok(Found { step, path: path.clone(), checkpoint: read, skipped: Vec::new() })
+                },
+            ),
         };
         let problems = of_ranks(exchange(group, mine.as_ref().err())?);
         match mine {
             Ok(found) if problems.is_empty() => Ok(Some(found)),
-            _ => Err(Error::Checkpoint {
+            _ => Err(failure::checkpoint(
                 path,
-                problem: format!(
-                    "{problems}; give all ranks one directory, or let rank 0 read for all"
-                ),
-            }),
+                format!("{problems}; give all ranks one directory, or let rank 0 read for all"),
+            )),
         }
     }
 }

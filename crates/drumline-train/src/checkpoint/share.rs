@@ -5,15 +5,7 @@ use std::{fmt::Display, path::Path};
 
 use drumline_group::ProcessGroup;
 
-use crate::{Error, Result};
-
-/// The text of the problem without the path. Every rank adds the path itself.
-pub(super) fn problem_of(error: &Error) -> String {
-    match error {
-        Error::Checkpoint { problem, .. } => problem.clone(),
-        other => other.to_string(),
-    }
-}
+use crate::{Error, Result, failure};
 
 /// The longest text in bytes. Rank 0 cuts longer ones, so that an error cannot fill the memory of other
 /// ranks.
@@ -33,7 +25,7 @@ pub(super) fn on_root<E: From<Error> + Display>(
     }
     match hear(group)? {
         Ok(_) => Ok(()),
-        Err(problem) => Err(Error::Checkpoint { path: path.to_owned(), problem }.into()),
+        Err(problem) => Err(failure::checkpoint(path, problem).into()),
     }
 }
 
@@ -58,12 +50,12 @@ pub(super) fn share<T>(
     }
     if group.rank() == 0 {
         let found = work();
-        tell(group, &found.as_ref().map_err(problem_of).and_then(give))?;
+        tell(group, &found.as_ref().map_err(|error| without_path(path, error)).and_then(give))?;
         return found;
     }
     hear(group)?
         .and_then(|bytes| take(&bytes))
-        .map_err(|problem| Error::Checkpoint { path: path.to_owned(), problem })
+        .map_err(|problem| failure::checkpoint(path, problem))
 }
 
 /// On rank 0: sends the bytes or the problem to the other ranks.
@@ -84,10 +76,10 @@ fn hear(group: &ProcessGroup) -> Result<Result<Vec<u8>, String>> {
     let mut bytes = Vec::new();
     let fits = usize::try_from(length).is_ok_and(|length| bytes.try_reserve_exact(length).is_ok());
     if !fits {
-        return Err(Error::InvalidArgument {
-            operation: "read_on_root",
-            problem: format!("rank 0 has {length} bytes to give, which do not fit in memory"),
-        });
+        return Err(Error::argument(
+            "read_on_root",
+            format!("rank 0 has {length} bytes to give, which do not fit in memory"),
+        ));
     }
     bytes.resize(length as usize, 0);
     group.broadcast(&mut bytes, 0)?;

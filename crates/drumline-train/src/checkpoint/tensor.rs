@@ -27,7 +27,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when the number of bytes is not the one that type and shape need.
+    /// [`Argument`](crate::ErrorKind::Argument) when the number of bytes is not the one that type and shape need.
     pub fn new(
         name: impl Into<String>,
         dtype: DType,
@@ -36,10 +36,10 @@ impl Tensor {
     ) -> Result<Self> {
         let (name, shape) = (name.into(), shape.into());
         if byte_length(dtype, &shape) != Some(bytes.len()) {
-            return Err(Error::InvalidArgument {
-                operation: "Tensor::new",
-                problem: format!("{name}: {} bytes do not fill {dtype} {shape:?}", bytes.len()),
-            });
+            return Err(Error::argument(
+                "Tensor::new",
+                format!("{name}: {} bytes do not fill {dtype} {shape:?}", bytes.len()),
+            ));
         }
         Ok(Self { name, dtype, shape, bytes })
     }
@@ -48,7 +48,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when the number of values is not the one that the shape needs.
+    /// [`Argument`](crate::ErrorKind::Argument) when the number of values is not the one that the shape needs.
     pub fn from_values<T: Element>(
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,
@@ -78,7 +78,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when the elements are not i64.
+    /// [`Argument`](crate::ErrorKind::Argument) when the elements are not i64.
     pub fn words(&self) -> Result<Vec<u64>> {
         Ok(self.values::<i64>()?.into_iter().map(i64::cast_unsigned).collect())
     }
@@ -107,13 +107,13 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when the elements are not `T`.
+    /// [`Argument`](crate::ErrorKind::Argument) when the elements are not `T`.
     pub fn values<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype {
-            return Err(Error::InvalidArgument {
-                operation: "Tensor::values",
-                problem: format!("{} holds {}, not {}", self.name, self.dtype, T::DTYPE),
-            });
+            return Err(Error::argument(
+                "Tensor::values",
+                format!("{} holds {}, not {}", self.name, self.dtype, T::DTYPE),
+            ));
         }
         Ok(self.bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
     }

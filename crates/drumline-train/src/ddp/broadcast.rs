@@ -154,13 +154,13 @@ impl<'g> Broadcast<'g> {
     }
 
     fn wrong_total(tensor_bytes: usize, left_bytes: usize) -> Error {
-        Error::InvalidArgument {
-            operation: "ddp broadcast",
-            problem: format!(
+        Error::argument(
+            "ddp broadcast",
+            format!(
                 "a tensor of {tensor_bytes} bytes where {left_bytes} bytes are left; \
                  `total_bytes` must be the sum of all tensors"
             ),
-        }
+        )
     }
 }
 

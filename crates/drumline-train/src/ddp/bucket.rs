@@ -87,13 +87,13 @@ impl Open {
 }
 
 fn not_a_permutation(count: usize, index: usize) -> Error {
-    Error::InvalidArgument {
-        operation: "plan_buckets",
-        problem: format!(
+    Error::argument(
+        "plan_buckets",
+        format!(
             "the order must list each of the {count} parameters once, but number {index} is \
              missing, repeated or unknown"
         ),
-    }
+    )
 }
 
 #[cfg(test)]

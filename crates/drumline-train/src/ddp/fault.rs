@@ -24,18 +24,19 @@ pub struct GradientFault {
 /// ```
 /// use drumline::{
 ///     DType, ProcessGroup,
-///     ddp::{DdpOptions, FaultKind, GradientReducer, ParameterSpec},
-///     train::Error,
+///     ddp::{DdpOptions, FaultKind, GradientFault, GradientReducer, ParameterSpec},
 /// };
 ///
 /// let weight = ParameterSpec::new("weight", [2], DType::F32);
 /// let reducer =
 ///     GradientReducer::new(vec![weight], &DdpOptions::default(), &ProcessGroup::alone())?;
-/// let Err(Error::Gradients { faults, .. }) = reducer.finish() else { panic!() };
+/// let error = reducer.finish().unwrap_err();
+/// let faults = error.detail::<Vec<GradientFault>>().unwrap();
 /// assert_eq!(faults[0].kind, FaultKind::Unused);
 ///
 /// reducer.submit(0, [1.0_f32; 3][..].into()); // the weight has two elements
-/// let Err(Error::Gradients { faults, .. }) = reducer.finish() else { panic!() };
+/// let error = reducer.finish().unwrap_err();
+/// let faults = error.detail::<Vec<GradientFault>>().unwrap();
 /// assert_eq!(faults[0].kind, FaultKind::WrongType);
 /// # Ok::<_, drumline::train::Error>(())
 /// ```

@@ -2,7 +2,7 @@ use drumline_group::ProcessGroup;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{DdpOptions, ParameterSpec};
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 
 /// Checks that all ranks hold the same model: the number, order, names, shapes and dtypes of `parameters`
 /// (which are trained) and `buffers` (which are not), and the options. It passes over the tensors that the options
@@ -26,8 +26,8 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::ModelMismatch`], the same on every rank, names the first tensor that differs, the ranks, and what
-/// each of them has. [`Error::InvalidArgument`] if the options ignore a tensor that there is not. Also the errors of the
+/// [`ModelsDiffer`](crate::ErrorKind::ModelsDiffer), the same on every rank, names the first tensor that differs, the ranks, and what
+/// each of them has. [`Argument`](crate::ErrorKind::Argument) if the options ignore a tensor that there is not. Also the errors of the
 /// collectives.
 pub fn verify_model(
     group: &ProcessGroup,
@@ -41,14 +41,14 @@ pub fn verify_model(
     compare(group, parameters, buffers, options, &unknown)?;
     match unknown[..] {
         [] => Ok(()),
-        _ => Err(Error::InvalidArgument {
-            operation: "DdpOptions::ignore",
-            problem: format!(
+        _ => Err(Error::argument(
+            "DdpOptions::ignore",
+            format!(
                 "the model has no tensor or module `{}`; give paths as `named_tensors` or the error of a \
                  missing gradient shows them",
                 unknown.join("`, `")
             ),
-        }),
+        )),
     }
 }
 
@@ -99,7 +99,7 @@ fn compare(
     group.all_gather(&Entry::to_wire(mine), &mut descriptions)?;
     let entries: Vec<Option<Entry>> =
         descriptions.chunks_exact(Entry::WIRE_BYTES).map(Entry::from_wire).collect();
-    Err(Error::ModelMismatch { problem: explain(&all, &entries) })
+    Err(failure::models_differ(explain(&all, &entries)))
 }
 
 /// A property that must be equal on all ranks.
@@ -264,10 +264,12 @@ mod tests {
                 std::thread::spawn(move || {
                     match verify_model(&group, &parameters, &buffers, &options) {
                         Ok(()) => "equal".to_owned(),
-                        Err(
-                            error @ (Error::ModelMismatch { .. } | Error::InvalidArgument { .. }),
-                        ) => error.to_string(),
-                        Err(other) => panic!("{other}"),
+                        Err(error) => {
+                            let expected =
+                                [crate::ErrorKind::ModelsDiffer, crate::ErrorKind::Argument];
+                            assert!(expected.contains(&error.kind()), "{error}");
+                            error.to_string()
+                        }
                     }
                 })
             })

@@ -117,16 +117,16 @@ impl DistributedSampler {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] names the first setting that differs. This sampler is then
+    /// [`Argument`](crate::ErrorKind::Argument) names the first setting that differs. This sampler is then
     /// unchanged.
     pub fn resume(&mut self, state: &SamplerState) -> Result<()> {
         let ours = SamplerState { epoch: state.epoch, consumed: state.consumed, ..self.state() };
         let differs = state.fields().into_iter().zip(ours.fields()).find(|(was, is)| was != is);
         if let Some(((setting, was), (_, is))) = differs {
-            return Err(Error::InvalidArgument {
-                operation: "DistributedSampler::resume",
-                problem: format!("the state is of {setting} {was}, but this sampler has {is}"),
-            });
+            return Err(Error::argument(
+                "DistributedSampler::resume",
+                format!("the state is of {setting} {was}, but this sampler has {is}"),
+            ));
         }
         (self.epoch, self.consumed) = (state.epoch, state.consumed);
         Ok(())
@@ -175,11 +175,10 @@ impl DistributedSamplerBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there is no such rank, when some rank would get no sample,
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no such rank, when some rank would get no sample,
     /// or when there are too many samples to shuffle in torch's order (2^32 / 20).
     pub fn build(self) -> Result<DistributedSampler> {
-        let invalid =
-            |problem| Err(Error::InvalidArgument { operation: "DistributedSampler", problem });
+        let invalid = |problem| Err(Error::argument("DistributedSampler", problem));
         check_rank("DistributedSampler", self.world_size, self.rank)?;
         if self.samples == 0 && !self.allow_empty {
             return invalid("the data set is empty; nothing can be sampled from it".into());

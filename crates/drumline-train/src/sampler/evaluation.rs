@@ -20,7 +20,7 @@ use crate::Result;
 ///
 /// # Errors
 ///
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no such rank.
+/// [`Argument`](crate::ErrorKind::Argument) when there is no such rank.
 pub fn evaluation_shard(samples: usize, world_size: usize, rank: usize) -> Result<Range<usize>> {
     check_rank("evaluation_shard", world_size, rank)?;
     let (share, longer) = (samples / world_size, samples % world_size);

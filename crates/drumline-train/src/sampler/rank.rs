@@ -4,8 +4,8 @@ pub(super) fn check_rank(operation: &'static str, world_size: usize, rank: usize
     if rank < world_size {
         return Ok(());
     }
-    Err(Error::InvalidArgument {
+    Err(Error::argument(
         operation,
-        problem: format!("there is no rank {rank} in a world of {world_size}; ranks count from 0"),
-    })
+        format!("there is no rank {rank} in a world of {world_size}; ranks count from 0"),
+    ))
 }

@@ -100,12 +100,14 @@ impl FromStr for SamplerState {
             // Exactly what Display writes: nothing more, nothing in another order.
             (state.to_string() == text).then_some(state)
         };
-        parse().ok_or_else(|| Error::InvalidArgument {
-            operation: "SamplerState",
-            problem: format!(
-                "{text:?} is not the state of a sampler, which looks like \
+        parse().ok_or_else(|| {
+            Error::argument(
+                "SamplerState",
+                format!(
+                    "{text:?} is not the state of a sampler, which looks like \
                  epoch=3 consumed=128 samples=1500 seed=7 shuffle=1 drop_last=0"
-            ),
+                ),
+            )
         })
     }
 }

@@ -21,7 +21,8 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open},
 };
 
-use super::error::SpawnError;
+use super::error::{nested, not_understood};
+use crate::Result;
 use crate::{
     error_file,
     record::{record_error, record_panics},
@@ -56,9 +57,9 @@ pub(super) struct Rank {
 static IS_RANK: AtomicBool = AtomicBool::new(false);
 
 impl Place {
-    pub(super) fn of(caller: &Location<'_>) -> Result<Place, SpawnError> {
+    pub(super) fn of(caller: &Location<'_>) -> Result<Place> {
         if IS_RANK.load(Ordering::SeqCst) {
-            return Err(SpawnError::Nested);
+            return Err(nested());
         }
         let call = nth(caller);
         let Some(told) = env::var_os(VARIABLE) else { return Ok(Place::Parent { call }) };
@@ -68,7 +69,7 @@ impl Place {
         let (rank, parent) = (number(), number().and_then(Pid::from_raw));
         let rank = rank.and_then(|rank| usize::try_from(rank).ok());
         let Some((number, parent)) = rank.zip(parent) else {
-            return Err(SpawnError::NotUnderstood { value: told });
+            return Err(not_understood(&told));
         };
         // A rank has started another program, which inherits the variable.
         let is_another =

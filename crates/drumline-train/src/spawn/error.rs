@@ -1,91 +1,74 @@
 //! Why ranks could not be started, or how one failed.
 
-use std::{fmt, io, os::unix::process::ExitStatusExt, process::ExitStatus};
+use std::{io, os::unix::process::ExitStatusExt, process::ExitStatus};
 
-use drumline_error::Section;
+use drumline_error::{Error, ErrorKind, ErrorOrigin, Section};
 
 use crate::error_file::RUST_ERROR;
 
-/// Why ranks could not be started, or how the first of them failed.
+/// How the first rank failed that [`spawn`](crate::spawn()) had started: the detail of the error. The error's culprit is
+/// that rank.
 ///
-/// ```
-/// # use drumline_train as drumline;
-/// use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
+/// ```no_run
+/// use drumline::RankEnd;
 ///
-/// let error = drumline::SpawnError::Failed {
-///     rank: 1,
-///     pid: 7,
-///     status: Some(ExitStatus::from_raw(9)),
-///     message: None,
-///     backtrace: None,
-/// };
-/// assert_eq!(error.to_string(), "rank 1 (pid 7) was killed by signal 9 (drumline explain the-launcher)");
+/// let ranks = drumline::spawn(2, |_| Err("no data"))?;
+/// let error = ranks.join().unwrap_err();
+/// let end: &RankEnd = error.detail().expect("a rank has failed");
+/// println!("{:?}: {:?}", error.culprit(), end.message); // Some(0): Some("no data")
+/// # Ok::<_, drumline::train::Error>(())
 /// ```
-#[derive(thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum SpawnError {
-    /// A rank failed. The others were ended.
-    #[error("rank {rank} (pid {pid}) {}{} {}", how(*status), said(message.as_deref(), backtrace.as_deref()), Section::TheLauncher)]
-    Failed {
-        /// The first rank that failed.
-        rank: usize,
-        /// Its process.
-        pid: u32,
-        /// How it ended. `None`: the system did not tell. That is so if the program ignores SIGCHLD, or if other code of it
-        /// collects all children.
-        status: Option<ExitStatus>,
-        /// The text of its panic or error. `None`: a signal killed it, or it called `exit`.
-        message: Option<String>,
-        /// Where it panicked.
-        backtrace: Option<String>,
-    },
-
-    /// A process ended without a call of [`spawn`](crate::spawn()).
-    #[error(
-        "rank {rank} (pid {pid}) ended well, but before it came to the call of spawn: a process runs the program from \
-         its beginning, so what stands before the call must not depend on what changes {}",
-        Section::TheLauncher
-    )]
-    NotReached {
-        /// The rank.
-        rank: usize,
-        /// Its process.
-        pid: u32,
-    },
-
-    /// A rank cannot start ranks.
-    #[error("a process that spawn has started cannot call spawn {}", Section::TheLauncher)]
-    Nested,
-
-    /// The environment has a `DRUMLINE_SPAWN` that is not from [`spawn`](crate::spawn()).
-    #[error(
-        "DRUMLINE_SPAWN is {value:?}, which spawn does not write: unset it {}",
-        Section::Settings
-    )]
-    NotUnderstood {
-        /// What it is.
-        value: String,
-    },
-
-    /// The store of the ranks cannot be hosted, or a setting of the environment is invalid.
-    #[error(transparent)]
-    Group(#[from] drumline_group::Error),
-
-    /// A system call failed.
-    #[error("{what}: {error} {}", Section::Io)]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The system's error.
-        error: io::Error,
-    },
+pub struct RankEnd {
+    /// Its process.
+    pub pid: u32,
+    /// How it ended. `None`: the system did not tell. That is so if the program ignores SIGCHLD, or if other code of it
+    /// collects all children.
+    pub status: Option<ExitStatus>,
+    /// The text of its panic or error. `None`: a signal killed it, or it called `exit`.
+    pub message: Option<String>,
+    /// Where it panicked.
+    pub backtrace: Option<String>,
 }
 
-impl SpawnError {
-    /// For `map_err`.
-    pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> SpawnError {
-        move |error| SpawnError::System { what, error: error.into() }
+impl RankEnd {
+    /// The error that it is. The others were ended.
+    pub(super) fn of(self, rank: usize) -> Error {
+        let RankEnd { pid, status, message, backtrace } = &self;
+        let (how, said) = (how(*status), said(message.as_deref(), backtrace.as_deref()));
+        let text = format!("rank {rank} (pid {pid}) {how}{said}");
+        failed(text).blaming(Some(rank)).with(self)
     }
+}
+
+fn failed(text: String) -> Error {
+    Error::new(ErrorKind::Rank, Section::TheLauncher, text)
+}
+
+/// This process has ended without a call of [`spawn`](crate::spawn()).
+pub(super) fn not_reached(rank: usize, pid: u32) -> Error {
+    let text = format!(
+        "rank {rank} (pid {pid}) ended well, but before it came to the call of spawn: a process runs the program from its \
+         beginning, so what stands before the call must not depend on what changes"
+    );
+    failed(text).blaming(Some(rank)).of_origin(ErrorOrigin::User)
+}
+
+/// A rank cannot start ranks.
+pub(super) fn nested() -> Error {
+    failed("a process that spawn has started cannot call spawn".into()).of_origin(ErrorOrigin::User)
+}
+
+/// The environment has this `DRUMLINE_SPAWN`, which is not from [`spawn`](crate::spawn()).
+pub(super) fn not_understood(value: &str) -> Error {
+    let text = format!("DRUMLINE_SPAWN is {value:?}, which spawn does not write: unset it");
+    Error::new(ErrorKind::Setting, Section::Settings, text)
+}
+
+/// For `map_err`.
+pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Error {
+    move |error| Error::io(what, &error.into())
 }
 
 fn how(status: Option<ExitStatus>) -> String {
@@ -97,13 +80,6 @@ fn how(status: Option<ExitStatus>) -> String {
         (Some(code), _) => format!("exited with code {code}"),
         (None, Some(signal)) => format!("was killed by signal {signal}"),
         (None, None) => "ended".into(),
-    }
-}
-
-/// The text for users, which `unwrap` and a `main` that returns an error print.
-impl fmt::Debug for SpawnError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -23,10 +23,12 @@ use std::{
 };
 
 pub(crate) use child::VARIABLE as SPAWN_VARIABLE;
-pub use error::SpawnError;
+pub use error::RankEnd;
 pub use processes::Processes;
 
 use child::Place;
+
+use crate::Result;
 
 /// Runs `function` with the ranks 0 to `ranks` − 1, each in a process of its own. [`Processes::join`] waits for them.
 ///
@@ -44,7 +46,7 @@ use child::Place;
 /// ```no_run
 /// # use drumline_train as drumline;
 /// # use drumline_group::ProcessGroup;
-/// fn main() -> Result<(), drumline::SpawnError> {
+/// fn main() -> drumline::train::Result<()> {
 ///     let steps = 1000; // every process has this
 ///     let ranks = drumline::spawn(4, |rank| {
 ///         let group = ProcessGroup::from_env()?;
@@ -62,7 +64,7 @@ use child::Place;
 pub fn spawn<E: Display + Debug>(
     ranks: usize,
     function: impl FnOnce(usize) -> Result<(), E>,
-) -> Result<Processes, SpawnError> {
+) -> Result<Processes> {
     Spawn::new(ranks).start(function)
 }
 
@@ -78,7 +80,7 @@ pub fn spawn<E: Display + Debug>(
 ///     Ok::<_, std::io::Error>(())
 /// })?;
 /// ranks.join()?;
-/// # Ok::<_, drumline::SpawnError>(())
+/// # Ok::<_, drumline::train::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spawn {
@@ -105,7 +107,7 @@ impl Spawn {
     pub fn start<E: Display + Debug>(
         &self,
         function: impl FnOnce(usize) -> Result<(), E>,
-    ) -> Result<Processes, SpawnError> {
+    ) -> Result<Processes> {
         match Place::of(Location::caller())? {
             Place::Parent { call } => {
                 let own = || std::env::args_os().skip(1).collect();

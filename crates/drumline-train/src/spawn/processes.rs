@@ -30,9 +30,10 @@ use rustix::{
 
 use super::{
     child::{RETURNED, VARIABLE},
-    error::SpawnError,
+    error::{RankEnd, not_reached, system},
 };
 use crate::{
+    Error, Result,
     blame::{Account, End, Words, culprit, is_never_a_reaction},
     error_file::{self, ErrorFile, Failure},
     outer_job,
@@ -92,32 +93,28 @@ impl Processes {
         arguments: &[OsString],
         grace_period: Duration,
         call: &str,
-    ) -> Result<Processes, SpawnError> {
+    ) -> Result<Processes> {
         let config = Config::from_env()?;
         let of_outer_job = outer_job::variables();
         let inherited = match of_outer_job.iter().any(|name| name == "DRUMLINE_SECRET_FILE") {
             true => None,
-            false => Secret::from_env().map_err(drumline_group::Error::from)?,
+            false => Secret::from_env()?,
         };
         let is_fresh = inherited.is_none();
-        let secret =
-            inherited.map_or_else(Secret::random, Ok).map_err(drumline_group::Error::from)?;
+        let secret = inherited.map_or_else(Secret::random, Ok)?;
         let file = memory("drumline-secret")?;
-        (&file)
-            .write_all(secret.expose())
-            .map_err(SpawnError::system("write the secret of the ranks"))?;
+        (&file).write_all(secret.expose()).map_err(system("write the secret of the ranks"))?;
         let secret_file = is_fresh.then(|| in_memory(&file));
         let endpoint = Endpoint::Unix(format!("drumline-spawn-{}", new_name()));
         let door = Door::Secured { endpoint: endpoint.clone(), secret, level: config.security };
         let store = TcpStoreServer::open(&[door], config.store_bytes_max);
-        let store = store.map_err(drumline_group::Error::from)?;
+        let store = store?;
         let ends = epoll::create(epoll::CreateFlags::CLOEXEC);
         let mut processes = Processes {
             members: Vec::with_capacity(ranks),
             started_at: SystemTime::now(),
             ends: Some(
-                ends.map_err(named("epoll_create1"))
-                    .map_err(SpawnError::system("create an epoll set"))?,
+                ends.map_err(named("epoll_create1")).map_err(system("create an epoll set"))?,
             ),
             grace_period,
             _store: Some((store, file)),
@@ -145,13 +142,13 @@ impl Processes {
         Ok(processes)
     }
 
-    fn add(&mut self, mut command: Command) -> Result<(), SpawnError> {
+    fn add(&mut self, mut command: Command) -> Result<()> {
         let said = memory("drumline-error")?;
         let started =
             command.env(error_file::VARIABLE, in_memory(&said)).stdin(Stdio::null()).spawn();
         let mut child = started
             .map_err(named("clone3"))
-            .map_err(SpawnError::system("start this program again (/proc/self/exe)"))?;
+            .map_err(system("start this program again (/proc/self/exe)"))?;
         let watched = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).and_then(|pidfd| {
             let number = epoll::EventData::new_u64(self.members.len() as u64);
             if let Some(ends) = &self.ends {
@@ -165,11 +162,7 @@ impl Processes {
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(SpawnError::system("open a pidfd (needs Linux 5.4)")(named(
-                    "pidfd_open",
-                )(
-                    error
-                )));
+                return Err(system("open a pidfd (needs Linux 5.4)")(named("pidfd_open")(error)));
             }
         };
         self.members.push(Member { child, pidfd, said, ended, told: None });
@@ -185,8 +178,9 @@ impl Processes {
     ///
     /// # Errors
     ///
-    /// [`SpawnError::Failed`] if one failed: the first one. Then the others have ended, too.
-    pub fn join(mut self) -> Result<(), SpawnError> {
+    /// [`Rank`](crate::ErrorKind::Rank) if one failed: the first one. Then the others have ended, too. Its detail is a
+    /// [`RankEnd`].
+    pub fn join(mut self) -> Result<()> {
         self.wait_until(None).map(|_| ())
     }
 
@@ -195,11 +189,11 @@ impl Processes {
     /// # Errors
     ///
     /// Those of [`join`](Processes::join).
-    pub fn join_timeout(&mut self, timeout: Duration) -> Result<bool, SpawnError> {
+    pub fn join_timeout(&mut self, timeout: Duration) -> Result<bool> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
-    fn wait_until(&mut self, until: Option<Instant>) -> Result<bool, SpawnError> {
+    fn wait_until(&mut self, until: Option<Instant>) -> Result<bool> {
         let mut is_late = false;
         loop {
             if self.members.iter().any(Member::has_failed) {
@@ -216,7 +210,7 @@ impl Processes {
     }
 
     /// Collects processes that end until then. Returns whether there was one, or there may still be.
-    fn collect(&mut self, until: Option<Instant>) -> Result<bool, SpawnError> {
+    fn collect(&mut self, until: Option<Instant>) -> Result<bool> {
         let ended = self.wait(until)?;
         for &rank in &ended {
             self.look_at(rank)?;
@@ -225,7 +219,7 @@ impl Processes {
     }
 
     /// Ends all processes after a failure, and finds out which one was the first.
-    fn fail(&mut self) -> SpawnError {
+    fn fail(&mut self) -> Error {
         let settled = Instant::now() + SETTLE;
         while self.members.iter().any(|member| member.ended.is_none()) {
             match self.collect(Some(settled)) {
@@ -245,20 +239,20 @@ impl Processes {
     }
 
     /// The ranks that have ended in the meantime, in that order.
-    fn wait(&self, until: Option<Instant>) -> Result<Vec<usize>, SpawnError> {
+    fn wait(&self, until: Option<Instant>) -> Result<Vec<usize>> {
         let Some(ends) = &self.ends else { return Ok(Vec::new()) };
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut ready = Vec::with_capacity(16);
         match epoll::wait(ends, spare_capacity(&mut ready), left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(SpawnError::system("wait for the ranks")(error)),
+            Err(error) => return Err(system("wait for the ranks")(error)),
         }
         Ok(ready.iter().map(|event| event.data.u64() as usize).collect())
     }
 
     /// Collects a process that has ended.
-    fn look_at(&mut self, rank: usize) -> Result<(), SpawnError> {
+    fn look_at(&mut self, rank: usize) -> Result<()> {
         let now = self.now();
         let (Some(member), Some(ends)) = (self.members.get_mut(rank), &self.ends) else {
             return Ok(());
@@ -266,26 +260,24 @@ impl Processes {
         let status = match member.child.wait() {
             Ok(status) => Some(status),
             Err(error) if error.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => None,
-            Err(error) => return Err(SpawnError::system("wait for the ranks")(error)),
+            Err(error) => return Err(system("wait for the ranks")(error)),
         };
         member.ended = Some((status, now));
         match &member.pidfd {
-            Some(pidfd) => {
-                epoll::delete(ends, pidfd).map_err(SpawnError::system("wait for the ranks"))
-            }
+            Some(pidfd) => epoll::delete(ends, pidfd).map_err(system("wait for the ranks")),
             None => Ok(()),
         }
     }
 
     /// Why this rank has failed.
-    fn error_of(&self, rank: usize) -> SpawnError {
+    fn error_of(&self, rank: usize) -> Error {
         let member = &self.members[rank];
         let (pid, failure) = (member.child.id(), member.failure());
         let status =
             member.ended.map_or_else(|| Some(ExitStatus::from_raw(0)), |(status, _)| status);
         let said = match failure {
             Err(NotBegun) if status.is_some_and(|it| it.success()) => {
-                return SpawnError::NotReached { rank, pid };
+                return not_reached(rank, pid);
             }
             other => other.unwrap_or(None),
         };
@@ -294,7 +286,7 @@ impl Processes {
             None if member.told.is_some() => (self.who_has_lost_it(), None),
             None => (None, None),
         };
-        SpawnError::Failed { rank, pid, status, message, backtrace }
+        RankEnd { pid, status, message, backtrace }.of(rank)
     }
 
     /// What is told of a rank that ended only when it was told to, and has said nothing.
@@ -390,7 +382,7 @@ impl Member {
 }
 
 /// A file in memory that only this user can open.
-fn memory(name: &str) -> Result<File, SpawnError> {
+fn memory(name: &str) -> Result<File> {
     let made = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
         // Kernels before 6.3 do not know that flag.
         .or_else(|error| match error {
@@ -398,9 +390,7 @@ fn memory(name: &str) -> Result<File, SpawnError> {
             other => Err(other),
         })
         .and_then(|file| fchmod(file.as_fd(), Mode::RUSR | Mode::WUSR).map(|()| file));
-    made.map(File::from)
-        .map_err(named("memfd_create"))
-        .map_err(SpawnError::system("make a file in memory"))
+    made.map(File::from).map_err(named("memfd_create")).map_err(system("make a file in memory"))
 }
 
 /// 64 random bits. They come from the operating system, through the hasher's keys.

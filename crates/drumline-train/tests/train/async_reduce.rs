@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::{everywhere, everywhere_with, world_with};
 use drumline_group::{
-    Config, DType, Error as GroupError, ProcessGroup, ReduceOp,
+    Config, DType, ProcessGroup, ReduceOp,
     auth::Secret,
     bf16,
     rendezvous::Endpoint,
@@ -20,8 +20,8 @@ use drumline_group::{
     },
 };
 use drumline_train::{
-    Error,
-    async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
+    ErrorKind,
+    async_reduce::{AsyncReduce, AsyncReduceOptions, MissingTensors, TensorRegistry},
 };
 
 /// Names and lengths of f32 tensors.
@@ -248,7 +248,8 @@ fn a_tensor_that_is_not_brought_is_named_on_every_rank_and_the_next_step_goes_on
                     continue;
                 }
                 let error = result.unwrap_err();
-                let Error::NotBrought { missing, by: None, .. } = &error else { panic!("{error}") };
+                assert!(error.cause().is_none(), "{error}");
+                let missing = error.detail::<Vec<MissingTensors>>().unwrap();
                 assert_eq!((missing.len(), missing[0].rank), (1, 2));
                 let mut names = missing[0].tensors.clone();
                 names.sort_unstable();
@@ -322,8 +323,8 @@ fn a_rank_that_does_not_go_on_is_named_together_with_its_tensors() {
             others_have_failed.wait();
             let text = error.to_string();
             assert!(text.starts_with("step 1: rank 2 has not brought `d`; "), "{text}");
-            let Error::NotBrought { by: Some(by), .. } = &error else { panic!("{text}") };
-            assert_eq!(by.culprit(), Some(2), "{text}");
+            assert_eq!((error.kind(), error.culprit()), (ErrorKind::NotBrought, Some(2)), "{text}");
+            assert!(error.cause().is_some(), "{text}");
             // It has failed for good.
             let again = reduce.gradient::<f32>("a").unwrap_err().to_string();
             assert_eq!(again, text);
@@ -356,7 +357,7 @@ fn ranks_that_register_other_tensors_are_told_so() {
                 _ => other(&mut tensors).unwrap(),
             }
             let error = tensors.freeze(&group, &small_buckets()).unwrap_err();
-            assert!(matches!(error, Error::ModelMismatch { .. }), "{error}");
+            assert_eq!(error.kind(), ErrorKind::ModelsDiffer, "{error}");
             // The group itself is none the worse for it.
             group.barrier().unwrap();
             error.to_string()
@@ -638,15 +639,11 @@ fn rank_process() {
             continue;
         }
         let error = result.unwrap_err();
-        let by = match &error {
-            Error::NotBrought { missing, by: Some(by), .. } => {
-                assert_eq!((missing.len(), missing[0].rank), (1, 1), "{error}");
-                by
-            }
-            Error::Group(GroupError::Collective(by) | GroupError::Poisoned { by, .. }) => by,
-            _ => panic!("{error}"),
-        };
-        assert_eq!(by.culprit(), Some(1), "{error}");
+        if let Some(missing) = error.detail::<Vec<MissingTensors>>() {
+            assert_eq!((missing.len(), missing[0].rank), (1, 1), "{error}");
+        }
+        assert!(error.cause().is_some(), "{error}");
+        assert_eq!(error.culprit(), Some(1), "{error}");
         assert!(error.to_string().contains("the process of rank 1 has ended"), "{error}");
     }
 }

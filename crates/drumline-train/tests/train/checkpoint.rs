@@ -12,7 +12,7 @@ use std::{
 
 use drumline_group::{DType, ProcessGroup, bf16, f16};
 use drumline_train::{
-    Error,
+    Error, ErrorKind,
     checkpoint::{Checkpoint, CheckpointDirectory, Found, Tensor},
     ddp::ParameterSpec,
     local,
@@ -55,7 +55,7 @@ static SAMPLE_FILE: LazyLock<Vec<u8>> = LazyLock::new(|| {
 
 fn problem(result: drumline_train::Result<impl std::fmt::Debug>, path: &Path) -> String {
     let error = result.unwrap_err();
-    assert!(matches!(error, Error::Checkpoint { .. }), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Checkpoint, "{error}");
     let text = error.to_string();
     assert!(text.contains(path.to_str().unwrap()), "{text} does not name the file");
     text
@@ -324,7 +324,7 @@ fn all_ranks_learn_that_rank_0_could_not_write() {
 
     let errors = write(|| {
         let problem = "no model ".repeat(10_000);
-        Err(Error::InvalidArgument { operation: "make", problem })
+        Err(Error::argument("make", problem))
     });
     assert!(errors.iter().all(|error| error.contains("no model")), "{errors:?}");
     assert!(errors[1].len() < 5_000, "it was not cut");

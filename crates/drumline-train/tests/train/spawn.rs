@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{ProcessGroup, ReduceOp, Spawn, SpawnError};
+use drumline::{ProcessGroup, RankEnd, ReduceOp, Spawn, train::Error};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 
 /// Far longer than any test needs: it only tells a hang from slowness.
@@ -95,14 +95,12 @@ fn the_first_panic_is_told_with_its_backtrace_and_the_others_end() {
     let ids = processes.ids();
     for _ in 0..2 {
         let told = processes.join_timeout(HANG);
-        assert!(matches!(told, Err(SpawnError::Failed { rank: 1, .. })), "{told:?}");
+        assert_eq!(told.unwrap_err().culprit(), Some(1));
     }
     let error = processes.join().unwrap_err();
     wait_for_the_end_of(&ids);
     let text = error.to_string();
-    let SpawnError::Failed { rank, pid, status, message, backtrace } = error else {
-        panic!("{text}")
-    };
+    let (rank, RankEnd { pid, status, message, backtrace, .. }) = end(&error);
     assert_eq!((rank, pid, status.unwrap().code()), (1, ids[1], Some(101)));
     assert_eq!(message.as_deref(), Some("out of patience"));
     let backtrace = backtrace.unwrap();
@@ -110,6 +108,12 @@ fn the_first_panic_is_told_with_its_backtrace_and_the_others_end() {
     assert!(!backtrace.contains("rust_begin_unwind"), "{backtrace}");
     assert!(text.starts_with("rank 1 (pid ") && text.contains("lose_patience"), "{text}");
     assert!(text.ends_with(" (drumline explain the-launcher)"), "{text}");
+}
+
+/// The first rank that has failed, and how.
+fn end(error: &Error) -> (usize, RankEnd) {
+    let end = error.detail::<RankEnd>().unwrap_or_else(|| panic!("{error}"));
+    (error.culprit().unwrap(), end.clone())
 }
 
 /// Takes its time to end.
@@ -150,14 +154,14 @@ fn who_has_only_lost_the_culprit_is_not_blamed_whoever_ends_first() {
                 Ok(())
             };
             match ranks(3, test).start(run).unwrap().join() {
-                Err(SpawnError::Failed { rank, message, .. }) => {
+                Err(error) => {
+                    let (rank, RankEnd { message, .. }) = end(&error);
                     let message = message.unwrap_or_default();
                     assert_eq!(rank, 1, "{how}: {message}");
                     assert!(message.contains(says), "{how}: {message}");
                 }
                 // A rank passes by the calls before its own.
                 Ok(()) => assert!(env::var_os("DRUMLINE_SPAWN").is_some()),
-                Err(other) => panic!("{how}: {other}"),
             }
         }
     }
@@ -166,13 +170,9 @@ fn who_has_only_lost_the_culprit_is_not_blamed_whoever_ends_first() {
 #[test]
 fn an_error_is_told() {
     let processes = ranks(1, "an_error_is_told").start(|_| "x".parse::<u32>().map(|_| ()));
-    match processes.unwrap().join() {
-        Err(SpawnError::Failed { rank: 0, status, message, .. }) => {
-            assert_eq!(status.unwrap().code(), Some(1));
-            assert_eq!(message.as_deref(), Some("invalid digit found in string"));
-        }
-        other => panic!("{other:?}"),
-    }
+    let (rank, RankEnd { status, message, .. }) = end(&processes.unwrap().join().unwrap_err());
+    assert_eq!((rank, status.unwrap().code()), (0, Some(1)));
+    assert_eq!(message.as_deref(), Some("invalid digit found in string"));
 }
 
 /// `unwrap` prints the group's own words, with rank and page.
@@ -202,12 +202,8 @@ fn a_killed_rank_is_told_and_the_others_are_killed_after_the_grace_period() {
     });
     let processes = processes.unwrap();
     let ids = processes.ids();
-    match processes.join() {
-        Err(SpawnError::Failed { rank: 1, status, message: None, backtrace: None, .. }) => {
-            assert_eq!(status.unwrap().signal(), Some(9));
-        }
-        other => panic!("{other:?}"),
-    }
+    let (rank, RankEnd { status, message, backtrace, .. }) = end(&processes.join().unwrap_err());
+    assert_eq!((rank, status.unwrap().signal(), message, backtrace), (1, Some(9), None, None));
     wait_for_the_end_of(&ids);
 }
 
@@ -248,7 +244,9 @@ fn ranks_of_a_program_that_loses_exit_statuses_neither_hang_nor_end_well_by_gues
         match (ranks(2, TEST).start(run).unwrap().join(), wanted) {
             // A rank passes by the calls before its own.
             (Ok(()), wanted) if wanted.is_none() || env::var_os("DRUMLINE_SPAWN").is_some() => {}
-            (Err(SpawnError::Failed { rank: 1, status, message, .. }), Some(wanted)) => {
+            (Err(error), Some(wanted)) => {
+                let (rank, RankEnd { status, message, .. }) = end(&error);
+                assert_eq!(rank, 1, "{how}, {ends}: {error}");
                 assert_eq!(message.as_deref().unwrap_or(""), wanted);
                 assert!(status.is_none() || how == "collected", "{ends}: {status:?}");
             }
@@ -308,10 +306,9 @@ fn calls_that_come_before_are_passed_by() {
 #[test]
 fn a_process_that_does_not_come_to_its_call_is_told() {
     let processes = ranks(1, "there_is_no_such_test").start(|_| Ok::<_, Infallible>(()));
-    match processes.unwrap().join() {
-        Err(SpawnError::NotReached { rank: 0, .. }) => {}
-        other => panic!("{other:?}"),
-    }
+    let error = processes.unwrap().join().unwrap_err();
+    assert!(error.to_string().contains("before it came to the call of spawn"), "{error}");
+    assert_eq!((error.culprit(), error.detail::<RankEnd>()), (Some(0), None));
 }
 
 #[test]

@@ -23,7 +23,7 @@ use self::{
     step::Step,
 };
 use super::{DdpOptions, FaultKind, GradientFault, Owners, ParameterSpec};
-use crate::{Error, Result};
+use crate::{Error, Result, failure};
 use drumline_group::{Element, ProcessGroup};
 
 pub use self::{
@@ -66,7 +66,7 @@ pub use self::{
 /// parameter of the bucket, and whether it has seen a fault (a gradient of the wrong length, say). The first bucket also
 /// says which ranks have data of their own. A rank with a fault still takes part in all collectives, with zeros in place of
 /// missing gradients. So no peer waits in vain. All ranks see an average above zero in the same step, tell
-/// each other their faults, and return the same [`Error::Gradients`]. The next step may go on as usual.
+/// each other their faults, and return the same [`Gradients`](crate::ErrorKind::Gradients). The next step may go on as usual.
 ///
 /// ```
 /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -131,12 +131,12 @@ impl GradientReducer {
         if let Some(owners) = owners.as_ref().filter(|it| it.len() != parameters.len()) {
             let problem =
                 format!("{} of {} parameters have owners", owners.len(), parameters.len());
-            return Err(Error::InvalidArgument { operation: "data-parallel training", problem });
+            return Err(Error::argument("data-parallel training", problem));
         }
         if let Some(ignored) = parameters.iter().find(|spec| options.ignores(&spec.name)) {
             let problem =
                 format!("parameter {ignored} is to be ignored, so the reducer must not get it");
-            return Err(Error::InvalidArgument { operation: "data-parallel training", problem });
+            return Err(Error::argument("data-parallel training", problem));
         }
         let order = (0..parameters.len()).rev();
         let owners = owners.map(Arc::new);
@@ -246,7 +246,7 @@ impl GradientReducer {
     }
 
     /// Tells all ranks that this rank has no right gradient for a parameter, because of `kind`: the step ends with
-    /// [`Error::Gradients`] on every rank.
+    /// [`Gradients`](crate::ErrorKind::Gradients) on every rank.
     ///
     /// ```
     /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, FaultKind, GradientReducer, ParameterSpec}};
@@ -288,7 +288,7 @@ impl GradientReducer {
     ///
     /// # Errors
     ///
-    /// [`Error::Gradients`] when a rank had a fault; the reducer can go on. Otherwise the first error of a
+    /// [`Gradients`](crate::ErrorKind::Gradients) when a rank had a fault; the reducer can go on. Otherwise the first error of a
     /// collective; the reducer has failed, and every later call returns that error.
     pub fn finish(&self) -> Result<Averaged<'_>> {
         self.end_step(true).map(|(averaged, _)| averaged)
@@ -348,7 +348,7 @@ impl GradientReducer {
             }
             Ok(Reduced::Faults(faults)) => {
                 step.next(None);
-                Err(Error::Gradients { step: step.stats.steps, faults })
+                Err(failure::gradients(step.stats.steps, faults))
             }
             Err(error) => Err(step.failed.insert(error).clone()),
         }
@@ -400,8 +400,8 @@ impl GradientReducer {
     ///
     /// # Errors
     ///
-    /// [`Error::Gradients`] on every rank when `read` returned false on some rank: it names parameter and rank.
-    /// [`Error::InvalidArgument`] if parameters have no owners. Otherwise as for [`GradientReducer::finish`].
+    /// [`Gradients`](crate::ErrorKind::Gradients) on every rank when `read` returned false on some rank: it names parameter and rank.
+    /// [`Argument`](crate::ErrorKind::Argument) if parameters have no owners. Otherwise as for [`GradientReducer::finish`].
     pub fn gather(
         &self,
         read: impl FnMut(usize, ValuesMut<'_>) -> bool,
@@ -409,7 +409,7 @@ impl GradientReducer {
     ) -> Result<()> {
         if self.owners.is_none() {
             let problem = "parameters have owners only with `DdpOptions::sharded`".to_owned();
-            return Err(Error::InvalidArgument { operation: "GradientReducer::gather", problem });
+            return Err(Error::argument("GradientReducer::gather", problem));
         }
         let mut step = self.lock();
         if let Some(error) = &step.failed {
@@ -422,7 +422,7 @@ impl GradientReducer {
             Err(error) => Err(error),
         };
         match faults {
-            Ok(faults) => Err(Error::Gradients { step: step.stats.steps, faults }),
+            Ok(faults) => Err(failure::gradients(step.stats.steps, faults)),
             Err(error) => Err(step.failed.insert(error).clone()),
         }
     }
@@ -472,14 +472,14 @@ impl GradientReducer {
     ///
     /// # Errors
     ///
-    /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, and the ranks. What
+    /// [`ParametersDiffer`](crate::ErrorKind::ParametersDiffer), the same on every rank, names the first parameter that differs, and the ranks. What
     /// was accumulated for the step is dropped, as after any step that fails.
-    /// [`Error::InvalidArgument`] if there are not as many digests as parameters. Also the errors of the collectives.
+    /// [`Argument`](crate::ErrorKind::Argument) if there are not as many digests as parameters. Also the errors of the collectives.
     pub fn check(&self, digests: &[u64]) -> Result<()> {
         if digests.len() != self.parameters.len() {
             let problem =
                 format!("{} digests of {} parameters", digests.len(), self.parameters.len());
-            return Err(Error::InvalidArgument { operation: "GradientReducer::check", problem });
+            return Err(Error::argument("GradientReducer::check", problem));
         }
         let step = {
             let mut step = self.lock();
@@ -490,7 +490,7 @@ impl GradientReducer {
         self.lock().give_up();
         let check::Difference { first, ranks, reference, count } = difference;
         let parameter = self.parameters[first].name.clone();
-        Err(Error::ParametersDiffer { step, parameter, ranks, reference, count })
+        Err(failure::parameters_differ(step, &parameter, &ranks, reference, count))
     }
 
     /// The lowest rank that had data of its own in the last step: the same one on all ranks. If no rank has data any
@@ -557,7 +557,7 @@ impl GradientReducer {
             GradientFault::new(name, kind, vec![self.group.rank()])
         };
         let faults = step.faults.iter().map(fault).collect();
-        Err(Error::Gradients { step: step.stats.steps, faults })
+        Err(failure::gradients(step.stats.steps, faults))
     }
 
     /// Exchanges the faults of all ranks: one status byte for each parameter and rank. All ranks call this,
@@ -591,7 +591,7 @@ impl GradientReducer {
         let count = self.parameters.len();
         if parameter >= count {
             let problem = format!("there are {count} parameters, no {parameter}");
-            let error = Error::InvalidArgument { operation: "submit a gradient", problem };
+            let error = Error::argument("submit a gradient", problem);
             step.failed.get_or_insert(error);
         }
         step.failed.is_none().then_some(step)

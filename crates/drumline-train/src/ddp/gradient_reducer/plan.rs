@@ -220,5 +220,5 @@ pub(super) fn check_trainable(parameters: &[ParameterSpec]) -> Result<()> {
         None if parameters.is_empty() => "the model has no parameter to train".to_owned(),
         None => return Ok(()),
     };
-    Err(Error::InvalidArgument { operation: "data-parallel training", problem })
+    Err(Error::argument("data-parallel training", problem))
 }
