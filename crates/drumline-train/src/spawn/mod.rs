@@ -44,8 +44,8 @@ use crate::Result;
 /// the program, start nothing there and return at once.
 ///
 /// ```no_run
-/// # use drumline_train as drumline;
-/// # use drumline_group::ProcessGroup;
+/// use drumline::ProcessGroup;
+///
 /// fn main() -> drumline::train::Result<()> {
 ///     let steps = 1000; // every process has this
 ///     let ranks = drumline::spawn(4, |rank| {
@@ -71,7 +71,6 @@ pub fn spawn<E: Display + Debug>(
 /// How [`spawn`] starts processes.
 ///
 /// ```no_run
-/// # use drumline_train as drumline;
 /// use drumline::Spawn;
 ///
 /// let options = Spawn { arguments: Some(vec!["--worker".into()]), ..Spawn::new(2) };
