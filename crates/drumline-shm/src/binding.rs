@@ -17,7 +17,7 @@ use crate::{Common, Cores, placement};
 /// Which cores a rank may use: `node`, `socket`, `exclusive` or `core-complex`.
 ///
 /// ```
-/// # mod drumline { pub mod cores { pub use drumline_shm::*; } }
+/// # mod drumline { pub use drumline_shm as cores; }
 /// use drumline::cores::NumaBinding;
 ///
 /// assert_eq!("core-complex".parse(), Ok(NumaBinding::CoreComplex));
@@ -78,7 +78,7 @@ impl FromStr for NumaBinding {
 /// is the same as `node`.
 ///
 /// ```
-/// # mod drumline { pub mod cores { pub use drumline_shm::*; } }
+/// # mod drumline { pub use drumline_shm as cores; }
 /// use drumline::cores::{NumaBinding, bind_to_cores};
 ///
 /// // Of torchrun's environment:

@@ -128,7 +128,7 @@ mod tests {
                 _ => Ok(group.barrier()?),
             });
             let error = failed.unwrap_err();
-            assert_eq!(error.to_string(), "rank 1: no data");
+            assert_eq!(error.to_string(), "rank 1: no data (drumline explain the-launcher)");
         }
     }
 
