@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch_all_reduce import figure
 
 import drumline  # noqa: F401  (registers the backend)
 
@@ -94,15 +95,6 @@ def turn(call: Callable[[], object], group: Any, world: Any) -> float:
     dist.GroupMember.WORLD = world
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return seconds.item()
-
-
-def shown(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
-
-
-def figure(rounds: list[float]) -> str:
-    """The median of the rounds, with the fastest and the slowest round."""
-    return f"{shown(statistics.median(rounds))} ({shown(min(rounds))}–{shown(max(rounds))})"
 
 
 def main() -> None:
