@@ -75,9 +75,15 @@ impl From<Error> for drumline_error::Error {
             Error::Poisoned { .. } => ErrorKind::Poisoned,
             Error::Group(error) => return error.clone().into(),
         };
-        drumline_error::Error::quoting(kind, Section::Device, &error)
+        let told = drumline_error::Error::quoting(kind, Section::Device, &error)
             .blaming(error.culprit())
-            .because(error.cause().cloned())
+            .because(error.cause().cloned());
+        match error {
+            Error::Poisoned { by, .. } => {
+                told.of_origin(drumline_error::Error::from(Arc::unwrap_or_clone(by)).origin())
+            }
+            _ => told,
+        }
     }
 }
 
@@ -116,5 +122,25 @@ impl Error {
     /// For `map_err`: what a device says of a call.
     pub(crate) fn of(operation: &'static str) -> impl Fn(drumline_device::Error) -> Error {
         move |error| Error::Device { operation, error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumline_device as device;
+    use drumline_error::ErrorOrigin;
+
+    use super::*;
+
+    #[test]
+    fn a_poisoned_group_has_the_origin_of_its_first_failure() {
+        let origin = |by: Error| {
+            let poisoned = Error::Poisoned { attempted: "barrier", by: Arc::new(by) };
+            drumline_error::Error::from(poisoned).origin()
+        };
+        let problem = "no memory".to_owned();
+        assert_eq!(origin(Error::Argument { operation: "barrier", problem }), ErrorOrigin::User);
+        let lost = device::Error::NotFound { library: "driver", tried: Vec::new() };
+        assert_eq!(origin(Error::of("barrier")(lost)), ErrorOrigin::Surroundings);
     }
 }
