@@ -3,11 +3,12 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use drumline_device::{self as device, Device, Event, Identity, Stream};
 use drumline_group::{DType, GroupOptions, ProcessGroup, Rank, ReduceOp};
+use drumline_shm::OwnThread;
 
 use crate::agreement::{self, Agreed};
 use crate::direct::Direct;
@@ -40,7 +41,7 @@ struct Handle {
 enum Running {
     /// It begins with the first call.
     Idle(Box<Watcher>),
-    Runs(JoinHandle<Result<()>>),
+    Runs(OwnThread<Result<()>>),
     #[default]
     Ended,
 }
@@ -297,7 +298,7 @@ impl Handle {
                 };
                 let name = "drumline-device".to_owned();
                 match thread::Builder::new().name(name).spawn(run) {
-                    Ok(thread) => Running::Runs(thread),
+                    Ok(thread) => Running::Runs(OwnThread::new(thread)),
                     Err(error) => {
                         let what = "cannot start the thread that watches the device".to_owned();
                         let error = drumline_group::Error::Io { what, error: Arc::new(error) };
@@ -321,10 +322,12 @@ impl Handle {
             Running::Idle(watcher) => watcher.close(closing),
             Running::Runs(thread) => {
                 self.shared.tell(|inbox| inbox.closing = Some(closing));
-                thread.join().unwrap_or_else(|_| {
+                let panicked = |_| {
                     let problem = "the thread that watches the device has panicked".to_owned();
                     Err(Error::Argument { operation: "destroy", problem })
-                })
+                };
+                // In a fork there is no thread, and nothing ends.
+                thread.join().map_or(Ok(()), |ended| ended.unwrap_or_else(panicked))
             }
             Running::Ended => Ok(()),
         }

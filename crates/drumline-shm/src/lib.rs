@@ -135,6 +135,7 @@ mod inherited;
 mod layout;
 mod mapping;
 mod nodes;
+mod own_thread;
 mod parity;
 mod peer;
 mod per_process;
@@ -161,6 +162,7 @@ pub use layout::SegmentSize;
 #[doc(hidden)]
 pub use layout::header_again;
 pub use nodes::Common;
+pub use own_thread::OwnThread;
 pub use parity::Parity;
 pub use peer::PeerSegment;
 pub use per_process::PerProcess;

@@ -5,6 +5,7 @@
 use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use rustix::event::Timespec;
 
+mod forked_threads;
 mod forks;
 mod handover;
 mod processes;

@@ -4,10 +4,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{Ipv4Addr, Shutdown, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{Arc, Condvar, Mutex, PoisonError},
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -23,6 +22,7 @@ use super::{
     door::Door,
     protocol::OPENING,
     server::{ConnectionId, Server},
+    service::Service,
 };
 use crate::{
     Error, Result,
@@ -57,11 +57,7 @@ pub struct TcpStoreServer {
     /// One place for each door.
     places: Vec<Place>,
     ranks: Arc<Ranks>,
-    /// When this end of the pair is shut down, the thread ends.
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
-    /// The process that has the thread. A fork only has a copy of this handle.
-    process: u32,
+    _service: Service,
 }
 
 /// The address of a door, and what clients must prove there.
@@ -181,13 +177,14 @@ impl TcpStoreServer {
             places.push(place);
         }
         let failed = |error| Error::io(format!("host {}", places[0].endpoint), error);
-        let (stop, stopped) = UnixStream::pair().map_err(named("socketpair")).map_err(failed)?;
         let ranks = Arc::new(Ranks::default());
         let server = Server::with_limit(bytes_max);
-        let host = Host::new(gates, stopped, server, Arc::clone(&ranks)).map_err(failed)?;
-        let thread = thread::Builder::new().name("drumline-store".into());
-        let thread = Some(thread.spawn(|| host.run()).map_err(named("clone3")).map_err(failed)?);
-        Ok(TcpStoreServer { places, ranks, stop: Some(stop), thread, process: std::process::id() })
+        let prepare = |stopped| {
+            let host = Host::new(gates, stopped, server, Arc::clone(&ranks))?;
+            Ok(|| host.run())
+        };
+        let service = Service::start("drumline-store", prepare).map_err(failed)?;
+        Ok(TcpStoreServer { places, ranks, _service: service })
     }
 
     /// The TCP address of the server: that of its first door with one. If the door is at all addresses of this machine,
@@ -275,23 +272,6 @@ pub(super) fn open_door(door: &Door) -> Result<(Gate, Place)> {
         );
     }
     Ok((gate, Place { endpoint, address, secret, level: door.level() }))
-}
-
-impl Drop for TcpStoreServer {
-    /// Stops serving: every connection closes.
-    fn drop(&mut self) {
-        if self.process != std::process::id() {
-            // The parent's thread goes on, and this process has none to wait for.
-            return;
-        }
-        // A fork may hold a copy of this end, so closing it would not wake the thread. Shutting it down does.
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.shutdown(Shutdown::Both);
-        }
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(store = %self.endpoint(), "the store's thread has panicked");
-        }
-    }
 }
 
 /// The open connections of ranks, for callers that wait for them to end.

@@ -35,6 +35,7 @@ mod relay;
 #[doc(hidden)]
 pub mod replies;
 pub mod server;
+mod service;
 pub mod wait;
 
 use std::{

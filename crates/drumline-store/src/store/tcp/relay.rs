@@ -2,20 +2,20 @@
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{Shutdown, SocketAddr},
+    net::SocketAddr,
     os::unix::net::UnixStream,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use drumline_shm::named;
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
     connection::{Connection, Proof, Server, reach},
     door::Door,
     protocol::OPENING,
+    service::Service,
 };
 use crate::{
     Error, Result,
@@ -57,11 +57,8 @@ use crate::{
 #[derive(Debug)]
 pub struct Relay {
     address: Option<SocketAddr>,
-    /// When this end of the pair is shut down, all threads end.
-    stop: UnixStream,
-    thread: Option<JoinHandle<()>>,
-    /// The process that has the threads. A fork only has a copy of this handle.
-    process: u32,
+    /// When it ends, all threads end.
+    _service: Service,
 }
 
 impl Relay {
@@ -86,28 +83,17 @@ impl Relay {
         let (gate, _) = super::host::open_door(door)?;
         let address = gate.address();
         let failed = |error| Error::io(format!("carry clients to {endpoint}"), error);
-        let (stop, stopped) = UnixStream::pair().map_err(named("socketpair")).map_err(failed)?;
-        let thread = thread::Builder::new().name("drumline-relay".into());
-        let work = Work { gate, server, stopped: Arc::new(stopped) };
-        let thread = Some(thread.spawn(|| work.run()).map_err(named("clone3")).map_err(failed)?);
-        Ok(Relay { address, stop, thread, process: std::process::id() })
+        let prepare = |stopped| {
+            let work = Work { gate, server, stopped: Arc::new(stopped) };
+            Ok(|| work.run())
+        };
+        let service = Service::start("drumline-relay", prepare).map_err(failed)?;
+        Ok(Relay { address, _service: service })
     }
 
     /// The address of the door.
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
-    }
-}
-
-impl Drop for Relay {
-    /// Closes the door and all its connections.
-    fn drop(&mut self) {
-        if self.process == std::process::id() {
-            let _ = self.stop.shutdown(Shutdown::Both);
-            if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-                tracing::error!("the thread of a relay has panicked");
-            }
-        }
     }
 }
 
