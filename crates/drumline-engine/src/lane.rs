@@ -272,8 +272,8 @@ impl Lane {
         match result {
             Ok(Progress::Done) => {
                 self.note_end(operation, now);
-                if self.running.as_ref().is_some_and(|running| running.is_troubled) {
-                    self.member.seen.go_on();
+                if let Some(running) = self.running.as_ref().filter(|running| running.failure > 0) {
+                    self.member.seen.go_on(running.failure);
                 }
                 self.end(operation, now);
                 self.retract(now);
@@ -350,18 +350,11 @@ impl Lane {
         }
         operation.prepare(plan, &mut self.pool);
         let registered = registered.filter(|_| plan.registered);
-        let is_troubled = self.member.seen.is_troubled();
+        let failure = self.member.seen.newest();
         self.machine.begin(plan, sequence, registered, limit, started);
         self.sequence += 1;
-        self.running = Some(Running {
-            started,
-            patience: None,
-            stands_for,
-            collective,
-            bytes,
-            open,
-            is_troubled,
-        });
+        self.running =
+            Some(Running { started, patience: None, stands_for, collective, bytes, open, failure });
         Ok(())
     }
 

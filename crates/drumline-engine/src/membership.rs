@@ -5,7 +5,7 @@ use std::{
     fmt::Write as _,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -33,40 +33,48 @@ pub struct Membership {
 /// The failures that a rank has seen in the groups of its world.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Whether [`Failures::first`] is there. Every call reads it, and hardly any locks the others.
-    is_troubled: AtomicBool,
+    /// The number of the newest of [`Failures::open`], or 0. Every call reads it, and hardly any locks the others.
+    newest: AtomicUsize,
     failures: Mutex<Failures>,
 }
 
 #[derive(Debug, Default)]
 struct Failures {
-    /// The first one since this rank last went on.
-    first: Option<SeenFailure>,
+    /// How many there were.
+    count: usize,
+    /// Those after which this rank has not gone on, oldest first. They are numbered from 1 on.
+    open: Vec<(usize, SeenFailure)>,
     /// The numbers in the job of the ranks that have ended, as far as this rank knows.
     ended: BTreeSet<Rank>,
 }
 
 impl Seen {
-    /// Whether this rank has seen a failure, and has not gone on since.
+    /// The number of the newest failure after which this rank has not gone on. 0: there is none.
     #[inline]
-    pub fn is_troubled(&self) -> bool {
-        self.is_troubled.load(Ordering::Relaxed)
+    pub fn newest(&self) -> usize {
+        self.newest.load(Ordering::Relaxed)
     }
 
     /// A group has failed, perhaps because the rank `ended` has.
     pub(crate) fn note(&self, failure: SeenFailure, ended: Option<Rank>) {
         let mut failures = self.lock();
         failures.ended.extend(ended);
-        failures.first.get_or_insert(failure);
-        self.is_troubled.store(true, Ordering::Relaxed);
+        failures.count += 1;
+        let count = failures.count;
+        failures.open.push((count, failure));
+        self.newest.store(count, Ordering::Relaxed);
     }
 
-    /// This rank has begun a call, or made a group, after the failure, and has succeeded. So the program has coped with
-    /// the failure: if the rank leaves a group later, that is not why.
+    /// This rank has begun a call, or to make a group, when failure `newest` was the newest, and has succeeded. So the
+    /// program has coped with it and with those before it: if the rank leaves a group later, they are not why. Failures
+    /// of other groups may have come meanwhile.
     #[cold]
-    pub fn go_on(&self) {
-        self.lock().first = None;
-        self.is_troubled.store(false, Ordering::Relaxed);
+    pub fn go_on(&self, newest: usize) {
+        let mut failures = self.lock();
+        failures.open.retain(|&(number, _)| number > newest);
+        if failures.open.is_empty() {
+            self.newest.store(0, Ordering::Relaxed);
+        }
     }
 
     /// The numbers in the job of the ranks that have ended, as far as this rank knows.
@@ -97,7 +105,7 @@ impl Membership {
 
     /// What the ranks of this group are told when this rank leaves, if it has seen a failure and has not gone on since.
     pub fn seen(&self) -> Option<SeenFailure> {
-        let mut seen = self.seen.lock().first.clone()?;
+        let (_, mut seen) = self.seen.lock().open.first()?.clone();
         let position = |rank| self.global.position(rank, self.world_size);
         seen.culprit = seen.culprit.and_then(position);
         Some(seen)
@@ -184,6 +192,26 @@ mod tests {
         other[999] += 1;
         assert!(list(&even).len() < 100, "{}", list(&even));
         assert!(list(&even).starts_with("0,2,4,") && list(&even) != list(&other));
+    }
+
+    #[test]
+    fn a_call_copes_with_the_failures_before_it() {
+        let member = Membership::new("world", (0, 3), GlobalRanks::default());
+        let failure = |text: &str| SeenFailure { culprit: None, text: text.to_owned() };
+        let told = || member.seen().map(|it| it.text);
+        let seen = &member.seen;
+        assert_eq!((seen.newest(), told()), (0, None));
+        seen.note(failure("a"), Some(2));
+        seen.note(failure("b"), None);
+        assert_eq!((seen.newest(), told()), (2, Some("a".to_owned())));
+        // A call begins, and meanwhile another thread's group fails.
+        let begun = seen.newest();
+        seen.note(failure("c"), None);
+        seen.go_on(begun);
+        assert_eq!((seen.newest(), told()), (3, Some("c".to_owned())));
+        seen.go_on(seen.newest());
+        assert_eq!((seen.newest(), told()), (0, None));
+        assert_eq!(seen.ended(), BTreeSet::from([2]), "a rank that has ended never comes back");
     }
 
     #[test]

@@ -110,8 +110,8 @@ pub(super) struct Running {
     pub(super) bytes: u64,
     /// The record of the collective. It ends when it is dropped.
     pub(super) open: Open,
-    /// Whether this rank had seen a failure in another group when it began.
-    pub(super) is_troubled: bool,
+    /// The newest failure of another group when it began: [`Seen::newest`](crate::membership::Seen::newest).
+    pub(super) failure: usize,
 }
 
 impl fmt::Debug for Lane {

@@ -173,7 +173,7 @@ impl ProcessGroup {
         }
         let deadline = deadline::after(Instant::now(), config.timeout);
         let seen = family.seen.clone();
-        let is_troubled = seen.is_troubled();
+        let failure = seen.newest();
         let mut member = Membership { seen: seen.clone(), ..Membership::new(name, place, global) };
         // Groups made from this one write to the same trace file.
         let own = member.global.of(member.rank);
@@ -227,8 +227,8 @@ impl ProcessGroup {
             Ok(_) => board.leave(),
             Err(error) => board.fail(error),
         }
-        if joined.is_ok() && is_troubled {
-            seen.go_on();
+        if joined.is_ok() && failure > 0 {
+            seen.go_on(failure);
         }
         joined
     }
