@@ -5,13 +5,16 @@
 //!
 //! ```text
 //! process/R = the sign of rank R         the first thing that a rank writes; it stays while R is in the job
-//! watch     = rank and sign of one       the watcher: the first that has come; it writes a new number at each look
-//! failed    = rank that has ended        written by the watcher
+//! watch/C   = rank and sign of one       the watcher of circle C: its first rank that has come; it writes a new number at
+//!                                        each look
+//! failed    = rank that has ended        written by a watcher, and read by all ranks
 //! ```
 //!
-//! The watcher is connected to the signs of all members, and every other rank to the sign of the watcher. All of them
-//! look several times a second. A rank that sees the watcher end, or write no new number, takes its place. So only the
-//! watcher blames a rank, and the number of connections and of questions grows with the number of ranks.
+//! Each 16 ranks, by their numbers, are a circle. Its watcher is connected to the signs of its ranks, and every other
+//! rank of the circle to the sign of the watcher. All of them look several times a second. A rank that sees the watcher end,
+//! or write no new number, takes its place. So only a watcher blames a rank, and the number of connections and of questions
+//! grows with the number of ranks. The watcher looks at the first rank of the next circle, too: if a whole circle ends,
+//! another one notices.
 //!
 //! A sign that was reached and has closed is proof. One that was never reached is none: it may be left over from an earlier
 //! job, or be out of reach, as on a copy of this host or behind a firewall. So the watcher first writes down whom it
@@ -19,6 +22,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -147,9 +151,9 @@ const BEATS_WITHIN: u32 = 5;
 /// How many looks a rank may take to object to a suspicion.
 const OBJECTS_WITHIN: u32 = 3;
 
-/// The largest world whose ranks watch each other. Each rank that takes the watcher's place asks about every other one, so the
-/// number of questions grows with the square. In larger worlds the time limit decides.
-const WATCHED_MAX: usize = 32;
+/// The ranks of a circle. Each one that takes the watcher's place asks about all others, so the number of questions grows
+/// with the square of this.
+const CIRCLE: usize = 16;
 
 /// What stands for a key without a value.
 const ABSENT: &[u8] = b"-";
@@ -172,7 +176,7 @@ impl Watch {
     ///
     /// The error of the store.
     pub async fn begin<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
-        if !(2..=WATCHED_MAX).contains(&self.0.member.world_size) {
+        if self.0.member.world_size < 2 {
             return Ok(());
         }
         let sign = text(word(desk.ask(Ask::Sign { reaches_out: false }).await?));
@@ -248,7 +252,7 @@ impl Watch {
     ///
     /// As for [`Watch::look`].
     pub async fn settle<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
-        let until = desk.now() + SETTLE;
+        let until = desk.now() + self.every() * SETTLE_LOOKS;
         while desk.now() < until {
             self.look(desk).await?;
             desk.ask(Ask::Pause(SETTLE_PAUSE)).await?;
@@ -308,7 +312,7 @@ impl Watch {
             seen.own.objections += 1;
             self.write_own(desk, seen).await?;
         }
-        if rank == own || rank >= self.0.member.world_size {
+        if rank == own || !self.circle().contains(&rank) {
             return Ok(true);
         }
         let note = Note { sign, ..Note::default() };
@@ -333,9 +337,11 @@ impl Watch {
         seen: &mut Seen,
     ) -> Result<(), Failure<W::Error>> {
         let (own, every) = (self.0.member.rank, self.every());
-        let unknown: Vec<Rank> = (0..self.0.member.world_size)
-            .filter(|rank| *rank != own && !seen.others.contains_key(rank))
-            .collect();
+        let circle = self.circle();
+        let next = circle.end % self.0.member.world_size;
+        let watched: BTreeSet<Rank> = circle.clone().chain([next]).collect();
+        let is_unknown = |rank: &Rank| *rank != own && !seen.others.contains_key(rank);
+        let unknown: Vec<Rank> = watched.into_iter().filter(is_unknown).collect();
         self.hear_of(desk, seen, &unknown).await?;
         self.reach_out(desk, seen).await?;
         for rank in self.closed(desk, seen).await? {
@@ -366,7 +372,9 @@ impl Watch {
             let looked = (desk.now() + every).saturating_duration_since(seen.next_look);
             let silent = other.silent.map_or(Duration::ZERO, |it| it + looked.min(every));
             other.silent = Some(silent);
-            if other.lived || silent >= every * OBJECTS_WITHIN {
+            // A rank of the next circle does not read that it is suspected.
+            let may_object = circle.contains(&rank);
+            if other.lived || (may_object && silent >= every * OBJECTS_WITHIN) {
                 return self.blame(desk, seen, rank).await;
             }
         }
@@ -556,8 +564,15 @@ impl Watch {
     }
 
     /// The keys that only this group uses.
-    pub(super) fn keys(&self) -> [String; 2] {
-        [self.watch_key(), self.failed_key()]
+    pub(super) fn keys(&self) -> impl Iterator<Item = String> {
+        let circles = 0..self.0.member.world_size.div_ceil(CIRCLE);
+        circles.map(|circle| self.watch_key_of(circle)).chain([self.failed_key()])
+    }
+
+    /// The ranks of this rank's circle.
+    fn circle(&self) -> Range<Rank> {
+        let first = self.0.member.rank / CIRCLE * CIRCLE;
+        first..(first + CIRCLE).min(self.0.member.world_size)
     }
 
     fn take(&self) -> Option<Seen> {
@@ -583,7 +598,11 @@ impl Watch {
     }
 
     fn watch_key(&self) -> String {
-        format!("drumline/{}/watch", self.0.member.name)
+        self.watch_key_of(self.0.member.rank / CIRCLE)
+    }
+
+    fn watch_key_of(&self, circle: usize) -> String {
+        format!("drumline/{}/watch/{circle}", self.0.member.name)
     }
 
     fn failed_key(&self) -> String {
@@ -591,9 +610,9 @@ impl Watch {
     }
 }
 
-/// How long a rank looks for the reason why another has given up: until it has taken the place of the watcher, suspected a
-/// rank, and heard no objection.
-const SETTLE: Duration = Duration::from_millis(800);
+/// How many looks a rank takes to find the reason why another has given up: until it has taken the place of the watcher,
+/// suspected a rank, and heard no objection.
+const SETTLE_LOOKS: u32 = 6;
 const SETTLE_PAUSE: Duration = Duration::from_millis(20);
 
 /// How often a rank that has lost the store looks whether the process of its host has ended.

@@ -6,6 +6,7 @@
 use std::{
     env,
     io::{BufRead as _, BufReader},
+    ops::Range,
     process::{Child, ChildStdout, Command, Stdio},
     thread,
     time::Duration,
@@ -23,7 +24,11 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
+/// The ranks of most jobs.
 const WORLD: usize = 4;
+
+/// The ranks of a job in two circles.
+const TWO_CIRCLES: usize = 20;
 
 /// To tell a hang from a busy machine. The time limit of start-up is longer.
 const NAMED_WITHIN: Duration = Duration::from_secs(30);
@@ -70,10 +75,11 @@ fn start_over(what: &str, config: &Config) -> Result<(), Error> {
                 world.destroy()?;
                 world = join()?;
             }
-            "groups" => group_of(&world, &[0, 1, 2, 3])?,
+            "groups" => group_of(&world, 0..world.world_size())?,
             _ => {
-                let half = if world.rank() < 2 { [0, 1] } else { [2, 3] };
-                group_of(&world, &half)?;
+                let middle = world.world_size() / 2;
+                let is_left = world.rank() < middle;
+                group_of(&world, if is_left { 0..middle } else { middle..world.world_size() })?;
                 world.barrier()?;
             }
         }
@@ -119,8 +125,9 @@ fn go_on_without_one(world: &ProcessGroup) -> Result<(), Error> {
     rest.destroy()
 }
 
-fn group_of(world: &ProcessGroup, ranks: &[usize]) -> Result<(), Error> {
-    let group = world.new_group(ranks, &GroupOptions::default())?;
+fn group_of(world: &ProcessGroup, ranks: Range<usize>) -> Result<(), Error> {
+    let ranks: Vec<usize> = ranks.collect();
+    let group = world.new_group(&ranks, &GroupOptions::default())?;
     group.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)?;
     group.destroy()
 }
@@ -136,7 +143,8 @@ impl Drop for Job {
     }
 }
 
-fn start(port: u16, attempt: usize, what: &str, over: &str, late: usize) -> Job {
+/// Starts a job of `world` ranks. The rank `late`, if there is one of this number, comes late.
+fn start(port: u16, attempt: usize, what: &str, over: &str, (world, late): (usize, usize)) -> Job {
     let start = |rank: usize| {
         let late_ms = if rank == late { 400 } else { 0 };
         let mut child = Command::new(env::current_exe().unwrap())
@@ -145,7 +153,7 @@ fn start(port: u16, attempt: usize, what: &str, over: &str, late: usize) -> Job 
             .env("STARTS_OVER", over)
             .env("STARTS_LATE_MS", late_ms.to_string())
             .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", WORLD.to_string())
+            .env("WORLD_SIZE", world.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string())
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -157,7 +165,7 @@ fn start(port: u16, attempt: usize, what: &str, over: &str, late: usize) -> Job 
         let output = BufReader::new(child.stdout.take().unwrap());
         (child, output)
     };
-    Job((0..WORLD).map(start).collect())
+    Job((0..world).map(start).collect())
 }
 
 /// The key under which a process says that it is there.
@@ -177,9 +185,9 @@ fn random(seed: usize) -> usize {
     (x.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as usize
 }
 
-/// Kills a rank at a random moment once it has written to the store that it is there, so many times. All others must name
-/// it, also one that comes late.
-fn kill_and_listen(times: usize) {
+/// Kills a rank of `world` ranks at a random moment once it has written to the store that it is there, so many times. All
+/// others must name it, also one that comes late.
+fn kill_and_listen(world: usize, times: usize) {
     let server = TcpStoreServer::bind("127.0.0.1", 0).unwrap();
     let port = server.address().unwrap().port();
     let store = TcpStore::connect("127.0.0.1", port, NAMED_WITHIN).unwrap();
@@ -187,17 +195,17 @@ fn kill_and_listen(times: usize) {
     for number in 0..times {
         let what = WHATS[number % WHATS.len()];
         let over = OVERS[number / WHATS.len() % OVERS.len()];
-        let victim = random(number) % WORLD;
+        let victim = random(number) % world;
         // Every other time one of the survivors, or nobody, comes late.
-        let late = (victim + random(number + 31) % 8) % 8;
-        let late = if late == victim { WORLD } else { late };
-        let mut job = start(port, number, what, over, late);
+        let late = (victim + random(number + 31) % (2 * world)) % (2 * world);
+        let late = if late == victim { world } else { late };
+        let mut job = start(port, number, what, over, (world, late));
         store.wait(&[&process_key(number, victim)], NAMED_WITHIN).unwrap();
         let most = if what == "first" { 60_000 } else { 400_000 };
         thread::sleep(Duration::from_micros((random(number + 7919) % most) as u64));
         let killed = now_us();
         kill_process(Pid::from_child(&job.0[victim].0), Signal::KILL).unwrap();
-        for survivor in (0..WORLD).filter(|rank| *rank != victim) {
+        for survivor in (0..world).filter(|rank| *rank != victim) {
             let (began, failed, culprit, told) = failure(&mut job.0[survivor].1);
             if culprit != victim as i64 {
                 wrong.push(format!(
@@ -249,7 +257,7 @@ fn kill_after(
     then: impl Fn(usize, &mut BufReader<ChildStdout>),
 ) {
     let server = TcpStoreServer::bind("127.0.0.1", 0).unwrap();
-    let mut job = start(server.address().unwrap().port(), 0, what, over, WORLD);
+    let mut job = start(server.address().unwrap().port(), 0, what, over, (WORLD, WORLD));
     let mut said = (&mut job.0[waits].1).lines().map(Result::unwrap);
     assert!(said.any(|line| line == says), "{what} over {over}");
     kill_process(Pid::from_child(&job.0[1].0), Signal::KILL).unwrap();
@@ -285,10 +293,10 @@ fn ranks_that_start_again_in_the_same_store_wait_for_each_other() {
     let server = TcpStoreServer::bind("127.0.0.1", 0).unwrap();
     let port = server.address().unwrap().port();
     let store = TcpStore::connect("127.0.0.1", port, NAMED_WITHIN).unwrap();
-    let job = start(port, 0, "once", "shared", 3);
+    let job = start(port, 0, "once", "shared", (WORLD, 3));
     store.wait(&["start/0/drumline/world/ticket/2"], NAMED_WITHIN).unwrap();
     drop(job);
-    let mut job = start(port, 1, "once", "shared", 2);
+    let mut job = start(port, 1, "once", "shared", (WORLD, 2));
     for (rank, (_, output)) in job.0.iter_mut().enumerate() {
         let mut said = output.lines().map(Result::unwrap);
         let ends = |line: &String| ["done", "failed "].iter().any(|end| line.contains(end));
@@ -299,11 +307,16 @@ fn ranks_that_start_again_in_the_same_store_wait_for_each_other() {
 #[test]
 #[cfg_attr(feature = "soak", ignore = "the soak kills more often")]
 fn a_rank_that_is_killed_amid_start_up_is_named_by_all() {
-    kill_and_listen(WHATS.len() * 3);
+    kill_and_listen(WORLD, WHATS.len() * 3);
+}
+
+#[test]
+fn a_rank_that_is_killed_amid_start_up_is_named_in_all_circles() {
+    kill_and_listen(TWO_CIRCLES, WHATS.len());
 }
 
 #[test]
 #[cfg(feature = "soak")]
 fn a_rank_that_is_killed_amid_start_up_is_named_by_all_300_times() {
-    kill_and_listen(300);
+    kill_and_listen(WORLD, 300);
 }
