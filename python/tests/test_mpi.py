@@ -17,6 +17,9 @@ HERE = Path(__file__).parent
 VARIABLE = "DRUMLINE_TEST_MPI"
 PREFIXES = [Path(it) for it in os.environ.get(VARIABLE, "").split(":") if it]
 
+# Signals to a rank in a call. The long form is for `make soak`: DRUMLINE_SOAK=1.
+TRIALS = 200 if os.environ.get("DRUMLINE_SOAK", "0") != "0" else 4
+
 # To tell a hang from a slow machine.
 LIMIT_S = 300.0
 
@@ -104,6 +107,24 @@ def test_a_rank_that_raises_is_named_and_the_job_ends(mpi):
     # A launcher may kill the others before they have said it.
     others = [line for line in said.splitlines() if line.startswith("heard: ")]
     assert all("rank 1" in line for line in others), said
+
+
+def test_a_program_ends_in_a_handler_of_sigterm(mpi):
+    took = []
+    for seed in range(TRIALS):
+        signalled = [(0,), (0, 1), (1,), (1, 0)][seed % 4]
+        done = under(mpi, 2, sys.executable, HERE / "under_mpi.py", "told_to_end", seed, *signalled)
+        said = dict(re.findall(r"^rank (\d): (.+)", done.stdout, re.MULTILINE))
+        assert said.keys() == {"0", "1"}, done.stdout + done.stderr
+        for rank, line in said.items():
+            seconds, ends = line.split(" s, ")
+            # Of two that are signalled one may hear of the other before its own signal.
+            right = {"in the handler", "in the handler, told"} if int(rank) in signalled else set()
+            right |= {"after a failed call"} if len(signalled) == 2 or int(rank) not in signalled else set()
+            assert ends in right, f"trial {seed}, signalled {signalled}, rank {rank}: {line}"
+            took.append(float(seconds))
+    late = sum(it > 1 for it in took)
+    print(f"{name_of(mpi)}: {TRIALS} signals, worst {max(took):.2f} s, {late} later than 1 s")
 
 
 def test_what_mpi_knows_must_not_be_typed(mpi):

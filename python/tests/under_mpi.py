@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
+import signal
 import sys
+import threading
+import time
 
 import numpy as np
 
@@ -96,6 +101,48 @@ def typed() -> None:
             say(str(error).replace("\n", " "))
 
 
+def told_to_end(seed: str, *signalled: str) -> None:
+    """Calls until SIGTERM has come to these ranks; its handler leaves the group. Says how long each rank lived after its
+    own signal or, without one, after its call failed, and how it ended."""
+    import drumline
+
+    rank = drumline.init_process_group("mpi://", timeout=1000).rank
+    drumline.all_reduce(np.ones(10))
+    ends = "after a failed call"
+    since = 0.0
+
+    def bye(*_: object) -> None:
+        nonlocal ends
+        ends = "in the handler"
+        try:
+            drumline.destroy_process_group()
+        except drumline.CollectiveError:
+            ends = "in the handler, told"
+        end()
+
+    def end() -> None:
+        say(f"rank {rank}: {time.monotonic() - since:.2f} s, {ends}")
+        sys.exit(0)
+
+    def signal_oneself() -> None:
+        nonlocal since
+        since = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, bye)
+    late = random.Random(int(seed))
+    if str(rank) in signalled:
+        threading.Timer(0.1 + late.uniform(0, 0.05), signal_oneself).start()
+    while True:
+        try:
+            drumline.all_reduce(np.ones(10))
+        except drumline.CollectiveError:
+            since = since or time.monotonic()
+            end()
+        if rank == int(seed) % 2:  # so the other one waits in a call most of the time
+            time.sleep(late.uniform(0, 0.02))
+
+
 def torch_api(url: str = "mpi://") -> None:
     import torch
     import torch.distributed as dist
@@ -150,5 +197,5 @@ def torchruns_script() -> None:
 
 
 if __name__ == "__main__":
-    programs = (own_api, takes_no_leave, bits, one_raises, typed, torch_api, torchruns_script)
+    programs = (own_api, takes_no_leave, bits, one_raises, typed, told_to_end, torch_api, torchruns_script)
     {f.__name__: f for f in programs}[sys.argv[1]](*sys.argv[2:])
