@@ -12,7 +12,7 @@ PYTHON_VENV := target/python-venv
 OWN := $(PYTHON) .ci/own_environment.py
 
 .PHONY: help train test prepared static rust format links lint build-tests unit check features model docs python python-package python-release python-suite pytest-1 pytest-2 pytest-files python-types torch-suite \
-        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict simulate check-pictures torch torch-venv torch-versions mpi mpi-usual over-mpi test-gpu deny semver package systems \
+        command-lines ecosystem gpt gpt-burn wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-gpt bench-torch bench-step soak soak-python faults fuzz nightly vulkan schedules book settings predict check-pictures torch torch-venv torch-versions mpi mpi-usual over-mpi test-gpu deny semver package systems \
         release-dry train-containers clean
 
 # Tests of Python wait for processes and for time limits, so these parts of them run side by side: make --jobs=2 python
@@ -44,7 +44,7 @@ help:
 	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
 	@echo 'make check-pictures  open every picture in Chromium, on light and dark pages, and look for faults'
 	@echo 'make settings   make the pages of settings and of the command line anew'
-	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
+	@echo 'make predict    what collectives take between hosts at the prices in ARGS'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
 	@echo 'make command-lines  every command line of the comparison with torchrun: ten minutes'
@@ -273,16 +273,8 @@ settings:
 	$(PYTHON) docs/settings.py
 	$(PYTHON) docs/command_line.py target/debug/drumline
 
-# Writes the last section of the page anew. `simulate` is the old name.
-simulate: predict
-
 predict:
-	cargo build --locked --release -p drumline-cli
-	target/release/drumline predict --check > target/predict.txt
-	{ sed '/^<!-- measured -->/q' docs/notes/replays.md; printf '%s, %s\n\n```text\n' \
-	    "$$(date +%F)" "$$(git rev-parse --short HEAD)"; cat target/predict.txt; echo '```'; } \
-	    > target/replays.md
-	mv target/replays.md docs/notes/replays.md
+	cargo run --locked --release -p drumline-schedule --example predict -- $(ARGS)
 
 # The pictures of docs, and those that the commands and examples draw: each is opened in Chromium as a reader would.
 # What the browser showed is kept beside them, in target/pictures/shots.
@@ -296,8 +288,6 @@ check-pictures: schedules $(PYTHON_VENV)/matplotlib $(PYTHON_VENV)/playwright
 	mkdir -p $(DRAWN)
 	$(OWN) target/debug/drumline bench all_reduce,all_gather --max-bytes 64K --rounds 1 --time 10ms \
 	    --transport shm,tcp --buffers staged,registered --svg $(DRAWN)/bench.svg >/dev/null
-	$(OWN) target/debug/drumline predict --hosts 64 --nproc-per-node 8 --operations all_reduce,all_gather \
-	    --gradients-mb 400 --backward-ms 300 --svg $(DRAWN)/predict.svg >/dev/null
 	$(OWN) env DRUMLINE_TRACE=$(DRAWN)/trace target/debug/drumline run --nproc-per-node 2 -- target/debug/fashion-mnist \
 	    --data examples/fashion-mnist/data --epochs 2 --out $(DRAWN)/fashion-mnist
 	target/debug/drumline trace page $(DRAWN)/trace

@@ -12,7 +12,7 @@ import sys
 
 PAGE = pathlib.Path(__file__).resolve().parent / "reference/command-line.md"
 MARK = "<!-- What --help prints: docs/command_line.py -->\n"
-COMMANDS = ["", "run", "launch", "env", "check", "explain", "trace", "trace merge", "trace page", "trace summary", "bench", "predict"]
+COMMANDS = ["", "run", "launch", "env", "check", "explain", "trace", "trace merge", "trace page", "trace summary", "bench"]
 
 
 def page(drumline: str) -> str:

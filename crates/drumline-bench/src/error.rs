@@ -1,4 +1,4 @@
-//! Why nothing can be measured or predicted.
+//! Why nothing can be measured.
 
 use std::{fmt, io};
 
@@ -7,7 +7,7 @@ use drumline::Section;
 /// The result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why nothing can be measured or predicted.
+/// Why nothing can be measured.
 ///
 /// ```
 /// use drumline_bench::Error;

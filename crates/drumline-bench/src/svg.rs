@@ -43,14 +43,10 @@ const DARK: &str = r##"
 /// Curves over a logarithmic axis.
 pub(crate) struct Panel {
     pub(crate) title: String,
-    /// Below the title.
-    pub(crate) note: String,
     pub(crate) x_title: &'static str,
     /// The name of a power of two on the horizontal axis, by its exponent.
     pub(crate) x_name: fn(i32) -> String,
     pub(crate) y_title: &'static str,
-    /// Whether the vertical axis goes from 0 to 100; else it is logarithmic.
-    pub(crate) is_percent: bool,
     /// Names and points.
     pub(crate) curves: Vec<(String, Vec<(f64, f64)>)>,
 }
@@ -87,7 +83,7 @@ impl Panel {
     /// Neither 0 nor infinity is on a logarithmic axis.
     fn drop_what_has_no_place(&mut self) {
         for (_, points) in &mut self.curves {
-            points.retain(|(x, y)| *x > 0.0 && (self.is_percent || y.is_normal()));
+            points.retain(|(x, y)| *x > 0.0 && y.is_normal());
         }
         self.curves.retain(|(_, points)| !points.is_empty());
     }
@@ -97,16 +93,12 @@ impl Panel {
     }
 
     fn draw(&self, area: &Area<'_>) -> Drawn {
-        let area = area.titled(&self.title, (FONT, 18))?.titled(&self.note, (FONT, 13))?;
+        let area = area.titled(&self.title, (FONT, 18))?;
         let (left, names) = area.split_horizontally(NAMES);
         // Both axes are drawn as exponents: marks are whole powers.
-        let exponent = |y: f64| if self.is_percent { y } else { y.log10() };
         let points = || self.curves.iter().flat_map(|(_, points)| points);
         let xs = powers(points().map(|(x, _)| x.log2()));
-        let ys = match self.is_percent {
-            true => 0.0..100.0,
-            false => powers(points().map(|(_, y)| y.log10())),
-        };
+        let ys = powers(points().map(|(_, y)| y.log10()));
         let labels = |range: &Range<f64>| (range.end - range.start + 1.0).min(11.0) as usize;
         let (x_labels, y_labels) = (labels(&xs), labels(&ys));
         let mut chart = ChartBuilder::on(&left)
@@ -126,14 +118,11 @@ impl Panel {
             .x_label_formatter(&|x| (self.x_name)(x.round() as i32))
             .y_labels(y_labels)
             .y_desc(self.y_title)
-            .y_label_formatter(&|y| match self.is_percent {
-                true => y.to_string(),
-                false => 10_f64.powi(y.round() as i32).to_string(),
-            })
+            .y_label_formatter(&|y| 10_f64.powi(y.round() as i32).to_string())
             .draw()?;
         for (number, (name, points)) in (0..).zip(&self.curves) {
             let colour = COLOURS[number as usize % COLOURS.len()];
-            let points = points.iter().map(|(x, y)| (x.log2(), exponent(*y)));
+            let points = points.iter().map(|(x, y)| (x.log2(), y.log10()));
             let line = LineSeries::new(points, colour.filled().stroke_width(2)).point_size(3);
             chart.draw_series(line)?;
             let y = NAME_HEIGHT as i32 * (number + 1);

@@ -1,9 +1,9 @@
-//! `drumline bench` and `drumline predict`.
+//! `drumline bench`.
 
 use std::{ffi::OsString, num::NonZeroUsize};
 
 use drumline::is_launched;
-use drumline_bench::{BenchOptions, PredictOptions, is_over_mpi};
+use drumline_bench::{BenchOptions, is_over_mpi};
 use drumline_launch::{Job, run};
 
 use crate::{Result, cli::Rseq, output::Stdout};
@@ -22,11 +22,6 @@ pub(crate) fn measure(
     let disables_rseq = rseq.disable_rseq;
     let job = this_command(options.ranks(), arguments, itself);
     Ok(run(&Job { disables_rseq, torch_store: None, labels_stdout: false, ..job })?)
-}
-
-pub(crate) fn predict(options: &PredictOptions) -> Result<u8> {
-    drumline_bench::predict(options, &mut Stdout)?;
-    Ok(0)
 }
 
 /// A job whose ranks run this same command line.

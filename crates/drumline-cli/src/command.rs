@@ -106,8 +106,6 @@ fn refuse(error: &clap::Error) -> u8 {
 const LEFT_OUT: &[(&str, &str)] = &[
     #[cfg(not(feature = "bench"))]
     ("bench", "this program is built without the feature `bench`"),
-    #[cfg(not(feature = "bench"))]
-    ("predict", "this program is built without the feature `bench`"),
     #[cfg(not(feature = "pages"))]
     ("man", "this program is built without the feature `pages`"),
 ];
@@ -161,8 +159,6 @@ fn carry_out(
         Command::Check { json } => check(json),
         #[cfg(feature = "bench")]
         Command::Bench { options, rseq } => bench::measure(&options, rseq, arguments, itself),
-        #[cfg(feature = "bench")]
-        Command::Predict(options) => bench::predict(&options),
         Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Page { dir, out }) => trace::page(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),

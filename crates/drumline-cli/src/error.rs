@@ -25,7 +25,7 @@ pub enum Error {
     #[error(transparent)]
     Launch(#[from] drumline_launch::Error),
 
-    /// `drumline bench` or `drumline predict` has failed.
+    /// `drumline bench` has failed.
     #[cfg(feature = "bench")]
     #[error(transparent)]
     Bench(#[from] drumline_bench::Error),

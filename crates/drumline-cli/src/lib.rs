@@ -4,7 +4,6 @@
 //! $ drumline run --nproc-per-node 2 -- ./train --epochs 3
 //! $ drumline check
 //! $ drumline bench all_reduce --sizes 1M
-//! $ drumline predict --hosts 16 --nproc-per-node 8
 //! $ drumline trace summary trace
 //! ```
 //!

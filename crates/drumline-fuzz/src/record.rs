@@ -75,7 +75,7 @@ fn recordings(name: &str) -> Result<Vec<Vec<u8>>> {
             r#"{"message": "boom", "timestamp": 1764055200}"#,
         ]),
         "prices" => {
-            vec![PriceList::default().to_string().into(), b"# none\ncall_ps = 1_000".into()]
+            vec![PriceList::default().to_string().into(), b"# none\nnic_byte_fs = 1_000".into()]
         }
         "url" => texts(&[
             "tcp://node-0:4000?rank=1&world_size=2",

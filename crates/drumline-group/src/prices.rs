@@ -31,8 +31,7 @@ pub enum PriceSource {
     /// When the group is made, rank 0 and a rank that it reaches over a link exchange messages for at most 50
     /// ms. All ranks use the result. A group whose ranks all share memory has no links, and measures nothing.
     Measure,
-    /// A file, with the same content on all ranks. `drumline predict --measure` writes one; [`PriceList`]
-    /// has the format.
+    /// A file, with the same content on all ranks, in the text form of a [`PriceList`].
     File(PathBuf),
     /// These prices.
     Given(Box<PriceList>),
@@ -67,8 +66,7 @@ impl PriceSource {
                 };
                 let text = read_text(path, 1 << 20).map_err(|error| {
                     invalid(format!(
-                        "{error}; give `default`, `measure` or a file as \
-                         `drumline predict --measure` writes it"
+                        "{error}; give `default`, `measure` or a file of lines `name = number`"
                     ))
                 })?;
                 text.parse().map_err(|error| invalid(format!("{error}")))
@@ -101,13 +99,13 @@ mod tests {
         let error = load("# prices\nfar.round_ps = soon").unwrap_err().to_string();
         assert!(error.contains("prices.toml: line 2: far.round_ps"), "{error}");
         let error = PriceSource::File("/nowhere/x".into()).load().unwrap_err().to_string();
-        assert!(error.contains("/nowhere/x") && error.contains("--measure"), "{error}");
+        assert!(error.contains("/nowhere/x") && error.contains("`measure`"), "{error}");
     }
 
     #[test]
     fn equal_prices_have_equal_words_wherever_they_come_from() {
         let list = PriceList::default();
-        let other = PriceList { call_ps: 1, ..list.clone() };
+        let other = PriceList { nic_byte_fs: 1, ..list.clone() };
         let given = PriceSource::Given(Box::new(list.clone()));
         assert_eq!(given.word(&list), PriceSource::Default.word(&list));
         assert_ne!(given.word(&other), given.word(&list));

@@ -1,7 +1,7 @@
-//! Proves, draws and replays the schedules of `drumline-schedule`.
+//! Proves and draws the schedules of `drumline-schedule`.
 //!
 //! - [`check`] proves an algorithm right for one world size, on expressions instead of numbers.
-//! - [`draw`] draws it, and [`replay`] predicts how long it takes on a cluster.
+//! - [`draw`] draws it.
 //!
 //! Programs that only run collectives need none of these.
 //!
@@ -20,7 +20,6 @@
 
 pub mod check;
 pub mod draw;
-pub mod replay;
 mod unroll;
 mod walk;
 

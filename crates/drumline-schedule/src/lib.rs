@@ -6,7 +6,7 @@
 //! [`Schedule`]: a short list of [steps](step::Step) over symbolic blocks ("block 2 of 5"). So one schedule
 //! serves every length, element type and transport. This crate has no I/O, no clock and no number. An
 //! executor needs to know the verbs and nothing else. Because a schedule is data, `drumline-inspect` can
-//! prove it, draw it and replay it without a socket.
+//! prove it and draw it without a socket.
 //!
 //! **There is one order of sums.** For a given world size every algorithm adds along the same [`tree`].
 //! Floating-point addition is not associative, so a fixed order makes the result the same to the last bit,

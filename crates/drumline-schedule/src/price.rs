@@ -10,5 +10,5 @@ mod list;
 mod prices;
 
 pub use cheapest::{Choices, candidates, choose, price};
-pub use list::{Entry, Link, ParseError, PriceList, Rate, entries, unknown};
+pub use list::{Link, ParseError, PriceList};
 pub use prices::{ElementKind, Prices};

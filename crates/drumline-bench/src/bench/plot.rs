@@ -16,11 +16,9 @@ pub(super) fn svg(title: String, rows: &[Row]) -> Result<String> {
     }
     page(vec![Panel {
         title,
-        note: String::new(),
         x_title: "size, bytes",
         x_name: size_name,
         y_title: "bus bandwidth, GB/s",
-        is_percent: false,
         curves: curves.into_iter().collect(),
     }])
 }

@@ -39,7 +39,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::PossibleValuesParser};
 use drumline::Section;
 #[cfg(feature = "bench")]
-use drumline_bench::{BenchOptions, PredictOptions};
+use drumline_bench::BenchOptions;
 use drumline_launch::KEEP_SUBCOMMAND;
 
 use self::pages::Shell;
@@ -103,11 +103,6 @@ pub(crate) enum Command {
         #[command(flatten)]
         options: Box<BenchOptions>,
     },
-
-    /// Predict how long collectives and training take on a cluster that need not be there
-    #[cfg(feature = "bench")]
-    #[command(alias = "simulate")]
-    Predict(Box<PredictOptions>),
 
     /// Tell more about an error, which ends with the name of its explanation
     #[command(after_help = EXPLAIN_HELP)]

@@ -75,9 +75,7 @@ fn errors_end_with_the_command_that_explains_them() {
         ("trace summary empty", "DRUMLINE_TRACE", "traces"),
         ("trace merge none", "DRUMLINE_TRACE", "traces"),
         ("bench --json none/x.json", "cannot write none/x.json", "measuring"),
-        ("predict --svg none/x.svg", "cannot write none/x.svg", "measuring"),
-        ("predict --measure none/x", "cannot write none/x", "measuring"),
-        ("predict --cluster none", "predict --measure none", "measuring"),
+        ("bench --svg none/x.svg", "cannot write none/x.svg", "measuring"),
     ] {
         let output = drumline(path, line);
         let text = stderr(&output);
@@ -110,7 +108,7 @@ fn every_command_works_from_any_directory_and_says_where_it_wrote() {
     let directory = TempDir::new().unwrap();
     let file = |name: &str| directory.path().join(name).display().to_string();
     let root = Path::new("/proc");
-    let (json, svg, step) = (file("speed.json"), file("speed.svg"), file("step.svg"));
+    let (json, svg) = (file("speed.json"), file("speed.svg"));
     let trace = file("trace");
     let bench = format!("bench -e 8 --iters 1 --rounds 1 --json {json} --svg {svg}");
     let mut traced = Command::new(DRUMLINE);
@@ -124,7 +122,6 @@ fn every_command_works_from_any_directory_and_says_where_it_wrote() {
         ("check".to_owned(), vec![]),
         ("run true".to_owned(), vec![]),
         (bench, vec![&json, &svg]),
-        (format!("predict --hosts 2 --sizes 1M --svg {step}"), vec![&step]),
         (format!("trace summary {trace}"), vec![]),
         (format!("trace merge {trace}"), vec![&merged]),
     ] {

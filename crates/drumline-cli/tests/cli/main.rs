@@ -25,7 +25,6 @@ mod monitoring;
 mod network;
 mod nodes;
 mod options;
-mod predict;
 mod report;
 mod restarts;
 mod run;

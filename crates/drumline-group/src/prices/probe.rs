@@ -2,11 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drumline_schedule::{
-    Topology,
-    price::{PriceList, Rate},
-    step::Rank,
-};
+use drumline_schedule::{Topology, price::PriceList, step::Rank};
 
 use crate::{ProcessGroup, Result};
 
@@ -54,11 +50,9 @@ pub(crate) fn ask(group: &ProcessGroup, peer: Rank, list: &PriceList) -> Result<
     link.message_ps = leg_ps * 2 / 9;
     link.round_ps = leg_ps - link.message_ps;
     let byte_fs = ps(long.saturating_sub(short)) * 1_000 / 2 / bytes as u64;
-    link.byte = Rate { cached_fs: byte_fs, memory_fs: byte_fs };
+    link.byte_fs = byte_fs;
     list.nic_byte_fs = byte_fs;
-    let combine_fs = combined_byte_fs();
-    list.combine.memory_fs = combine_fs;
-    list.combine.cached_fs = list.combine.cached_fs.min(combine_fs);
+    list.combined_byte_fs = combined_byte_fs();
     Ok(list)
 }
 

@@ -91,7 +91,7 @@ fn what_is_measured_is_the_same_on_all_ranks() {
     assert!(seen.iter().all(|other| *other == seen[0]));
     let (list, _) = &seen[0];
     assert_ne!(list.far, PriceList::default().far);
-    assert!(list.far.round_ps > 0 && list.combine.memory_fs > 0);
+    assert!(list.far.round_ps > 0 && list.combined_byte_fs > 0);
 }
 
 /// There is nothing to choose, so nothing is measured.
@@ -111,10 +111,9 @@ fn prices_decide_over_links() {
     };
     // Rounds cost nothing, bytes everything: and the other way round.
     let bytes = given(|list| {
-        (list.far.round_ps, list.far.message_ps, list.far.byte.memory_fs) = (0, 0, 1_000_000_000);
+        (list.far.round_ps, list.far.message_ps, list.far.byte_fs) = (0, 0, 1_000_000_000);
     });
-    let rounds =
-        given(|list| (list.far.round_ps, list.far.byte.memory_fs) = (1_000_000_000_000, 0));
+    let rounds = given(|list| (list.far.round_ps, list.far.byte_fs) = (1_000_000_000_000, 0));
     assert_eq!(names(bytes), ["direct"; 4]);
     assert!(names(rounds).iter().all(|name| ["doubling", "direct", "gather"].contains(&&**name)));
     assert_eq!(names(PriceSource::Default), ["doubling"; 4]);

@@ -1,4 +1,4 @@
-//! Checks, drawings and replays of the algorithms of the table.
+//! Checks and drawings of the algorithms of the table.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod algorithms;
@@ -6,9 +6,7 @@ mod drawings;
 mod faults;
 mod hosts;
 mod many_hosts;
-mod measured;
 mod races;
-mod replay;
 
 /// The numbers of ranks or hosts that are tried: all for `make nightly`, else the small ones and some around powers of
 /// two, where the shapes of trees change. The time of a check grows with the cube of the number.

@@ -1,4 +1,4 @@
-//! The price list of a cluster, from which algorithms are chosen and predictions are made, and its text form.
+//! The price list of a cluster, from which algorithms are chosen, and its text form.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,7 +9,6 @@ use crate::topology::Topology;
 /// (`_fs`: 1 GB/s is 1,000,000).
 ///
 /// In the text form each line is `name = number`, and `#` begins a comment. A missing name has its value in
-/// [`PriceList::default`]. Every such text is also valid TOML.
 /// [`PriceList::default`]. Every such text is also TOML.
 ///
 /// ```
@@ -26,33 +25,14 @@ use crate::topology::Topology;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PriceList {
-    /// The work of a call in addition to its steps.
-    pub call_ps: u64,
-    /// In shared memory: the time from a post until a waiting neighbour continues.
-    pub post_ps: u64,
-    /// The work for a place that a step reads or writes, in addition to its bytes.
-    pub touch_ps: u64,
-    /// The time in which a core changes from one rank to another, if a host has more ranks than cores.
-    pub switch_ps: u64,
     /// Sockets between ranks of one host.
     pub near: Link,
     /// TCP between hosts.
     pub far: Link,
     /// A byte on a host's line, in each direction, shared by its ranks.
     pub nic_byte_fs: u64,
-    /// A byte that is copied.
-    pub copy: Rate,
-    /// A byte that is combined into another.
-    pub combine: Rate,
-    /// The extra price of a byte from a neighbour's slot, out of the neighbour's cache, if two ranks share a
-    /// host and exchange their slots.
-    pub slot_byte_fs: u64,
-    /// The same if more than two ranks share a host: half of a slot then stays in its owner's cache.
-    pub shared_slot_byte_fs: u64,
-    /// The bytes of buffers, of all ranks of a core together, that stay in the core's caches.
-    pub cache_bytes: u64,
-    /// A byte to or from the memory of a host, shared by its ranks.
-    pub memory_byte_fs: u64,
+    /// A byte that is combined into another, in memory.
+    pub combined_byte_fs: u64,
 }
 
 /// The prices of a link between two ranks.
@@ -71,65 +51,21 @@ pub struct Link {
     /// Work for a message of any length, half of it at each end.
     pub message_ps: u64,
     /// Work for a byte, half of it at each end.
-    pub byte: Rate,
-}
-
-/// The price of a byte, in the caches and in memory.
-///
-/// ```
-/// use drumline_schedule::price::Rate;
-///
-/// let copy = Rate { cached_fs: 20_000, memory_fs: 100_000 }; // 50 GB/s, and 10
-/// assert_eq!(copy.of(1 << 10, 1 << 20), 20_000);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Rate {
-    /// In the caches.
-    pub cached_fs: u64,
-    /// In memory.
-    pub memory_fs: u64,
-}
-
-impl Rate {
-    /// The mean price of a byte, in femtoseconds, of `bytes` bytes. Of these `cache_bytes` stay in the
-    /// caches.
-    pub fn of(self, bytes: u64, cache_bytes: u64) -> u64 {
-        let cached = u128::from(bytes.min(cache_bytes));
-        let beyond = u128::from(bytes) - cached;
-        let sum = cached * u128::from(self.cached_fs) + beyond * u128::from(self.memory_fs);
-        // A rate is less than 2^64, and so is a mean of two.
-        sum.checked_div(u128::from(bytes)).map_or(self.cached_fs, |mean| mean as u64)
-    }
+    pub byte_fs: u64,
 }
 
 /// `far` is [`Prices::TCP`]. The other figures were measured on two cores of a virtual machine (AMD EPYC,
-/// 2026-11-22) that shared a cache. `shared_slot_byte_fs` is the value with which the replay predicts most of
-/// these measurements well.
+/// 2026-11-22) that shared a cache.
 impl Default for PriceList {
     fn default() -> PriceList {
         PriceList {
-            call_ps: 90_000,
-            post_ps: 80_000,
-            touch_ps: 14_000,
-            switch_ps: 2_150_000,
-            near: Link {
-                round_ps: 1_350_000,
-                message_ps: 2_900_000,
-                byte: Rate { cached_fs: 156_000, memory_fs: 270_000 },
-            },
-            far: Link { round_ps: 7_000_000, message_ps: 2_000_000, byte: TCP_BYTE },
+            near: Link { round_ps: 1_350_000, message_ps: 2_900_000, byte_fs: 270_000 },
+            far: Link { round_ps: 7_000_000, message_ps: 2_000_000, byte_fs: 300_000 },
             nic_byte_fs: 80_000,
-            copy: Rate { cached_fs: 23_000, memory_fs: 118_000 },
-            combine: Rate { cached_fs: 30_000, memory_fs: 118_000 },
-            slot_byte_fs: 1_000,
-            shared_slot_byte_fs: 10_000,
-            cache_bytes: 12_600_000,
-            memory_byte_fs: 18_100,
+            combined_byte_fs: 118_000,
         }
     }
 }
-
-const TCP_BYTE: Rate = Rate { cached_fs: 150_000, memory_fs: 300_000 };
 
 impl PriceList {
     /// The prices for the choice of algorithms over links: those of the sockets of one host, or of the lines
@@ -145,20 +81,9 @@ impl PriceList {
         Prices {
             round_ps: link.round_ps,
             message_ps: link.message_ps,
-            byte_ps: link.byte.memory_fs.max(wire_fs).div_ceil(1_000),
-            combined_byte_ps: self.combine.memory_fs.div_ceil(1_000),
+            byte_ps: link.byte_fs.max(wire_fs).div_ceil(1_000),
+            combined_byte_ps: self.combined_byte_fs.div_ceil(1_000),
         }
-    }
-
-    /// Changes the price with this name; `false` if there is none.
-    pub fn set(&mut self, name: &str, value: u64) -> bool {
-        let field = FIELDS.iter().find(|field| field.name == name);
-        field.map(|field| *(field.of)(self) = value).is_some()
-    }
-
-    /// The names of all prices.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        FIELDS.iter().map(|field| field.name)
     }
 }
 
@@ -172,27 +97,14 @@ struct Field {
 
 #[rustfmt::skip]
 const FIELDS: &[Field] = &[
-    Field { name: "call_ps", of: |it| &mut it.call_ps, about: "a call, beside its steps" },
-    Field { name: "post_ps", of: |it| &mut it.post_ps, about: "shared memory: from a post to who waits for it" },
-    Field { name: "touch_ps", of: |it| &mut it.touch_ps, about: "a place that a step reads or writes" },
-    Field { name: "switch_ps", of: |it| &mut it.switch_ps, about: "a core changes from one rank to another" },
     Field { name: "near.round_ps", of: |it| &mut it.near.round_ps, about: "sockets of one host: an empty message" },
     Field { name: "near.message_ps", of: |it| &mut it.near.message_ps, about: "work for a message, both ends together" },
-    Field { name: "near.byte.cached_fs", of: |it| &mut it.near.byte.cached_fs, about: "work for a byte in the caches, both ends together" },
-    Field { name: "near.byte.memory_fs", of: |it| &mut it.near.byte.memory_fs, about: "the same in memory" },
+    Field { name: "near.byte_fs", of: |it| &mut it.near.byte_fs, about: "work for a byte, both ends together" },
     Field { name: "far.round_ps", of: |it| &mut it.far.round_ps, about: "between hosts: an empty message" },
     Field { name: "far.message_ps", of: |it| &mut it.far.message_ps, about: "work for a message, both ends together" },
-    Field { name: "far.byte.cached_fs", of: |it| &mut it.far.byte.cached_fs, about: "work for a byte in the caches, both ends together" },
-    Field { name: "far.byte.memory_fs", of: |it| &mut it.far.byte.memory_fs, about: "the same in memory" },
+    Field { name: "far.byte_fs", of: |it| &mut it.far.byte_fs, about: "work for a byte, both ends together" },
     Field { name: "nic_byte_fs", of: |it| &mut it.nic_byte_fs, about: "a byte on the line of a host, each direction" },
-    Field { name: "copy.cached_fs", of: |it| &mut it.copy.cached_fs, about: "a byte copied in the caches" },
-    Field { name: "copy.memory_fs", of: |it| &mut it.copy.memory_fs, about: "a byte copied in memory" },
-    Field { name: "combine.cached_fs", of: |it| &mut it.combine.cached_fs, about: "a byte combined in the caches" },
-    Field { name: "combine.memory_fs", of: |it| &mut it.combine.memory_fs, about: "a byte combined in memory" },
-    Field { name: "slot_byte_fs", of: |it| &mut it.slot_byte_fs, about: "more for a byte fetched from a neighbour's slot" },
-    Field { name: "shared_slot_byte_fs", of: |it| &mut it.shared_slot_byte_fs, about: "the same where more than two ranks share a host" },
-    Field { name: "cache_bytes", of: |it| &mut it.cache_bytes, about: "what stays in the caches of a core" },
-    Field { name: "memory_byte_fs", of: |it| &mut it.memory_byte_fs, about: "a byte to or from a host's memory" },
+    Field { name: "combined_byte_fs", of: |it| &mut it.combined_byte_fs, about: "a byte combined into another" },
 ];
 
 impl fmt::Display for PriceList {
@@ -211,31 +123,22 @@ impl std::str::FromStr for PriceList {
     fn from_str(text: &str) -> Result<PriceList, ParseError> {
         let mut list = PriceList::default();
         for Entry { line, name, value } in entries(text)? {
-            if !list.set(name, value) {
-                return Err(unknown(line, name));
-            }
+            let Some(field) = FIELDS.iter().find(|field| field.name == name) else {
+                let names: Vec<&str> = FIELDS.iter().map(|field| field.name).collect();
+                let problem = format!("{name:?} is no price; there is {}", names.join(", "));
+                return Err(ParseError { line, problem });
+            };
+            *(field.of)(&mut list) = value;
         }
         Ok(list)
     }
 }
 
-/// A line of a text in the form of [`PriceList`]'s.
-///
-/// ```
-/// use drumline_schedule::price::{Entry, entries};
-///
-/// let entry: Entry<'_> = entries("# a comment\nhosts = 1_6")?[0];
-/// assert_eq!(entry, Entry { line: 2, name: "hosts", value: 16 });
-/// # Ok::<_, drumline_schedule::price::ParseError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
-    /// The number of the line, from 1.
-    pub line: usize,
-    /// The name before the `=`.
-    pub name: &'a str,
-    /// The number after the `=`.
-    pub value: u64,
+/// A line of the text form: its number, from 1, and what it says.
+struct Entry<'a> {
+    line: usize,
+    name: &'a str,
+    value: u64,
 }
 
 /// What is wrong with a line of such a text.
@@ -243,7 +146,7 @@ pub struct Entry<'a> {
 /// ```
 /// use drumline_schedule::price::{ParseError, PriceList};
 ///
-/// let error = "call_ps = 1\npost_ps = soon".parse::<PriceList>().unwrap_err();
+/// let error = "nic_byte_fs = 1\nfar.byte_fs = soon".parse::<PriceList>().unwrap_err();
 /// let ParseError { line, problem } = error;
 /// assert_eq!(line, 2);
 /// assert!(problem.contains("a whole number"), "{problem}");
@@ -267,22 +170,7 @@ impl fmt::Debug for ParseError {
 const VALUE_MAX: u64 = 3_600_000_000_000_000;
 
 /// The lines of such a text, with any names.
-///
-/// ```
-/// use drumline_schedule::price::entries;
-///
-/// let list = entries("call_ps = 1  # a picosecond\n\nhosts = 16")?;
-/// let lines: Vec<_> = list.iter().map(|entry| (entry.line, entry.name)).collect();
-/// assert_eq!(lines, [(1, "call_ps"), (3, "hosts")]);
-/// assert!(entries("hosts = 16\nhosts = 17").is_err()); // twice
-/// # Ok::<_, drumline_schedule::price::ParseError>(())
-/// ```
-///
-/// # Errors
-///
-/// [`ParseError`] for the first line that is no `name = number`, or names what an earlier line has
-/// named.
-pub fn entries(text: &str) -> Result<Vec<Entry<'_>>, ParseError> {
+fn entries(text: &str) -> Result<Vec<Entry<'_>>, ParseError> {
     let mut entries: Vec<Entry<'_>> = vec![];
     let mut lines = BTreeMap::new();
     for (line, content) in (1..).zip(text.lines()) {
@@ -306,19 +194,6 @@ pub fn entries(text: &str) -> Result<Vec<Entry<'_>>, ParseError> {
     Ok(entries)
 }
 
-/// The error for an unknown name.
-///
-/// ```
-/// use drumline_schedule::price::unknown;
-///
-/// let error = unknown(7, "far.round").to_string();
-/// assert!(error.starts_with("line 7: \"far.round\" is no price; there is call_ps"));
-/// ```
-pub fn unknown(line: usize, name: &str) -> ParseError {
-    let names: Vec<&str> = PriceList::names().collect();
-    ParseError { line, problem: format!("{name:?} is no price; there is {}", names.join(", ")) }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -337,13 +212,19 @@ mod tests {
     #[test]
     fn a_wrong_line_is_named_with_what_is_wrong() {
         for (text, problem) in [
-            ("# prices\ncall_ps", r#"line 2: "call_ps" should be `name = number`"#),
-            ("call_ps = 1\n\ncall_ps = 2", r#"line 3: "call_ps" stands in line 1 already"#),
-            ("call_ps = 1.5", "line 1: call_ps = \"1.5\" should be a whole number"),
-            ("call_ps = -1", "line 1: call_ps = \"-1\""),
-            ("call_ps =", "line 1: call_ps = \"\""),
-            ("call_ps = 99999999999999999", "line 1"),
-            ("calls = 1", r#"line 1: "calls" is no price; there is call_ps, post_ps"#),
+            ("# prices\nnic_byte_fs", r#"line 2: "nic_byte_fs" should be `name = number`"#),
+            (
+                "nic_byte_fs = 1\n\nnic_byte_fs = 2",
+                r#"line 3: "nic_byte_fs" stands in line 1 already"#,
+            ),
+            ("nic_byte_fs = 1.5", "line 1: nic_byte_fs = \"1.5\" should be a whole number"),
+            ("nic_byte_fs = -1", "line 1: nic_byte_fs = \"-1\""),
+            ("nic_byte_fs =", "line 1: nic_byte_fs = \"\""),
+            ("nic_byte_fs = 99999999999999999", "line 1"),
+            (
+                "calls = 1",
+                r#"line 1: "calls" is no price; there is near.round_ps, near.message_ps"#,
+            ),
         ] {
             let error = text.parse::<PriceList>().unwrap_err().to_string();
             assert!(error.starts_with(problem), "{error}");
@@ -361,22 +242,13 @@ mod tests {
         #[test]
         fn text_keeps_every_figure(values in prop::collection::vec(0..VALUE_MAX, FIELDS.len())) {
             let mut list = PriceList::default();
-            for (name, value) in PriceList::names().zip(&values) {
-                prop_assert!(list.set(name, *value));
+            for (field, value) in FIELDS.iter().zip(&values) {
+                *(field.of)(&mut list) = *value;
             }
             let text = list.to_string();
             prop_assert_eq!(text.parse::<PriceList>().unwrap(), list);
             let kept: Vec<u64> = entries(&text).unwrap().iter().map(|entry| entry.value).collect();
             prop_assert_eq!(kept, values);
-        }
-
-        #[test]
-        fn a_byte_costs_between_cache_and_memory(bytes in 1_u64..1 << 40, cache in 0_u64..1 << 30) {
-            let rate = Rate { cached_fs: 20_000, memory_fs: 100_000 };
-            let price = rate.of(bytes, cache);
-            prop_assert!((20_000..=100_000).contains(&price));
-            prop_assert!(rate.of(2 * bytes, cache) >= price);
-            prop_assert_eq!(price == 20_000, bytes <= cache || (bytes - cache) * 80_000 < bytes);
         }
     }
 }

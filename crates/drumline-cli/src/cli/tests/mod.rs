@@ -5,7 +5,6 @@ mod spellings;
 
 use std::{fs, num::NonZeroUsize, path::Path, time::Duration};
 
-use clap::CommandFactory;
 use drumline::auth::Level;
 use drumline_launch::{
     Etcd, Hosts, Joining, Meeting, NumaBinding, OnSignal, Streams, TorchStore,
@@ -297,15 +296,6 @@ fn restartable_sequences_are_disabled_only_on_request() {
 fn the_security_level_is_the_environments_unless_it_is_given() {
     assert_eq!(job("run prog --security tls").security, None);
     assert_eq!(job("run --security tls prog").security, Some(Level::Tls));
-}
-
-#[test]
-fn simulate_is_the_old_name_of_predict() {
-    for line in ["drumline predict --hosts 4", "drumline simulate --hosts 4"] {
-        let Command::Predict(options) = parsed(line).unwrap() else { panic!("{line}") };
-        assert_eq!(options.hosts, Some(4), "{line}");
-    }
-    assert!(!Cli::command().render_help().to_string().contains("simulate"));
 }
 
 #[test]
