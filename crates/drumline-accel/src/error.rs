@@ -93,13 +93,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// The rank at fault, where the error of the group of ranks names one: that a rank has died, for example. That is its
     /// number in the whole job. A failure of this rank's own device, and a wrong argument, name none.
-    ///
-    /// ```
-    /// use drumline_accel::Error;
-    ///
-    /// let error = Error::Argument { operation: "all_reduce", problem: "no memory".to_owned() };
-    /// assert_eq!(error.culprit(), None);
-    /// ```
     pub fn culprit(&self) -> Option<Rank> {
         match self {
             Error::Group(error) => error.culprit(),

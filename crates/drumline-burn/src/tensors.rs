@@ -15,16 +15,6 @@ use drumline::{
 use crate::{Result, failure};
 
 /// A tensor of a model, by the path of the field that holds it: `encoder.0.weight`.
-///
-/// ```
-/// use burn::{nn::LinearConfig, tensor::Device};
-/// use drumline_burn::{NamedTensor, named_tensors};
-///
-/// let model = LinearConfig::new(3, 2).init(&Device::flex());
-/// let NamedTensor { name, shape, .. } = &named_tensors(&model)?[0];
-/// assert_eq!((&name[..], &shape[..]), ("weight", &[3, 2][..]));
-/// # Ok::<_, drumline_burn::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedTensor {
     /// The path. Does not depend on whether the model is wrapped.
@@ -36,16 +26,6 @@ pub struct NamedTensor {
 }
 
 /// The elements of a tensor. Integers of all widths come as `i64`, booleans as 0 and 1.
-///
-/// ```
-/// use burn::{nn::LinearConfig, tensor::Device};
-/// use drumline_burn::{TensorValues, named_tensors};
-///
-/// let model = LinearConfig::new(3, 2).init(&Device::flex());
-/// let TensorValues::F32(weight) = &named_tensors(&model)?[0].values else { panic!() };
-/// assert_eq!(weight.len(), 6);
-/// # Ok::<_, drumline_burn::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum TensorValues {
@@ -65,17 +45,6 @@ pub enum TensorValues {
 
 impl NamedTensor {
     /// A tensor from raw native-endian elements, as a file holds them.
-    ///
-    /// ```
-    /// use drumline::DType;
-    /// use drumline_burn::{NamedTensor, TensorValues};
-    ///
-    /// let bytes: Vec<u8> = [0.5_f32, -1.0].iter().flat_map(|it| it.to_ne_bytes()).collect();
-    /// let bias = NamedTensor::from_bytes("bias", [2], DType::F32, &bytes)?;
-    /// assert_eq!(bias.values, TensorValues::F32(vec![0.5, -1.0]));
-    /// assert!(NamedTensor::from_bytes("bias", [3], DType::F32, &bytes).is_err());
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -269,17 +238,6 @@ pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) ->
 ///
 /// Buffers drift apart between ranks in training; call
 /// [`sync_buffers`](crate::DistributedDataParallel::sync_buffers) first.
-///
-/// ```
-/// use burn::{nn::LinearConfig, tensor::Device};
-/// use drumline_burn::parameters_digest;
-///
-/// let model = LinearConfig::new(3, 2).init(&Device::flex());
-/// let other = LinearConfig::new(3, 2).init(&Device::flex()); // random
-/// assert_eq!(parameters_digest(&model)?, parameters_digest(&model.clone())?);
-/// assert_ne!(parameters_digest(&model)?, parameters_digest(&other)?);
-/// # Ok::<_, drumline_burn::Error>(())
-/// ```
 pub fn parameters_digest<M: Module>(model: &M) -> Result<u64> {
     digest_except(model, &no_tensor)
 }

@@ -166,23 +166,6 @@ impl ShardedOptimizer {
     /// [`DataParallel::clip_grad_norm`]. Returns the norm that they had. Here each rank knows a part of it, so all ranks
     /// must call this. They exchange one number for each variable, and get the bits of plain training.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{Module, ParamsAdamW, VarBuilder, VarMap, linear};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_candle::ShardedOptimizer;
-    /// # let (varmap, group) = (VarMap::new(), ProcessGroup::alone());
-    /// # let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
-    /// # let input = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
-    /// let mut optimizer = ShardedOptimizer::wrap(&varmap, ParamsAdamW::default(), &group)?;
-    /// let loss = model.forward(&input)?.sqr()?.mean_all()?;
-    /// let mut gradients = optimizer.backward(&loss)?;
-    /// let norm = optimizer.clip_grad_norm(&mut gradients, 1.0)?;
-    /// optimizer.step(gradients)?;
-    /// # assert!(norm >= 0.0);
-    /// # Ok::<_, anyhow::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// The communication failed. If a gradient cannot be read, every rank gets an error that names rank and variable.

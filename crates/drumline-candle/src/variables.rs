@@ -125,21 +125,6 @@ pub(crate) fn broadcast<'a>(
 ///
 /// Buffers drift apart between ranks in training; call [`sync_buffers`](crate::DataParallel::sync_buffers) first.
 ///
-/// ```
-/// use candle_core::{DType, Device};
-/// use candle_nn::{VarBuilder, VarMap, linear};
-/// use drumline_candle::variables_digest;
-///
-/// let varmap = VarMap::new();
-/// linear(3, 2, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
-/// let before = variables_digest(&varmap)?;
-/// for var in varmap.all_vars() {
-///     var.set(&(var.as_tensor() * 2.0)?)?;
-/// }
-/// assert_ne!(variables_digest(&varmap)?, before);
-/// # Ok::<_, anyhow::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// A variable has a type that drumline does not carry, or cannot be read from its device.

@@ -13,13 +13,6 @@ use crate::opened::Opened;
 use crate::table::{Ipc, IpcHandle};
 
 /// What another process needs to open [`DeviceMemory`]: bytes to be sent there.
-///
-/// ```
-/// use drumline_cuda::MemoryHandle;
-///
-/// let bytes = [7; MemoryHandle::BYTES];
-/// assert_eq!(MemoryHandle::from_bytes(bytes).to_bytes(), bytes);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryHandle([u8; MemoryHandle::BYTES]);
 

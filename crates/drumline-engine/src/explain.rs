@@ -33,19 +33,6 @@ pub struct Explanation {
 }
 
 /// An algorithm of the collective, eligible or not.
-///
-/// ```
-/// use drumline::{DType, ProcessGroup, algorithms::Candidate, backend::Collective};
-///
-/// let group = ProcessGroup::alone();
-/// let explanation = group.explain(Collective::AllReduce, 1000, DType::F32, false)?;
-/// let taken: &Candidate =
-///     explanation.candidates.iter().find(|it| it.algorithm == explanation.algorithm).unwrap();
-/// assert_eq!(taken.problem, None);
-/// // A hierarchy of hosts needs at least two ranks.
-/// assert!(explanation.candidates.iter().any(|it| it.problem.is_some()));
-/// # Ok::<_, drumline::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Its name.

@@ -33,15 +33,6 @@ pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result
 
 /// The addresses of [`describe_addresses`].
 ///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, rendezvous::own_addresses};
-///
-/// let config = Config::default().bind_addresses(vec![[127, 0, 0, 1].into()]);
-/// assert_eq!(own_addresses(&config, None)?, config.bind_addresses);
-/// # Ok::<_, drumline::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// Those of [`describe_addresses`].

@@ -101,30 +101,6 @@ pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
 
 /// Sums up what the ranks in `dir` did.
 ///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{
-///     Config, ProcessGroup,
-///     trace::{Merged, OperationSummary, RankSummary, Summary, Trace, merge, summarize},
-/// };
-///
-/// # let directory = tempfile::tempdir()?;
-/// # let traces = directory.path().join("traces");
-/// let config = Config::default().trace(Trace::to(&traces));
-/// for group in ProcessGroup::local_world_with(1, &config)? {
-///     group.barrier()?;
-///     group.destroy()?;
-/// }
-/// let Summary { operations, ranks, .. } = summarize(&traces)?;
-/// let calls = |it: &OperationSummary| (it.name == "barrier").then_some(it.calls);
-/// assert_eq!(operations.iter().find_map(calls), Some(1));
-/// let waited: Vec<_> = ranks.iter().map(|it: &RankSummary| it.waiting).collect();
-/// assert_eq!(waited.len(), 1);
-/// let merged: Merged = merge(&traces, &traces.join("trace.json"))?;
-/// assert_eq!(merged.ranks, [0]);
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
-///
 /// # Errors
 ///
 /// As for [`merge`](merge()).

@@ -6,17 +6,6 @@
 //! Where ranks share memory, posts and waits are diamonds, and a wait begins a round like a message. A dashed
 //! line is an access to the memory of neighbours: it has a dot where it reads, and an arrowhead or a ring
 //! where it writes.
-//!
-//! ```
-//! use drumline_inspect::draw;
-//! use drumline_schedule::{Algorithm, Collective, Topology};
-//!
-//! let bruck = Algorithm::find(Collective::AllGather, "bruck")?;
-//! let world = Topology::flat(5);
-//! let svg = draw::svg(&world, &bruck.schedules(&world, 0)?)?;
-//! assert!(svg.starts_with("<svg"));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod events;
 mod legend;

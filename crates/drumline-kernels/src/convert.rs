@@ -53,14 +53,6 @@ fn overlap<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) -> bool {
 /// Copies `src` to `dst` and [takes over](take_over) the cache lines of `src`. The two must not
 /// overlap.
 ///
-/// ```
-/// use drumline_kernels::fetch;
-///
-/// let (mut slot, mut data) = ([7_u8; 100], [0; 100]);
-/// fetch((&mut data[..]).into(), (&mut slot[..]).into());
-/// assert_eq!((data, slot), ([7; 100], [7; 100]));
-/// ```
-///
 /// # Panics
 ///
 /// When the lengths differ.
@@ -97,14 +89,6 @@ pub(crate) fn fetch_by<T: Pod, const LINES: usize>(
 /// only reads stays shared, and the writer must ask for it when it writes again. Measured, this takes
 /// up to six times as long as passing exclusive lines back and forth. No other thread or process may
 /// write to the memory meanwhile, because its writes could be lost.
-///
-/// ```
-/// use drumline_kernels::take_over;
-///
-/// let mut slot = [7_u64; 100];
-/// take_over((&mut slot[..]).into());
-/// assert_eq!(slot, [7; 100]); // written back as it was
-/// ```
 #[inline]
 pub fn take_over<T: Pod>(memory: Target<'_, T>) {
     let line = (LINE_BYTES / size_of::<T>().max(1)).max(1);

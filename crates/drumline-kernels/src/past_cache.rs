@@ -12,12 +12,6 @@ use crate::operand::{Source, Target};
 /// Use this function when `dst` is too long to be still in the cache when it is next read: measured, the copy
 /// then takes two thirds of the time. If `dst` fits in the cache, it takes twice as long.
 ///
-/// ```
-/// let (src, mut dst) = (vec![1.5_f32; 1_000], vec![0.0; 1_000]);
-/// drumline_kernels::copy_past_cache((&mut dst[..]).into(), (&src[..]).into());
-/// assert_eq!(dst, src);
-/// ```
-///
 /// # Panics
 ///
 /// When the lengths differ.
@@ -29,12 +23,6 @@ pub fn copy_past_cache<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
 
 /// [`copy_past_cache`] that also [takes over](crate::take_over) the cache lines of `src`. The two
 /// must not overlap.
-///
-/// ```
-/// let (mut src, mut dst) = ([1, 2, 3], [0; 3]);
-/// drumline_kernels::fetch_past_cache((&mut dst[..]).into(), (&mut src[..]).into());
-/// assert_eq!((src, dst), ([1, 2, 3], [1, 2, 3]));
-/// ```
 ///
 /// # Panics
 ///

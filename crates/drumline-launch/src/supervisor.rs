@@ -45,19 +45,6 @@ use drumline::blame::{Account, End, culprit};
 use crate::Ending;
 
 /// How long workers may take to end.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor}};
-///
-/// let policy = Policy { kill_after: Duration::from_secs(2), ..Policy::default() };
-/// let mut supervisor = Supervisor::new(2, policy);
-/// let at = Duration::from_millis;
-/// supervisor.handle(at(0), Event::Exited(&[(1, Ending::Code(3))]));
-/// supervisor.handle(at(100), Event::Tick); // SIGTERM for the other one
-/// assert_eq!(supervisor.deadline(), Some(at(2_000))); // SIGKILL
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The time from the first failure to SIGKILL for the other workers, which get SIGTERM after 100 ms. It
@@ -75,16 +62,6 @@ impl Default for Policy {
 }
 
 /// An event of the launcher.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::supervisor::{Event, Order, Policy, Signal, Supervisor};
-///
-/// let mut supervisor = Supervisor::new(2, Policy::default());
-/// let orders = supervisor.handle(Duration::ZERO, Event::End(Signal::INT)); // Ctrl-C
-/// assert_eq!(orders, [0, 1].map(|worker| Order { worker, signal: Signal::INT }));
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// These workers exited since the last event, in this order.
@@ -121,17 +98,6 @@ pub enum Event<'a> {
 }
 
 /// The order to send `signal` to a worker that has not exited.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::{Ending, supervisor::{Event, Order, Policy, Signal, Supervisor}};
-///
-/// let mut supervisor = Supervisor::new(2, Policy::default());
-/// supervisor.handle(Duration::ZERO, Event::Exited(&[(0, Ending::Code(0))]));
-/// let orders = supervisor.handle(Duration::ZERO, Event::End(Signal::TERM));
-/// assert_eq!(orders, [Order { worker: 1, signal: Signal::TERM }]); // the other one has gone
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     /// The worker's index: its local rank.
@@ -141,19 +107,6 @@ pub struct Order {
 }
 
 /// How the job went.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::{Ending, supervisor::{Event, Policy, Signal, Supervisor, Verdict}};
-///
-/// let mut supervisor = Supervisor::new(2, Policy::default());
-/// let at = Duration::from_secs;
-/// supervisor.handle(at(1), Event::End(Signal::TERM));
-/// let ends = [0, 1].map(|worker| (worker, Ending::Code(0)));
-/// supervisor.handle(at(2), Event::Exited(&ends));
-/// assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::TERM)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All workers exited with code 0.
@@ -170,18 +123,6 @@ pub enum Verdict {
 }
 
 /// The end of one worker.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::{Ending, supervisor::{Event, Exit, Policy, Supervisor}};
-///
-/// let mut supervisor = Supervisor::new(2, Policy::default());
-/// let at = Duration::from_secs;
-/// supervisor.handle(at(7), Event::Exited(&[(1, Ending::Code(0))]));
-/// let wanted = Exit { ending: Ending::Code(0), at: at(7), told: None };
-/// assert!(supervisor.exits().eq([None, Some(wanted)]));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// How it ended.

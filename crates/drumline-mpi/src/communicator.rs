@@ -19,23 +19,6 @@ pub const TAG_MAX: u32 = 0x7fff;
 /// must begin the same collectives in the same order, with lengths that fit.
 ///
 /// One call moves at most 2,147,483,647 bytes, counted from the beginning of each buffer.
-///
-/// ```no_run
-/// # fn over(mut request: drumline_mpi::Request) -> Result<(Vec<u8>, Vec<u8>), drumline_mpi::Error> {
-/// #     while !request.poll()? {}
-/// #     Ok(request.finish())
-/// # }
-/// # fn example(communicator: drumline_mpi::Communicator) -> Result<(), drumline_mpi::Error> {
-/// // Every rank gives one byte, and gets those of all.
-/// let (rank, size) = (communicator.rank(), communicator.size());
-/// let mut all = vec![0; size];
-/// all[rank] = rank as u8;
-/// let blocks: Vec<_> = (0..size).map(|rank| rank..rank + 1).collect();
-/// let (_, all) = over(communicator.all_gather(all, &blocks)?)?;
-/// assert!(all.iter().enumerate().all(|(rank, byte)| usize::from(*byte) == rank));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Communicator {
     mpi: &'static Mpi,

@@ -14,13 +14,6 @@ use crate::table::{Calls, calls, card};
 use drumline_loader::{Library, file_of};
 
 /// What was found. MPI need not be initialised for it.
-///
-/// ```
-/// match drumline_mpi::Mpi::load(None) {
-///     Ok(mpi) => println!("{}", mpi.about()),
-///     Err(error) => println!("{error}"), // lists what was tried
-/// }
-/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct About {

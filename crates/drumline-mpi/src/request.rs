@@ -10,27 +10,6 @@ use crate::table::{Bits, Memory, Operation};
 ///
 /// The buffers are MPI's until the call is over. MPI cannot take back a collective. So if a request is dropped before
 /// that, its buffers are never freed, and MPI is not finalised at exit.
-///
-/// ```no_run
-/// use drumline_mpi::{Mpi, Patience};
-///
-/// let world = Mpi::load(None)?.init()?;
-/// let all: Vec<usize> = (0..world.size()).collect();
-/// let mut patience = Patience::new();
-/// let mut making = world.communicator(&all, 1)?;
-/// let communicator = loop {
-///     match making.poll()? {
-///         Some(communicator) => break communicator,
-///         None => patience.pause(),
-///     }
-/// };
-/// let mut request = communicator.barrier()?;
-/// patience.reset();
-/// while !request.poll()? {
-///     patience.pause();
-/// }
-/// # Ok::<(), drumline_mpi::Error>(())
-/// ```
 #[derive(Debug)]
 #[must_use = "MPI moves nothing unless it is asked"]
 pub struct Request {

@@ -27,10 +27,6 @@ const LAUNCHERS: [&str; 2] = ["mpiexec", "mpirun"];
 static PREFIXES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Has the search look in `prefix/lib`, too, after all other places. Python says so where its packages are.
-///
-/// ```
-/// drumline_mpi::look_in("/opt/mpich");
-/// ```
 pub fn look_in(prefix: impl Into<PathBuf>) {
     PREFIXES.lock().unwrap_or_else(PoisonError::into_inner).push(prefix.into());
 }

@@ -37,31 +37,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 pub(crate) const DESCRIPTION_BYTES: usize = 64;
 
 /// Bytes of the payload in the cache line of an announcement.
-///
-/// ```
-/// use drumline_shm::{PAYLOAD_BYTES, Parity, Segment, SegmentSize};
-///
-/// let own = Segment::create(SegmentSize { slot_bytes: 1, arena_bytes: 0 })?;
-/// assert!(own.payload::<u8>(Parity::Even, 0..PAYLOAD_BYTES).is_ok());
-/// assert!(own.payload::<u8>(Parity::Even, 0..PAYLOAD_BYTES + 1).is_err());
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 pub const PAYLOAD_BYTES: usize = 64 - 3 * 8;
 
 /// What a rank tells its peers about a call. It shares a cache line with the count of posts, so a
 /// peer that polls the count gets both from one line.
-///
-/// ```
-/// # use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
-/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-/// # let own = Segment::create(size)?;
-/// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-/// let announcement = Announcement { digest: 7, place: 4096 };
-/// own.announce(Parity::Odd, announcement, &[1; 64]);
-/// own.post(Parity::Odd);
-/// assert_eq!(peer.announcement(Parity::Odd), announcement);
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Announcement {
     /// A digest of the description. Ranks whose digests differ have made different calls.

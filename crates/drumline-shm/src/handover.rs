@@ -43,15 +43,6 @@ use crate::process::Credentials;
 
 /// The two descriptors with which another process maps a segment: for [`send`] or
 /// [`PeerSegment::map`](crate::PeerSegment::map).
-///
-/// ```
-/// use drumline_shm::{Handles, PeerSegment, Segment, SegmentSize};
-///
-/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-/// let Handles { memory, doorbell } = own.handles()?;
-/// assert_eq!(PeerSegment::map(Handles { memory, doorbell })?.last_posted(), 0);
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct Handles {
     /// The memory: a sealed memfd.

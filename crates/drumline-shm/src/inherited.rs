@@ -7,13 +7,6 @@ use std::{
 
 /// A duplicate of the descriptor `number`. Programs do not inherit the duplicate.
 ///
-/// ```
-/// # use drumline_shm::inherited;
-/// assert!(inherited(2).is_ok());
-/// assert!(inherited(-1).is_err());
-/// assert!(inherited(1_000_000).is_err());
-/// ```
-///
 /// # Errors
 ///
 /// The descriptor is not open.
@@ -29,13 +22,6 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 /// Takes signals as a process does that a shell has started. From now on this thread, and those that it starts, block no
 /// signal. If this process ignores SIGCHLD, the kernel tells nobody how its children end: from now on it does. Other
 /// signals that are ignored stay so, because `nohup` ignores one on purpose.
-///
-/// ```
-/// # use drumline_shm::take_signals;
-/// take_signals()?;
-/// assert!(std::process::Command::new("true").status()?.success());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 ///
 /// # Errors
 ///

@@ -23,32 +23,6 @@ use crate::window::PeerWindow;
 /// The segment of another rank, mapped here, and that rank's doorbell.
 ///
 /// It can move to another thread, but threads cannot share it.
-///
-/// ```
-/// use drumline_kernels::copy;
-/// use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
-///
-/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 })?;
-/// let peer = PeerSegment::map(own.handles()?)?; // as another process does it
-///
-/// let announcement = Announcement { digest: 7, place: 0 };
-/// own.announce(Parity::Even, announcement, &[b'x'; 64]);
-/// own.post(Parity::Even);
-/// assert_eq!((peer.posted(Parity::Even), peer.last_posted()), (1, 1));
-/// assert_eq!(peer.announcement(Parity::Even), announcement);
-/// assert_eq!(peer.description(Parity::Even), [b'x'; 64]);
-///
-/// copy(peer.slot_mut(Parity::Even, 1..2)?, (&[5_u8][..]).into());
-/// let mut mine = [9_u8; 2];
-/// copy((&mut mine[..]).into(), own.slot(Parity::Even, 0..2)?.as_source());
-/// assert_eq!(mine, [0, 5]);
-///
-/// let buffer = own.arena().allocate::<f32>(2)?;
-/// let offset = own.arena().offset_of(&buffer).unwrap(); // told to the peer
-/// copy(peer.arena(offset, 2)?, (&[3.0_f32, 4.0][..]).into());
-/// assert_eq!(*buffer, [3.0, 4.0]);
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct PeerSegment {
     mapping: Arc<Mapping>,

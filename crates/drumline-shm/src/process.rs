@@ -171,15 +171,6 @@ impl AsFd for PidFd {
 /// Has the kernel kill the process that `command` starts, by SIGKILL, when the thread that starts it ends, for whatever
 /// reason. What that process starts itself is not killed. A program that gets other rights by being executed (set-user-ID)
 /// is not killed, either.
-///
-/// ```
-/// # use std::process::Command;
-/// use drumline_shm::kill_with_parent;
-///
-/// let mut command = Command::new("true");
-/// assert!(kill_with_parent(&mut command).status()?.success());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn kill_with_parent(command: &mut Command) -> &mut Command {
     let parent = getpid();
     let ask = move || {
@@ -198,12 +189,6 @@ pub const LEASE_VARIABLE: &str = "DRUMLINE_LEASE";
 
 /// Has a thread end this process, by SIGKILL, once its lease has run out, even if all those who should end it are stopped.
 /// Does nothing without a lease, or if a program in between has closed the descriptor.
-///
-/// ```
-/// # use drumline_shm::end_with_lease;
-/// end_with_lease()?; // nobody has set one
-/// # Ok::<(), std::io::Error>(())
-/// ```
 ///
 /// # Errors
 ///

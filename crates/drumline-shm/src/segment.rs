@@ -231,22 +231,6 @@ impl Segment {
 
 /// While this guard lives, posts of peers ring this rank's doorbell. The guard's descriptor is the
 /// doorbell, to be polled for reading.
-///
-/// ```
-/// # use drumline_shm::{SleepGuard, Segment, SegmentSize};
-/// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-///
-/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-/// # let own = Segment::create(size)?;
-/// let asleep: SleepGuard<'_> = own.prepare_sleep();
-/// own.waker().wake();
-/// let mut list = [PollFd::new(&asleep, PollFlags::IN)];
-/// assert_eq!(poll(&mut list, None)?, 1);
-/// drop(asleep); // awake, and the doorbell is drained
-/// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
-/// assert_eq!(poll(&mut list, Some(&Timespec::default()))?, 0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 #[must_use = "the rank is awake again when the guard is dropped"]
 pub struct SleepGuard<'a> {

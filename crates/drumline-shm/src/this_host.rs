@@ -8,12 +8,6 @@ use std::{
 /// The boot of the machine and the network namespace of this process, as text. Copies of one virtual machine may have the
 /// same. `None` if the system does not show them.
 ///
-/// ```
-/// # use drumline_shm::this_host;
-/// assert_eq!(this_host()?, this_host()?);
-/// # Ok::<(), std::io::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// The system shows them, and reading them failed: that must not look like another host.

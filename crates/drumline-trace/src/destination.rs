@@ -36,14 +36,6 @@ pub struct Trace {
 
 impl Trace {
     /// A trace in `dir`.
-    ///
-    /// ```
-    /// use drumline::trace::Trace;
-    ///
-    /// let trace = Trace::to("runs/7/trace");
-    /// assert_eq!(trace.dir, std::path::Path::new("runs/7/trace"));
-    /// assert_eq!(trace.bytes_max, 256 << 20);
-    /// ```
     pub fn to(dir: impl Into<PathBuf>) -> Trace {
         Trace { dir: dir.into(), bytes_max: 256 << 20, rank: None }
     }

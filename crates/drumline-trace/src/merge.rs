@@ -19,25 +19,6 @@ use crate::{
 };
 
 /// The result of [`merge()`].
-///
-/// ```
-/// # use drumline::{Config, ProcessGroup, trace::Trace};
-/// # let directory = tempfile::tempdir().unwrap();
-/// # let dir = directory.path().join("trace");
-/// # let config = Config::default().trace(Trace::to(&dir));
-/// # for group in ProcessGroup::local_world_with(1, &config)? {
-/// #     for _ in 0..3 {
-/// #         group.broadcast(&mut [0_u8; 100], 0)?;
-/// #     }
-/// #     group.destroy()?;
-/// # }
-/// use drumline::trace::{Merged, merge};
-///
-/// let Merged { ranks, events, notes, .. } = merge(&dir, &dir.join("trace.json"))?;
-/// assert_eq!(ranks, [0]);
-/// assert!(events >= 3 && notes.is_empty());
-/// # Ok::<_, drumline::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Merged {

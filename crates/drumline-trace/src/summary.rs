@@ -48,26 +48,6 @@ pub struct Summary {
 }
 
 /// All calls with one name.
-///
-/// ```
-/// # use drumline::{Config, ProcessGroup, trace::Trace};
-/// # let directory = tempfile::tempdir().unwrap();
-/// # let dir = directory.path().join("trace");
-/// # let config = Config::default().trace(Trace::to(&dir));
-/// # for group in ProcessGroup::local_world_with(1, &config)? {
-/// #     for _ in 0..3 {
-/// #         group.broadcast(&mut [0_u8; 100], 0)?;
-/// #     }
-/// #     group.destroy()?;
-/// # }
-/// use drumline::trace::{OperationSummary, summarize};
-///
-/// let summary = summarize(&dir)?;
-/// let broadcasts: &OperationSummary = summary.operation("broadcast").expect("there were some");
-/// assert_eq!((broadcasts.calls, broadcasts.bytes), (3, 300));
-/// assert!(broadcasts.median <= broadcasts.max && broadcasts.max <= broadcasts.total);
-/// # Ok::<_, drumline::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationSummary {
@@ -89,26 +69,6 @@ pub struct OperationSummary {
 }
 
 /// What one rank did.
-///
-/// ```
-/// # use drumline::{Config, ProcessGroup, trace::Trace};
-/// # let directory = tempfile::tempdir().unwrap();
-/// # let dir = directory.path().join("trace");
-/// # let config = Config::default().trace(Trace::to(&dir));
-/// # for group in ProcessGroup::local_world_with(1, &config)? {
-/// #     for _ in 0..3 {
-/// #         group.broadcast(&mut [0_u8; 100], 0)?;
-/// #     }
-/// #     group.destroy()?;
-/// # }
-/// use drumline::trace::{RankSummary, summarize};
-///
-/// // For whom did the others wait longest?
-/// let summary = summarize(&dir)?;
-/// let slowest: &RankSummary = summary.ranks.iter().max_by_key(|it| it.awaited).expect("one rank");
-/// assert_eq!((slowest.rank, slowest.last), (0, 0)); // alone, nobody waits
-/// # Ok::<_, drumline::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankSummary {

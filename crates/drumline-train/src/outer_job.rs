@@ -40,12 +40,6 @@ const SECRET_FILE: &str = "DRUMLINE_SECRET_FILE";
 
 /// The variables of this process that a launcher has set, because the process is a rank of its job or was started by one.
 /// Not among them is the file for the rank's error: who starts the rank's program may write there.
-///
-/// ```
-/// # use drumline_train as drumline;
-/// // Outside of a job there are none.
-/// assert!(drumline::outer_job::variables().is_empty() || drumline_group::is_launched());
-/// ```
 pub fn variables() -> Vec<String> {
     among(
         &env::vars_os()

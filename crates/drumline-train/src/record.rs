@@ -42,10 +42,6 @@ pub fn record<T, E: Display + Debug>(program: impl FnOnce() -> Result<T, E>) -> 
 }
 
 /// Every panic from now on, of any thread, is told as by [`record`]. What else happens in a panic stays as it was.
-///
-/// ```
-/// drumline::train::record_panics();
-/// ```
 pub fn record_panics() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {

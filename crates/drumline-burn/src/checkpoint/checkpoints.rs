@@ -34,19 +34,6 @@ impl Checkpoints {
 
     /// [`open`](Self::open) with another number of files that are kept.
     ///
-    /// ```
-    /// use std::num::NonZeroUsize;
-    /// use drumline::{ProcessGroup, checkpoint::CheckpointDirectory};
-    /// use drumline_burn::checkpoint::Checkpoints;
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out).keep(NonZeroUsize::MIN);
-    /// let checkpoints = Checkpoints::open_with(directory, &ProcessGroup::alone())?;
-    /// assert!(checkpoints.directory().steps()?.is_empty());
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`open`](Self::open).

@@ -72,23 +72,6 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
     /// A loader for training: every rank gets equally many samples. All ranks make this call, each with the whole
     /// data set.
     ///
-    /// ```
-    /// # use burn::{data::{dataloader::batcher::Batcher, dataset::InMemDataset}, tensor::Device};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_burn::data::DataLoaderBuilder;
-    /// # struct Items;
-    /// # impl Batcher<u8, Vec<u8>> for Items {
-    /// #     fn batch(&self, items: Vec<u8>, _: &Device) -> Vec<u8> { items }
-    /// # }
-    /// let group = ProcessGroup::alone();
-    /// let data = || InMemDataset::new(vec![1_u8, 2, 3]);
-    /// let loader = DataLoaderBuilder::new(Items).batch_size(2).build(data(), &group)?;
-    /// assert_eq!(loader.epoch(), Some(0));
-    /// let error = DataLoaderBuilder::new(Items).batch_size(0).build(data(), &group).unwrap_err();
-    /// assert!(error.to_string().contains("batch size is 0"), "{error}");
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// On every rank, if

@@ -99,23 +99,6 @@ impl ShardedOptimizer {
 
     /// [`wrap`](Self::wrap) with other options.
     ///
-    /// ```
-    /// # use burn::{nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::Device};
-    /// # use drumline::ProcessGroup;
-    /// use drumline_burn::{DdpOptions, ShardedOptimizer, UnusedParameters};
-    ///
-    /// # let device = Device::flex().autodiff();
-    /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
-    /// # let group = ProcessGroup::alone();
-    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
-    /// let (mut optimizer, model) =
-    ///     ShardedOptimizer::wrap_with(model, SgdConfig::new(), &group, &options)?;
-    /// let gradients = optimizer.backward(model.weight.val().sum(), &model)?; // the bias has no part in it
-    /// let model = optimizer.step(0.1, model, gradients)?;
-    /// # let _ = model;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`wrap`](Self::wrap).

@@ -28,10 +28,6 @@ static PREFIXES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Has [`Nccl::load`] look in a directory of Python's packages, too, after all other places. Python says where its
 /// packages are.
-///
-/// ```
-/// drumline_cuda::nccl::look_in("/opt/venv/lib/python3.12/site-packages");
-/// ```
 pub fn look_in(prefix: impl Into<PathBuf>) {
     let (mut prefixes, prefix) =
         (PREFIXES.lock().unwrap_or_else(PoisonError::into_inner), prefix.into());

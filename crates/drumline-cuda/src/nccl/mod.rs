@@ -1,14 +1,5 @@
 //! NCCL and RCCL, found at run time: collectives between GPUs.
 //!
-//! ```
-//! use drumline_cuda::nccl::Nccl;
-//!
-//! match Nccl::load(None) {
-//!     Ok(nccl) => println!("{nccl}"),
-//!     Err(error) => println!("{error}"), // lists what was tried, and says what to install
-//! }
-//! ```
-//!
 //! A [`Communicator`] is one rank's end of a group of GPUs. A [`Call`] is an operation of it, as data: one or several
 //! are queued on a stream, and the call returns.
 //!

@@ -2,13 +2,6 @@ use std::fmt;
 
 /// How the ranks of a new communicator find each other: one rank [makes](crate::nccl::Nccl::unique_id) it, and gives it
 /// to all others.
-///
-/// ```
-/// use drumline_cuda::nccl::UniqueId;
-///
-/// let bytes = [7; UniqueId::BYTES];
-/// assert_eq!(UniqueId::from_bytes(bytes).to_bytes(), bytes);
-/// ```
 #[derive(Clone, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct UniqueId([u8; UniqueId::BYTES]);

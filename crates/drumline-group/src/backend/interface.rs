@@ -21,43 +21,6 @@ use crate::{Config, DType, Error};
 ///
 /// If a method panics, its call fails with [`Cause::Panicked`], and no other group is harmed. When the last handle of a
 /// group is dropped, the backend is dropped, too: if it was not shut down, it takes leave of its peers then.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use std::{sync::Arc, time::Instant};
-///
-/// use drumline::{
-///     Cause, CollectiveError, Config, ProcessGroup,
-///     backend::{Backend, Request, register_backend},
-/// };
-///
-/// /// Groups of one rank: what a rank gets is what it brings.
-/// #[derive(Debug)]
-/// struct Alone;
-///
-/// impl Backend for Alone {
-///     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
-///         if !request.input.is_empty() {
-///             request.data.copy_from_slice(request.input);
-///         }
-///         Ok(())
-///     }
-///
-///     fn abort(&self, _: &CollectiveError) {}
-///
-///     fn shutdown(&self, _: Instant) -> Result<(), Cause> {
-///         Ok(())
-///     }
-/// }
-///
-/// register_backend("alone", |_| Ok(Arc::new(Alone)))?;
-/// let config = Config::default().backend("alone");
-/// let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
-/// let mut gathered = [0; 2];
-/// group.all_gather(&[3, 4], &mut gathered)?;
-/// assert_eq!(gathered, [3, 4]);
-/// # Ok::<_, drumline::Error>(())
-/// ```
 pub trait Backend: fmt::Debug + Send + Sync {
     /// Carries out one collective. The table of [`Request`] says what the buffers hold.
     ///

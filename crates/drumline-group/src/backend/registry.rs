@@ -26,13 +26,6 @@ use crate::{
 };
 
 /// The name of the library's own transports.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::backend::{BUILT_IN, backends};
-///
-/// assert!(backends().iter().any(|name| name == BUILT_IN));
-/// ```
 pub const BUILT_IN: &str = "drumline";
 
 /// Stands for the best backend for the memory of the buffers. For memory of the CPU there is one.

@@ -14,17 +14,6 @@ use crate::{
 };
 
 /// A place in a job, and the store that its processes share.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, rendezvous::{Rendezvous, rendezvous}};
-///
-/// let url = "tcp://127.0.0.1:0?rank=0&world_size=1";
-/// let Rendezvous { store, rank, .. } = rendezvous(url, &Config::default())?;
-/// store.set(&format!("ready/{rank}"), b"")?;
-/// assert!(store.check(&["ready/0"])?);
-/// # Ok::<_, drumline::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct Rendezvous {
     /// The shared store. On the rank that hosts it, the server lives as long as this field, its clones and
@@ -47,17 +36,6 @@ pub struct Rendezvous {
 impl Rendezvous {
     /// A place in a job whose processes already share `store`. If `config` has no secret, they agree on one
     /// through the store, and are as safe as the store is.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::sync::Arc;
-    ///
-    /// use drumline::{Config, rendezvous::Rendezvous, store::HashStore};
-    ///
-    /// let place = Rendezvous::with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
-    /// assert_eq!((place.rank, place.world_size), (0, 1));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -120,17 +98,6 @@ impl Rendezvous {
     /// `patience`. Returns whether they have; on other ranks returns `true` at once.
     ///
     /// Dropping a `Rendezvous` does not wait, which is right after an error that the other ranks should notice.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::time::Duration;
-    ///
-    /// use drumline::{Config, rendezvous::rendezvous};
-    ///
-    /// let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &Config::default())?;
-    /// assert!(job.leave(Duration::from_secs(30))); // here, there are no others
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn leave(self, patience: Duration) -> bool {
         let Some(tcp) = &self.tcp else { return true };
         if self.claimed && self.rank > 0 {

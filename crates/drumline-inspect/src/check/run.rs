@@ -10,16 +10,6 @@ use crate::walk::walk;
 
 /// Checks an algorithm on blocks of `elements` elements, and returns its cost.
 ///
-/// ```
-/// use drumline_inspect::check;
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-///
-/// let doubling = Algorithm::find(Collective::AllReduce, "doubling")?;
-/// let cost = check::check(doubling, &Topology::flat(5), 0, 10).unwrap();
-/// assert!(cost.rounds >= 3); // 5 ranks hear of each other
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// The first fault found; [`CheckError::Schedule`] when the root is not in the topology.

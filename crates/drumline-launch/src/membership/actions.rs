@@ -77,13 +77,6 @@ pub enum End {
 
 impl End {
     /// The exit code of the launcher.
-    ///
-    /// ```
-    /// use drumline_launch::membership::{End, Verdict};
-    ///
-    /// assert_eq!(End::Over(Verdict::Finished, None).exit_code(), 0);
-    /// assert_eq!(End::Left(15).exit_code(), 143);
-    /// ```
     pub fn exit_code(&self) -> u8 {
         match self {
             End::Over(Verdict::Finished, _) => 0,

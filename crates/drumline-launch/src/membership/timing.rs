@@ -36,14 +36,6 @@ pub struct Timing {
 
 impl Timing {
     /// With the times that the user has chosen.
-    ///
-    /// ```
-    /// use drumline_launch::{Joining, membership::Timing};
-    ///
-    /// let timing = Timing::of(&Joining::default());
-    /// assert!(timing.lease < timing.silent);
-    /// assert_eq!(timing.last_call.as_secs(), 30);
-    /// ```
     pub fn of(joining: &Joining) -> Timing {
         let ms = Duration::from_millis;
         Timing {

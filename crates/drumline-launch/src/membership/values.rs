@@ -24,22 +24,6 @@ pub struct Terms {
 
 impl Terms {
     /// What these terms differ in from those of the job, for people.
-    ///
-    /// ```
-    /// use drumline_launch::{Hosts, Restarts, membership::Terms};
-    ///
-    /// let job = Terms {
-    ///     version: "0.1.0".into(),
-    ///     run_id: "a".into(),
-    ///     backend: "etcd".into(),
-    ///     hosts: Hosts::default(),
-    ///     restarts: Restarts::default(),
-    /// };
-    /// let mut other = job.clone();
-    /// assert_eq!(other.difference(&job), None);
-    /// other.run_id = "b".into();
-    /// assert_eq!(other.difference(&job).as_deref(), Some("its run id is b, that of the job is a"));
-    /// ```
     pub fn difference(&self, of_the_job: &Terms) -> Option<String> {
         let hosts = |terms: &Terms| format!("{}:{}", terms.hosts.min, terms.hosts.max);
         let restarts = |terms: &Terms| {

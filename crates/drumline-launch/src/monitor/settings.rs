@@ -3,13 +3,6 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 /// Who hears what happens to a job: by default nobody.
-///
-/// ```
-/// use drumline_launch::{EventLog, Monitoring};
-///
-/// let monitoring = Monitoring { events: Some(EventLog::Console), ..Monitoring::default() };
-/// assert!(monitoring != Monitoring::default());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Monitoring {
     /// Where events are written, a line of JSON each.

@@ -3,15 +3,6 @@
 use std::{path::PathBuf, time::Duration};
 
 /// What the launcher takes for a rank that hangs, and then ends as a failure. By default nothing.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::Hangs;
-///
-/// let hangs = Hangs { step_timeout: Some(Duration::from_secs(300)), ..Hangs::default() };
-/// assert!(hangs != Hangs::default());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hangs {
     /// The longest time between the beginnings of two [steps](drumline::step) of a rank, and from the last one to its

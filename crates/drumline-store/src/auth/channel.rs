@@ -1,15 +1,6 @@
 //! What a connection is for.
 
 /// What a connection is for.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// use drumline::auth::Channel;
-///
-/// for channel in [Channel::Control, Channel::Data(0), Channel::Data(3), Channel::Store] {
-///     assert_eq!(Channel::from_code(channel.code()), Some(channel));
-/// }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
     /// Goodbyes and failures. Its owner reads it whenever it waits; data never holds it up.

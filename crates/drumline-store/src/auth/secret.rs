@@ -40,16 +40,6 @@ impl Secret {
 
     /// A secret of these bytes.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::auth::Secret;
-    ///
-    /// let secret = Secret::new("what my scheduler has handed out")?;
-    /// assert_eq!(secret.expose().len(), 32);
-    /// assert!(Secret::new([0; Secret::BYTES_MIN - 1]).is_err());
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] unless the length is from [`Secret::BYTES_MIN`] to [`Secret::BYTES_MAX`].
@@ -58,17 +48,6 @@ impl Secret {
     }
 
     /// A fresh secret: 32 random bytes from the system, as 64 hexadecimal digits.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::auth::Secret;
-    ///
-    /// // What `drumline run` does for every job.
-    /// let secret = Secret::random()?;
-    /// assert_eq!(secret.expose().len(), 64);
-    /// assert_ne!(secret, Secret::random()?);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -144,19 +123,6 @@ impl Secret {
 
     /// The secret of the environment: the text of `DRUMLINE_SECRET`, or the content of the file
     /// that `DRUMLINE_SECRET_FILE` names; `None` if neither is set.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::auth::Secret;
-    ///
-    /// // The job's secret, or one of our own if we are alone.
-    /// let secret = match Secret::from_env()? {
-    ///     Some(secret) => secret,
-    ///     None => Secret::random()?,
-    /// };
-    /// assert!(secret.expose().len() >= Secret::BYTES_MIN);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

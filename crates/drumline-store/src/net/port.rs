@@ -10,15 +10,6 @@ use std::{
 /// A short connection to itself leaves the port in the state TIME_WAIT. While it lasts, the system chooses the port for
 /// nobody, and a program that names the port may still listen there, because servers set SO_REUSEADDR.
 ///
-/// ```
-/// # use drumline_store as drumline;
-/// use std::net::TcpListener;
-///
-/// let port = drumline::net::free_port([127, 0, 0, 1].into(), 0)?;
-/// assert!(TcpListener::bind(("127.0.0.1", port)).is_ok());
-/// # Ok::<_, std::io::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// The address is not one of this host, or the port is in use.

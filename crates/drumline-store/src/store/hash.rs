@@ -41,15 +41,6 @@ const NAME: &str = "hash";
 
 impl HashStore {
     /// An empty store with room for [`BYTES_MAX`] bytes.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::{HashStore, Store};
-    ///
-    /// let store = HashStore::new();
-    /// assert!(!store.check(&["key"])?);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn new() -> HashStore {
         HashStore::with_limit(BYTES_MAX)
     }

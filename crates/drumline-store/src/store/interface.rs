@@ -9,22 +9,9 @@ use super::limits;
 use crate::{Error, Result};
 
 /// The limit of a waiting [`Store::get`] unless set, as in torch.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// use drumline::store::{DEFAULT_TIMEOUT, HashStore, Store};
-///
-/// assert_eq!(HashStore::new().timeout(), DEFAULT_TIMEOUT);
-/// assert_eq!(DEFAULT_TIMEOUT.as_secs(), 300);
-/// ```
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The limit of the bytes in a store unless it was opened with another one: 1 GiB.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// assert_eq!(drumline::store::BYTES_MAX, 1024 * 1024 * 1024);
-/// ```
 pub const BYTES_MAX: usize = 1 << 30;
 
 /// A small shared map from text keys to bytes. Callers can wait for keys.
@@ -67,44 +54,12 @@ pub const BYTES_MAX: usize = 1 << 30;
 /// Unless overridden they return errors. Process groups need none of these.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Sets `key` to `value` and wakes all callers that wait for it.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.set("key", b"value")?;
-    /// store.set("key", b"another")?;
-    /// assert_eq!(store.get("key")?, b"another");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until `key` exists, at most for [`Store::timeout`], and returns its value.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// std::thread::scope(|scope| {
-    ///     scope.spawn(|| store.set("key", b"value"));
-    ///     assert_eq!(store.get("key")?, b"value");
-    ///     Ok::<(), drumline::Error>(())
-    /// })?;
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn get(&self, key: &str) -> Result<Vec<u8>>;
 
     /// Adds `amount` to the decimal number under `key` (0 if absent) and returns the sum.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// assert_eq!(store.add("n", 5)?, 5);
-    /// assert_eq!(store.add("n", -7)?, -2);
-    /// assert_eq!(store.get("n")?, b"-2");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 
     /// Replaces the value of `key` by `desired` if it is `expected`. Returns the value that `key` has
@@ -112,41 +67,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     ///
     /// An absent key is created if `expected` is empty. Otherwise nothing is stored and `expected` is
     /// returned, as in torch.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// assert_eq!(store.compare_set("leader", b"", b"rank 3")?, b"rank 3");
-    /// assert_eq!(store.compare_set("leader", b"", b"rank 5")?, b"rank 3");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
 
     /// Waits until all `keys` exist, at most for `timeout`.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use std::time::Duration;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.set("a", b"")?;
-    /// let error = store.wait(&["a", "b"], Duration::from_millis(1)).unwrap_err();
-    /// assert!(error.to_string().contains("for b;"));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
 
     /// Whether all `keys` exist now.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.set("a", b"")?;
-    /// assert!(store.check(&["a"])? && !store.check(&["a", "b"])?);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn check(&self, keys: &[&str]) -> Result<bool> {
         match self.wait(keys, Duration::ZERO) {
             Ok(()) => Ok(true),
@@ -156,43 +82,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     }
 
     /// The number of keys that [`Store::list_keys`] would list.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.multi_set(&[("a", b"1"), ("b", b"2")])?;
-    /// assert_eq!(store.num_keys()?, 2);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn num_keys(&self) -> Result<usize> {
         Ok(self.list_keys()?.len())
     }
 
     /// Removes `key` and returns whether it was there.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.set("key", b"")?;
-    /// assert!(store.delete_key("key")?);
-    /// assert!(!store.delete_key("key")?);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn delete_key(&self, key: &str) -> Result<bool>;
 
     /// Appends `value` to the value of `key`, or creates it.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.append("log", b"one ")?;
-    /// store.append("log", b"two")?;
-    /// assert_eq!(store.get("log")?, b"one two");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         let _ = value;
         missing::<Self, _>(format!("append {key}"))
@@ -200,15 +97,6 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Waits until all `keys` exist, at most for [`Store::timeout`]. Returns their values in the order of
     /// `keys`. All values together may have 32 MiB.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.multi_set(&[("a", b"1"), ("b", b"2")])?;
-    /// assert_eq!(store.multi_get(&["b", "a"])?, [b"2", b"1"]);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>> {
         self.wait(keys, self.timeout())?;
         keys.iter().map(|key| self.get(key)).collect()
@@ -216,15 +104,6 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Sets several keys, in the order of `pairs`. A store that does not override this sets them one after
     /// another, so other callers may see only some of them.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.multi_set(&[("a", b"1"), ("b", b"2")])?;
-    /// assert_eq!(store.get("b")?, b"2");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
         pairs.iter().try_for_each(|(key, value)| self.set(key, value))
     }
@@ -250,56 +129,21 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Waits until the queue of `key` has an item, at most for [`Store::timeout`], and takes the first item.
     /// Every item goes to exactly one caller.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.queue_push("work", b"item")?;
-    /// assert_eq!(store.queue_pop("work")?, b"item");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>> {
         missing::<Self, _>(format!("queue_pop {key}"))
     }
 
     /// Takes the first item of the queue of `key`; `None` if there is none now.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// assert_eq!(store.queue_try_pop("work")?, None);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
         missing::<Self, _>(format!("queue_try_pop {key}"))
     }
 
     /// The number of items in the queue of `key`.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.queue_push("work", b"item")?;
-    /// assert_eq!(store.queue_len("work")?, 1);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn queue_len(&self, key: &str) -> Result<usize> {
         missing::<Self, _>(format!("queue_len {key}"))
     }
 
     /// All keys that have a value, in order. Leaves out queues and the store's own keys.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.multi_set(&[("b", b""), ("a", b"")])?;
-    /// assert_eq!(store.list_keys()?, ["a", "b"]);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn list_keys(&self) -> Result<Vec<String>> {
         missing::<Self, _>("list_keys".to_owned())
     }
@@ -332,27 +176,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     }
 
     /// The limit of a waiting [`Store::get`], [`Store::multi_get`] or [`Store::queue_pop`]. 300 s unless set.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// assert_eq!(store.timeout(), drumline::store::DEFAULT_TIMEOUT);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn timeout(&self) -> Duration;
 
     /// Sets [`Store::timeout`], for this handle.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// # use std::time::Duration;
-    /// # use drumline::store::{HashStore, Store};
-    /// let store = HashStore::new();
-    /// store.set_timeout(Duration::from_millis(1));
-    /// assert!(store.get("key").is_err());
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     fn set_timeout(&self, timeout: Duration);
 
     /// Another handle for the same keys. Its time-out is its own, and begins as that of this handle.

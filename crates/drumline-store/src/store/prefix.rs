@@ -29,20 +29,6 @@ pub struct PrefixStore {
 
 impl PrefixStore {
     /// The part of `store` under `prefix`. This function adds the `/` after the prefix.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use std::sync::Arc;
-    ///
-    /// use drumline::store::{HashStore, PrefixStore, Store};
-    ///
-    /// let whole = Arc::new(HashStore::new());
-    /// let (train, test) =
-    ///     (PrefixStore::new("train", whole.clone()), PrefixStore::new("test", whole));
-    /// train.set("ready", b"yes")?;
-    /// assert!(!test.check(&["ready"])?);
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn new(prefix: impl Into<String>, store: Arc<dyn Store>) -> PrefixStore {
         PrefixStore { prefix: prefix.into(), store }
     }

@@ -61,19 +61,6 @@ struct State<H> {
 }
 
 /// What an [`AsyncReduce`](super::AsyncReduce) has done so far.
-///
-/// ```
-/// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, Counts, TensorRegistry}};
-///
-/// let mut tensors = TensorRegistry::new();
-/// tensors.register::<f32>("weight", 3)?;
-/// let world = ProcessGroup::local_world(1)?;
-/// let mut reduce = tensors.freeze(&world[0], &AsyncReduceOptions::default())?;
-/// reduce.sync_grad()?;
-/// let Counts { steps, .. } = reduce.counts();
-/// assert_eq!(steps, 1);
-/// # Ok::<(), drumline::train::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {

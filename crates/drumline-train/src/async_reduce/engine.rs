@@ -22,22 +22,6 @@ use crate::{Error, Result};
 ///
 /// A drop in the middle of a step aborts the group, and the other ranks are told. A drop between steps leaves
 /// the group at once. [`AsyncReduce::stop`] leaves the group, too, and waits until the other ranks do.
-///
-/// ```
-/// use drumline::{ProcessGroup, async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry}};
-///
-/// let mut tensors = TensorRegistry::new();
-/// tensors.register::<f32>("weight", 2)?;
-/// tensors.register::<f32>("bias", 1)?;
-/// let group = ProcessGroup::alone();
-/// let mut reduce: AsyncReduce = tensors.freeze(&group, &AsyncReduceOptions::default())?;
-/// reduce.async_reduce_from("bias", &[0.5_f32])?; // in whatever order they come
-/// reduce.async_reduce_from("weight", &[1.0_f32, 2.0])?;
-/// reduce.synchronize()?;
-/// assert_eq!(reduce.gradient::<f32>("weight")?, [1.0, 2.0]); // the average of all ranks
-/// reduce.stop()?;
-/// # Ok::<_, drumline::train::Error>(())
-/// ```
 pub struct AsyncReduce {
     background: Arc<Background<OnHost>>,
     /// The buckets that are not complete: the parts of the fused buffer that the caller may write to.
@@ -55,18 +39,6 @@ pub struct AsyncReduce {
 }
 
 /// Where a tensor lies in the fused buffer.
-///
-/// ```
-/// use drumline::{DType, ProcessGroup, async_reduce::{AsyncReduceOptions, Place, TensorRegistry}};
-///
-/// let mut tensors = TensorRegistry::new();
-/// tensors.register::<f32>("weight", 3)?;
-/// let world = ProcessGroup::local_world(1)?;
-/// let reduce = tensors.freeze(&world[0], &AsyncReduceOptions::default())?;
-/// let place: Place = reduce.place("weight")?;
-/// assert_eq!((place.bytes.len(), place.len, place.dtype), (12, 3, DType::F32));
-/// # Ok::<(), drumline::train::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {

@@ -103,20 +103,6 @@ pub struct Found {
 }
 
 /// A file that [`CheckpointDirectory::newest`] could not use.
-///
-/// ```
-/// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory, Skipped};
-/// # let temporary = tempfile::tempdir().unwrap();
-/// let directory = CheckpointDirectory::new(temporary.path());
-/// directory.save(100, &Checkpoint::default())?;
-/// std::fs::write(directory.path_of(200), "cut sho").unwrap();
-///
-/// let skipped: Vec<Skipped> = directory.newest()?.expect("there is one").skipped;
-/// assert_eq!(skipped.len(), 1);
-/// assert!(skipped[0].path.ends_with("step-00000200.safetensors"));
-/// println!("not from {}: {}", skipped[0].path.display(), skipped[0].problem);
-/// # Ok::<_, drumline::train::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {

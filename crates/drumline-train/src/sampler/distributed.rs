@@ -35,15 +35,6 @@ pub struct DistributedSampler {
 }
 
 /// The settings of a [`DistributedSampler`], made by [`DistributedSampler::builder`].
-///
-/// ```
-/// use drumline::sampler::{DistributedSampler, DistributedSamplerBuilder};
-///
-/// let settings: DistributedSamplerBuilder = DistributedSampler::builder(100, 4, 0).seed(7);
-/// assert_eq!(settings.clone().build()?.len(), 25);
-/// assert_eq!(settings.drop_last(true).build()?.state().seed, 7);
-/// # Ok::<_, drumline::train::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DistributedSamplerBuilder {
@@ -206,16 +197,6 @@ impl DistributedSamplerBuilder {
 }
 
 /// The indices of one rank in one epoch, from [`DistributedSampler::iter`].
-///
-/// ```
-/// use drumline::sampler::{DistributedSampler, Indices};
-///
-/// let mut indices: Indices =
-///     DistributedSampler::builder(5, 2, 0).shuffle(false).build()?.iter();
-/// assert_eq!(indices.len(), 3);
-/// assert_eq!((indices.next(), indices.len()), (Some(0), 2));
-/// # Ok::<_, drumline::train::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Indices {
     /// A permutation of `0..samples`, the same on all ranks. `None` is the identity.

@@ -74,14 +74,6 @@ pub struct User {
 impl User {
     /// The user that `DRUMLINE_ETCD_USER` and `DRUMLINE_ETCD_PASSWORD` name; `None` if neither is set.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::etcd::User;
-    ///
-    /// assert_eq!(User::from_env()?, None);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] if only one of the two is set, or one is not UTF-8.

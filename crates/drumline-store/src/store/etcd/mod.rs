@@ -43,11 +43,6 @@ use crate::{Error, Result, text::escaped};
 pub use self::cluster::{Cluster, User};
 
 /// The longest value. A request to etcd has at most 1.5 MiB, unless its servers are started with another limit.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// assert_eq!(drumline::store::etcd::VALUE_BYTES_MAX, 1024 * 1024);
-/// ```
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
 
 /// How many operations a transaction has at most: etcd's limit is 128, and some are ours.
@@ -153,17 +148,6 @@ impl EtcdStore {
     /// Opens the store of `job` in etcd. If no server answers, it tries again until `timeout`; so does every
     /// later call.
     ///
-    /// ```no_run
-    /// # use drumline_store as drumline;
-    /// use std::time::Duration;
-    ///
-    /// use drumline::store::{Cluster, EtcdStore};
-    ///
-    /// let cluster = Cluster { servers: vec!["http://127.0.0.1:2379".into()], ..Cluster::default() };
-    /// let store = EtcdStore::open(&cluster, "job-17", Duration::from_secs(30))?;
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] if an URL or a file of `cluster` is wrong, if all servers are wrong (no etcd, no
@@ -200,18 +184,6 @@ impl EtcdStore {
     }
 
     /// Removes all keys of the job, those of other handles too.
-    ///
-    /// ```no_run
-    /// # use drumline_store as drumline;
-    /// # use std::time::Duration;
-    /// # use drumline::store::{Cluster, EtcdStore, Store};
-    /// let cluster = Cluster { servers: vec!["http://127.0.0.1:2379".into()], ..Cluster::default() };
-    /// let store = EtcdStore::open(&cluster, "job-17", Duration::from_secs(30))?;
-    /// store.set("key", b"value")?;
-    /// store.clear()?;
-    /// assert_eq!(store.num_keys()?, 0);
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

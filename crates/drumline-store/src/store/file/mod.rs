@@ -78,19 +78,6 @@ impl FileStore {
     /// Opens or creates the store in the file at `path`, for `world_size` processes. The last of them deletes
     /// the file. With a `world_size` of 0 the file is never deleted.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::{FileStore, Store};
-    ///
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// let path = directory.path().join("store");
-    /// let store = FileStore::open(&path, 1)?;
-    /// store.set("key", b"value")?;
-    /// drop(store); // the last process
-    /// assert!(!path.exists());
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Io`] if the file cannot be opened or created. [`Error::Store`] if it is not a store's file,

@@ -98,15 +98,6 @@ impl TcpStoreServer {
     /// It listens only on the address to which `host` resolves. If a name has several addresses of this machine, or
     /// only loopback, as Debian gives to a machine's own name, it listens on all of this machine's addresses.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStoreServer};
-    ///
-    /// let server = TcpStoreServer::bind_exposed("127.0.0.1", 0)?;
-    /// assert!(server.address().is_some());
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`TcpStoreServer::bind`]; [`Error::Store`] if `host` is another machine.
@@ -116,24 +107,6 @@ impl TcpStoreServer {
 
     /// Starts a server for clients of drumline that know `secret`, on one address of this machine or on an
     /// abstract Unix socket.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use std::time::Duration;
-    ///
-    /// use drumline::{
-    ///     Endpoint,
-    ///     auth::Secret,
-    ///     store::{Store, tcp::{TcpStore, TcpStoreServer}},
-    /// };
-    ///
-    /// let secret = Secret::random()?;
-    /// let endpoint = Endpoint::Unix(format!("doc-example-{}", std::process::id()));
-    /// let server = TcpStoreServer::bind_secured(&endpoint, &secret)?;
-    /// let store = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(5))?;
-    /// store.set("colour", b"green")?;
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -146,19 +119,6 @@ impl TcpStoreServer {
 
     /// Starts a server with several doors to one store. Its keys, values and queues may take `bytes_max`
     /// bytes together. See [`Door`].
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::{Door, TcpStoreServer}};
-    ///
-    /// let doors = [
-    ///     Door::Loopback { host: "127.0.0.1".into(), port: 0 },
-    ///     Door::Loopback { host: "127.0.0.2".into(), port: 0 },
-    /// ];
-    /// let server = TcpStoreServer::open(&doors, 64 << 20)?;
-    /// assert!(server.address().is_some());
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

@@ -101,15 +101,6 @@ pub struct TcpStore {
 impl TcpStore {
     /// Starts a server as [`TcpStoreServer::bind`] does, and connects to it.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStore};
-    ///
-    /// let store = TcpStore::host("127.0.0.1", 0)?;
-    /// assert!(store.address().is_some());
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// Those of [`TcpStoreServer::bind`].
@@ -119,16 +110,6 @@ impl TcpStore {
 
     /// Starts a server as [`TcpStoreServer::bind_exposed`] does, and connects to it.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStore};
-    ///
-    /// // Here it is loopback after all.
-    /// let store = TcpStore::host_exposed("127.0.0.1", 0)?;
-    /// assert!(store.address().is_some());
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// Those of [`TcpStoreServer::bind_exposed`].
@@ -137,16 +118,6 @@ impl TcpStore {
     }
 
     /// Starts a server as [`TcpStoreServer::bind_secured`] does, and connects to it.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
-    ///
-    /// let secret = Secret::random()?;
-    /// let store = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
-    /// store.set("colour", b"green")?;
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -159,18 +130,6 @@ impl TcpStore {
     ///
     /// On loopback, the port must be held by a process of this user or of root. Any user could be first to listen there.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::{Store, tcp::TcpStore}};
-    ///
-    /// let host = TcpStore::host("127.0.0.1", 0)?;
-    /// let port = host.address().map_or(0, |address| address.port());
-    /// let client = TcpStore::connect("127.0.0.1", port, std::time::Duration::from_secs(5))?;
-    /// client.set("colour", b"green")?;
-    /// assert_eq!(host.get("colour")?, b"green");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Store`] with the last failure when the time is over, and at once if the port of this host belongs to
@@ -181,17 +140,6 @@ impl TcpStore {
 
     /// Connects as [`TcpStore::connect`] does, whichever user the server runs as.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::{Store, tcp::TcpStore};
-    ///
-    /// let host = TcpStore::host_exposed("127.0.0.1", 0)?;
-    /// let port = host.address().map_or(0, |address| address.port());
-    /// let patience = std::time::Duration::from_secs(5);
-    /// TcpStore::connect_trusting("127.0.0.1", port, patience)?.set("colour", b"green")?;
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`TcpStore::connect`].
@@ -201,19 +149,6 @@ impl TcpStore {
     }
 
     /// Connects to a server that asks for a secret, like [`TcpStore::connect`].
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
-    ///
-    /// let secret = Secret::random()?;
-    /// let host = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
-    /// let endpoint = host.name().parse().unwrap();
-    /// let patience = std::time::Duration::from_secs(5);
-    /// TcpStore::connect_secured(&endpoint, &secret, patience)?.set("colour", b"green")?;
-    /// assert!(TcpStore::connect_secured(&endpoint, &Secret::random()?, patience).is_err());
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -262,17 +197,6 @@ impl TcpStore {
 
     /// Connects to `server` through its first door, and hosts it from now on: to drop the store ends the
     /// server.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::{Store, tcp::{Door, TcpStore, TcpStoreServer}};
-    ///
-    /// let doors = [Door::Loopback { host: "127.0.0.1".into(), port: 0 }];
-    /// let server = TcpStoreServer::open(&doors, 64 << 20)?;
-    /// let store = TcpStore::to_own(server)?;
-    /// store.set("colour", b"green")?;
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

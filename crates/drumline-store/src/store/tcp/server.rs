@@ -58,49 +58,6 @@ const BYTES_KEPT: usize = 64 << 10;
 pub struct ConnectionId(pub(super) u64);
 
 /// All keys, queues, connections and waits of one store.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// use drumline::store::tcp::{
-///     protocol::{
-///         ASK_EXTENSIONS, EXTENSIONS, Key, KEYS_STORED_MAX, MAGIC, NOT_READY, READY, Request,
-///         STOP_WAITING, Value, WAIT_CANCELED,
-///     },
-///     server::{ConnectionId, OUTPUT_BYTES_MAX, Refusal, Server},
-/// };
-///
-/// fn ask(server: &mut Server, id: ConnectionId, requests: &[Request<'_>]) -> Vec<u8> {
-///     let mut bytes = Vec::new();
-///     requests.iter().for_each(|request| request.encode(&mut bytes));
-///     server.receive(id, &bytes);
-///     let reply = server.output(id).to_vec();
-///     server.written(id, reply.len());
-///     reply
-/// }
-///
-/// let mut server = Server::with_limit(1 << 20);
-/// let [a, b, stranger] = [(); 3].map(|()| server.connect());
-/// for id in [a, b] {
-///     let greeting = [Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)];
-///     assert_eq!(ask(&mut server, id, &greeting), EXTENSIONS.to_le_bytes());
-/// }
-/// assert_eq!(server.clients(), 2);
-///
-/// let key = Key(b"/key");
-/// assert_eq!(ask(&mut server, a, &[Request::Check(vec![key])]), [NOT_READY]);
-/// assert!(ask(&mut server, a, &[Request::Wait(vec![key])]).is_empty());
-/// assert_eq!(server.load().waits, 1);
-/// ask(&mut server, b, &[Request::Set(key, Value(b"value"))]);
-/// assert!(server.take_answered().contains(&a));
-/// assert_eq!(server.output(a), [STOP_WAITING]);
-/// assert_eq!(ask(&mut server, b, &[Request::Check(vec![key])]), [READY]);
-/// assert_eq!(ask(&mut server, b, &[Request::CancelWait()]), [WAIT_CANCELED]);
-///
-/// server.receive(stranger, b"GET / HTTP/1.1");
-/// assert_eq!(server.take_refused(), [(stranger, Refusal::NotAClient)]);
-/// server.disconnect(a);
-/// assert!(server.load().output_bytes <= OUTPUT_BYTES_MAX && KEYS_STORED_MAX > 0);
-/// ```
 #[derive(Debug)]
 pub struct Server {
     values: Values,
@@ -122,13 +79,6 @@ pub struct Server {
 
 /// The memory that a server has for its connections, besides keys and queues. It goes when the connections
 /// go.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// use drumline::store::tcp::server::{Load, Server};
-///
-/// assert_eq!(Server::default().load(), Load::default());
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// The number of connections.
