@@ -22,7 +22,7 @@ FLOORS = [
     ["drumline-cli", "drumline-fuzz", "drumline-sim"],
     ["drumline-bench", "drumline-burn", "drumline-candle", "drumline-conformance", "drumline-faults", "drumline-launch"],
     ["drumline"],
-    ["drumline-accel"],
+    ["drumline-accel", "drumline-testing"],
     ["drumline-train"],
     ["drumline-group"],
     ["drumline-trace"],
@@ -57,7 +57,7 @@ SERVING = ["cli", "engine", "group", "launch", "python", "shm", "store", "trace"
 WRITES = re.compile(r"\b(?:e?print(?:ln)?!|dbg!|(?:io|stdio)::(?:stdout|stderr)\b|use std::io::\{[^}]*\bstd(?:out|err))")
 MAY_WRITE = {"drumline-cli/src/output.rs", "drumline-launch/src/keep.rs", "drumline-trace/src/outlet.rs", "drumline-train/src/spawn/child.rs"}
 # Their threads are theirs alone: they measure, simulate, or test.
-OWN_THREADS = ["bench", "conformance", "faults", "fuzz", "inspect", "loom", "sim", "standin"]
+OWN_THREADS = ["bench", "conformance", "faults", "fuzz", "inspect", "loom", "sim", "standin", "testing"]
 STARTS = re.compile(r"\bthread::(?:spawn|Builder)\b")
 
 # Circles that are still to be opened, by their first file. No other may come.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-SCRIPT = ROOT / "crates/drumline/tests/hosts/hosts.sh"
+SCRIPT = ROOT / "crates/drumline-testing/src/hosts.sh"
 
 
 class Network:

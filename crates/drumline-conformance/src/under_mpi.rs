@@ -3,13 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drumline::{GroupOptions, ProcessGroup};
+pub use drumline_testing::installed::{Installed, VARIABLE};
 
 use crate::World;
-
-#[path = "../../drumline-mpi/tests/installed/mod.rs"]
-mod installed;
-
-pub use installed::{Installed, VARIABLE};
 
 /// The world of a rank that is a process: its groups are groups of the first ranks of the job.
 #[derive(Debug)]

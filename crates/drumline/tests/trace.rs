@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../../drumline-group/tests/common/mod.rs"]
-mod common;
-
 use std::{
     fs,
     path::Path,
@@ -12,12 +9,12 @@ use std::{
     time::Duration,
 };
 
-use common::world_with;
 use drumline::{
     Config, DType, Error, ProcessGroup, ReduceOp,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
     trace::{Trace, merge, summarize},
 };
+use drumline_testing::world_with;
 use serde_json::Value;
 use tempfile::TempDir;
 use tracing_subscriber::{Layer, layer::SubscriberExt, registry::LookupSpan};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use drumline_accel::{Device, DeviceGroups, DeviceWork, Error, Result, Stream};
 use drumline_group::ReduceOp;
+use drumline_testing::tree_sum;
 
 use crate::common::{Data, Member, bench, config, finish, small};
 
@@ -13,19 +14,8 @@ fn value(number: usize, index: usize) -> f32 {
     ((number * 31 + index) as f32).sin() * 1e3
 }
 
-/// The canonical tree over all devices, as it is defined.
-fn tree(values: &[f32]) -> f32 {
-    match values {
-        [value] => *value,
-        _ => {
-            let half = 1 << (values.len() - 1).ilog2();
-            tree(&values[..half]) + tree(&values[half..])
-        }
-    }
-}
-
 fn sum(numbers: usize, index: usize) -> f32 {
-    tree(&(0..numbers).map(|number| value(number, index)).collect::<Vec<_>>())
+    tree_sum(&(0..numbers).map(|number| value(number, index)).collect::<Vec<_>>())
 }
 
 struct Devices {

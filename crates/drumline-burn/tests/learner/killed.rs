@@ -1,19 +1,14 @@
 //! `kill -9` of processes under a `Learner` at random moments.
 
-use std::{
-    env, fs,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::Duration,
-};
+use std::{env, fs, path::Path, process::Stdio, thread, time::Duration};
 
 use drumline::{Config, init_process_group};
+use drumline_testing::{eventually, itself};
 use tempfile::TempDir;
 
 use crate::{
     network::Notes,
-    processes::{Rank, until},
+    processes::Rank,
     resumed::{Program, copy, saved},
 };
 
@@ -54,8 +49,7 @@ struct Job<'a> {
 impl Job<'_> {
     fn start(&self, launch: usize) -> Vec<Rank> {
         let start = |rank: usize| {
-            let mut command = Command::new(env::current_exe().unwrap());
-            command.args(["killed::rank", "--exact", "--ignored"]);
+            let mut command = itself("killed::rank");
             command.env(DIRECTORY, self.directory).env(NAME, self.name);
             command.env(LAUNCH, launch.to_string()).env(RANK, rank.to_string());
             command.env(LAST_EPOCH, self.epochs.to_string());
@@ -72,7 +66,7 @@ impl Job<'_> {
 
     fn run(&self) -> Vec<String> {
         for mut rank in self.start(0) {
-            until("the rank to end", || rank.0.try_wait().unwrap().is_some());
+            eventually("the rank to end", || rank.0.try_wait().unwrap().is_some());
         }
         self.end()
     }
@@ -89,14 +83,14 @@ impl Job<'_> {
             let step_of_victim = || -> usize {
                 fs::read_to_string(&beat).ok().and_then(|beat| beat.parse().ok()).unwrap_or(0)
             };
-            until("the victim to train, or to end", || {
+            eventually("the victim to train, or to end", || {
                 ranks[victim].0.try_wait().unwrap().is_some() || step_of_victim() > step
             });
             thread::sleep(Duration::from_micros((*random >> 20) % 5_000)); // anywhere in a step
             ranks[victim].0.kill().ok();
             let mut have_ended = true;
             for rank in &mut ranks {
-                until("the rank to end", || rank.0.try_wait().unwrap().is_some());
+                eventually("the rank to end", || rank.0.try_wait().unwrap().is_some());
                 have_ended &= rank.0.wait().unwrap().success();
             }
             if have_ended {

@@ -3,14 +3,14 @@
 use std::{
     env, fs,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
 use burn::train::FileApplicationLoggerInstaller;
 use drumline::{Config, init_process_group};
 use drumline_burn::distribute;
+use drumline_testing::{eventually, itself};
 use tempfile::TempDir;
 
 use crate::{
@@ -79,20 +79,10 @@ fn start(directory: &Path, variables: &[(&str, &str)]) -> Vec<Rank> {
 }
 
 fn start_one(directory: &Path, rank: usize, variables: &[(&str, &str)]) -> Rank {
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = itself("processes::rank");
     command.envs(variables.iter().copied());
-    command.args(["processes::rank", "--exact", "--ignored"]);
     command.env(DIRECTORY, directory).env(RANK, rank.to_string());
     Rank(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-}
-
-/// Waits until `is_met`. The limit only ends a test that would hang.
-pub(crate) fn until(what: &str, mut is_met: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_met() {
-        assert!(began.elapsed() < Duration::from_secs(120), "waited for {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -107,7 +97,7 @@ fn a_killed_rank_ends_launch_on_the_others_which_name_it() {
         };
         // Some of these steps are just before rank 0 validates.
         let step = 5 + 7 * kill;
-        until("the ranks to train", || {
+        eventually("the ranks to train", || {
             for (rank, child) in ranks.iter_mut().enumerate() {
                 assert_eq!(child.0.try_wait().unwrap(), None, "rank {rank} has ended");
             }
@@ -122,7 +112,7 @@ fn kill_one(ranks: &mut [Rank], victim: usize, directory: &Path) {
     ranks[victim].0.kill().unwrap(); // with SIGKILL
     for rank in (0..RANKS).filter(|&rank| rank != victim) {
         let child = &mut ranks[rank].0;
-        until("the others to end", || child.try_wait().unwrap().is_some());
+        eventually("the others to end", || child.try_wait().unwrap().is_some());
         let outcome = fs::read_to_string(directory.join(format!("outcome-{rank}"))).unwrap();
         assert!(outcome.contains(&format!("rank {victim}")), "{outcome}");
     }
@@ -132,7 +122,7 @@ fn kill_one(ranks: &mut [Rank], victim: usize, directory: &Path) {
 fn ranks_that_wait_for_validation_see_rank_0_die() {
     let directory = TempDir::new().unwrap();
     let mut ranks = start(directory.path(), &[(PARKS, "1")]);
-    until("rank 0 to validate", || directory.path().join("validates").exists());
+    eventually("rank 0 to validate", || directory.path().join("validates").exists());
     kill_one(&mut ranks, 0, directory.path());
 }
 
@@ -141,7 +131,7 @@ fn rank_0_alone_has_a_log_and_metrics() {
     let directory = TempDir::new().unwrap();
     let mut ranks = start(directory.path(), &[(EPOCHS, "2")]);
     for rank in &mut ranks {
-        until("the ranks to end", || rank.0.try_wait().unwrap().is_some());
+        eventually("the ranks to end", || rank.0.try_wait().unwrap().is_some());
     }
     for rank in 0..RANKS {
         let path = |name: &str| directory.path().join(format!("{name}-{rank}"));

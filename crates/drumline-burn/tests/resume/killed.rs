@@ -3,7 +3,7 @@
 use std::{
     env,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -17,6 +17,7 @@ use burn::{
     },
 };
 use drumline::{ProcessGroup, checkpoint::CheckpointDirectory};
+use drumline_testing::itself;
 
 use crate::program::{file, train};
 
@@ -54,8 +55,7 @@ fn optimizers() -> [(&'static str, ModuleOptimizer); 10] {
 }
 
 fn start(out: &Path, optimizer: &str) -> Child {
-    Command::new(env::current_exe().unwrap())
-        .args(["--exact", "killed::program_to_kill", "--test-threads", "1"])
+    itself("killed::program_to_kill")
         .envs([(OUT, out.as_os_str()), (OPTIMIZER, optimizer.as_ref())])
         .stdout(Stdio::null())
         .spawn()

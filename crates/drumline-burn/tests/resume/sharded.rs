@@ -4,7 +4,7 @@
 use std::{
     env, fs,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -22,6 +22,7 @@ use drumline_burn::{
     checkpoint::{Checkpoints, TrainingState},
     parameters_digest,
 };
+use drumline_testing::itself;
 
 use crate::{
     common::on_ranks,
@@ -165,12 +166,7 @@ fn program_to_kill() {
 }
 
 fn start(out: &Path) -> Child {
-    Command::new(env::current_exe().unwrap())
-        .args(["--exact", "sharded::program_to_kill", "--test-threads", "1"])
-        .env(OUT, out)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
+    itself("sharded::program_to_kill").env(OUT, out).stdout(Stdio::null()).spawn().unwrap()
 }
 
 #[test]

@@ -3,13 +3,14 @@
 use std::{
     env,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use candle_core::DType;
 use drumline::{Config, checkpoint::CheckpointDirectory, init_process_group};
+use drumline_testing::{eventually, itself};
 
 use crate::resume::train;
 
@@ -18,8 +19,6 @@ const STORE: &str = "TEST_KILLED_STORE";
 const OUT: &str = "TEST_KILLED_OUT";
 const RANK: &str = "TEST_KILLED_RANK";
 const STOP: &str = "TEST_KILLED_STOP";
-/// Far more than anything here takes: it only tells a hang from slowness.
-const HANG: Duration = Duration::from_secs(120);
 
 /// A rank, in a process of its own. It goes on from the newest checkpoint.
 #[test]
@@ -51,8 +50,7 @@ impl Rank {
 
 fn start(out: &Path, launch: usize, stop: u64) -> Vec<Rank> {
     let start = |rank: usize| {
-        let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["killed::rank", "--exact", "--ignored"]);
+        let mut command = itself("killed::rank");
         command.env(OUT, out).env(STORE, out.with_extension(format!("store-{launch}")));
         command.env(RANK, rank.to_string()).env(STOP, stop.to_string());
         Rank(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
@@ -60,19 +58,11 @@ fn start(out: &Path, launch: usize, stop: u64) -> Vec<Rank> {
     (0..RANKS).map(start).collect()
 }
 
-fn until(what: &str, mut is_met: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_met() {
-        assert!(began.elapsed() < HANG, "waited for {what}");
-        thread::sleep(Duration::from_micros(200));
-    }
-}
-
 /// Waits for all ranks. Returns whether all came to the end of the program.
 fn wait(ranks: &mut [Rank]) -> bool {
     let mut all = true;
     for rank in ranks {
-        until("a rank to end", || rank.has_ended());
+        eventually("a rank to end", || rank.has_ended());
         all &= rank.0.wait().unwrap().success();
     }
     all
@@ -98,7 +88,7 @@ fn ends_with_the_same_bits(random: &mut u64) -> usize {
         let victim = (*random >> 60) as usize % RANKS;
         let step = newest(&parts).step + (*random >> 40) % 6;
         let mut ranks = start(&parts, kills, u64::MAX);
-        until("the ranks to train, or to end", || {
+        eventually("the ranks to train, or to end", || {
             let steps = CheckpointDirectory::new(&parts).steps().unwrap();
             steps.last().is_some_and(|last| *last > step) || ranks[victim].has_ended()
         });

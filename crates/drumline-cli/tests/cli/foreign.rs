@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::installed::{Installed, VARIABLE};
+use drumline_testing::installed::{Installed, VARIABLE};
 
 const DRUMLINE: &str = env!("CARGO_BIN_EXE_drumline");
 

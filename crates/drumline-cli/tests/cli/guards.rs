@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
+use drumline_testing::network::skip;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::{
     hosts::{Meeting, Town, summing},
     launch::{Launch, Started, eventually, is_anyone_marked},
-    network::skip,
 };
 
 /// The launcher, and the keepers below it, the last of which is the parent of the ranks.

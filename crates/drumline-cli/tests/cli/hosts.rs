@@ -13,14 +13,14 @@ use std::{
 use drumline::{
     Config, ReduceOp, Step, connect_members, init_process_group, rendezvous::rendezvous, step,
 };
+use drumline_testing::{
+    etcd,
+    network::{Family, Network, skip},
+};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::{
-    etcd,
-    launch::{Ended, HANG, Launch, Started, eventually},
-    network::{Family, Network, skip},
-};
+use crate::launch::{Ended, HANG, Launch, Started, eventually};
 
 const SECRET: &str = "what only the hosts of this test know";
 

@@ -17,10 +17,8 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::network::{self, Network};
-
-/// Far longer than any test needs: it only tells a hang from slowness.
-pub(crate) const HANG: Duration = Duration::from_secs(120);
+use drumline_testing::network::{self, Network};
+pub(crate) use drumline_testing::{HANG, eventually};
 
 /// A `drumline run` in a directory of its own. A variable marks all its processes.
 pub(crate) struct Launch {
@@ -241,14 +239,6 @@ pub(crate) fn is_anyone_marked(marker: &str) -> bool {
     let mut environments =
         processes.filter_map(|entry| fs::read(entry.path().join("environ")).ok());
     environments.any(|text| text.split(|&byte| byte == 0).any(|v| v == marker.as_bytes()))
-}
-
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < HANG, "waited in vain: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// For scripts of ranks: sets `launcher` to its process, which is above the keepers. Its arguments hold this text as well, which

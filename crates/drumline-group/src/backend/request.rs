@@ -38,10 +38,7 @@ use drumline_schedule::Counts;
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// # mod common {
-/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-/// # }
-/// # use common::carried_by;
+/// # use drumline_testing::carried_by;
 /// use drumline::{Cause, backend::{Request, Collective}};
 ///
 /// /// Carries out the calls of a backend.
@@ -85,10 +82,7 @@ impl Request<'_> {
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// # mod common {
-/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-/// # }
-/// # use common::carried_by;
+/// # use drumline_testing::carried_by;
 /// use drumline::{Cause, ReduceOp, backend::{Call, Request, Signature}};
 ///
 /// /// Carries out the calls of a backend.
@@ -273,10 +267,7 @@ impl fmt::Debug for Call<'_> {
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// # mod common {
-/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
-/// # }
-/// # use common::carried_by;
+/// # use drumline_testing::carried_by;
 /// use drumline::{Cause, backend::Request};
 ///
 /// /// Carries out the calls of a backend.

@@ -4,7 +4,6 @@
 use std::{
     future::IntoFuture,
     pin::pin,
-    process::Command,
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, Ordering},
@@ -20,6 +19,7 @@ use drumline_group::{
     Cause, Config, Error, ProcessGroup, ReduceOp, Result, Work,
     store::{HashStore, Store},
 };
+use drumline_testing::{itself, tree_sum};
 
 /// Adding in another order would give other bits.
 fn sample(rank: usize, operation: usize, len: usize) -> Vec<f32> {
@@ -32,18 +32,9 @@ fn sample(rank: usize, operation: usize, len: usize) -> Vec<f32> {
 
 /// The sum of all ranks in the order of the canonical tree.
 fn summed(world_size: usize, operation: usize, len: usize) -> Vec<u32> {
-    fn tree(values: &[f32]) -> f32 {
-        match values {
-            [value] => *value,
-            _ => {
-                let half = 1 << (values.len() - 1).ilog2();
-                tree(&values[..half]) + tree(&values[half..])
-            }
-        }
-    }
     let ranks: Vec<_> = (0..world_size).map(|rank| sample(rank, operation, len)).collect();
     let column = |index| ranks.iter().map(|rank| rank[index]).collect::<Vec<_>>();
-    (0..len).map(|index| tree(&column(index)).to_bits()).collect()
+    (0..len).map(|index| tree_sum(&column(index)).to_bits()).collect()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -549,11 +540,8 @@ fn alone(name: &str) -> bool {
     if std::env::var_os("DRUMLINE_TEST_ALONE").is_some() {
         return true;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("asynchrony::{name}"), "--nocapture"])
-        .env("DRUMLINE_TEST_ALONE", "1")
-        .output()
-        .unwrap();
+    let output =
+        itself(&format!("asynchrony::{name}")).env("DRUMLINE_TEST_ALONE", "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
     false

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{everywhere, on_threads, world_with};
+use crate::common::{Least, everywhere, on_threads, world_with};
 use drumline_group::{
     Cause, CollectiveError, Config, Error, GroupOptions, ProcessGroup, ReduceOp,
     auth::Secret,
@@ -19,8 +19,6 @@ use drumline_group::{
     rendezvous::rendezvous,
     store::{HashStore, Store},
 };
-
-use crate::least::Least;
 
 const ALL_REDUCE: [&str; 5] = ["direct", "halving", "doubling", "gather", "binomial"];
 
@@ -467,7 +465,7 @@ fn communication_is_timed() {
 #[test]
 fn ranks_meet_in_a_store_of_nine_methods() {
     everywhere(|config| {
-        let store = Least::new();
+        let store = Least::default();
         let stores = (0..3).map(|rank| (rank, store.try_clone().unwrap())).collect();
         on_threads(stores, |(rank, store)| {
             let group = ProcessGroup::connect("own", store.into(), rank, 3, config).unwrap();

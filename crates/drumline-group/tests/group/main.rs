@@ -2,12 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../common/mod.rs"]
-mod common;
-/// A store that a user wrote: the required methods, and no more.
-#[path = "../../../drumline-store/tests/store/least.rs"]
-mod least;
-
 mod asynchrony;
 mod backend;
 mod collectives;
@@ -27,3 +21,5 @@ mod points;
 mod prices;
 mod same_bits;
 mod slices;
+
+use drumline_testing as common;

@@ -8,7 +8,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{BufRead, BufReader},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdout, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -23,10 +23,8 @@ use drumline_group::{
         tcp::{TcpStore, TcpStoreServer},
     },
 };
-use rustix::{
-    process::{Pid, Signal, kill_process},
-    time::{ClockId, clock_gettime},
-};
+use drumline_testing::{itself, now_us};
+use rustix::process::{Pid, Signal, kill_process};
 
 const WORLD: usize = 4;
 
@@ -35,12 +33,6 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn one_at_a_time() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Microseconds on a clock that all processes of the host share.
-fn now_us() -> i64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
 }
 
 /// What a rank does: works until something fails, and tells what.
@@ -173,12 +165,11 @@ impl Job {
             TcpStoreServer::bind_secured(&endpoint, &Secret::new(secret).unwrap()).unwrap();
         let mut ranks: Vec<_> = (0..WORLD)
             .map(|rank| {
-                let mut command = Command::new(env::current_exe().unwrap());
+                let mut command = itself("deaths::rank_process");
                 if settings.forks {
                     command.env("DEATHS_FORKS", "1");
                 }
                 let mut child = command
-                    .args(["--exact", "deaths::rank_process", "--nocapture", "--test-threads=1"])
                     .env("DEATHS_RANK", rank.to_string())
                     .env("DEATHS_STORE", &name)
                     .env("DEATHS_SECRET", secret)

@@ -5,7 +5,7 @@
 use std::{
     env,
     io::{BufRead, BufReader, Lines, Write},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdout, Stdio},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -19,10 +19,8 @@ use drumline_group::{
         tcp::{TcpStore, TcpStoreServer},
     },
 };
-use rustix::{
-    process::{Signal, getpid, kill_process},
-    time::{ClockId, clock_gettime},
-};
+use drumline_testing::{itself, now_us};
+use rustix::process::{Signal, getpid, kill_process};
 
 use crate::common::{
     failure,
@@ -36,12 +34,6 @@ static DEATH: OnceLock<String> = OnceLock::new();
 const VICTIM: usize = 1;
 /// The call in which the victim dies, if it dies in one.
 const LAST: u64 = 3;
-
-/// Microseconds on a clock that all processes of the host share.
-fn now_us() -> i64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
-}
 
 fn die_if(moment: &str) {
     if DEATH.get().is_some_and(|death| death == moment) {
@@ -110,8 +102,7 @@ struct Rank {
 
 impl Rank {
     fn start(rank: usize, world_size: usize, over: &str, moment: &str, store: &str) -> Rank {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "guard::rank_process", "--nocapture", "--test-threads=1"])
+        let mut child = itself("guard::rank_process")
             .env("GUARD_RANK", rank.to_string())
             .env("GUARD_WORLD", world_size.to_string())
             .env("GUARD_STORE", store)

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    process::Command,
     sync::atomic::{AtomicU8, Ordering},
     thread,
     time::{Duration, Instant},
@@ -15,6 +14,7 @@ use drumline_group::{
     rendezvous::{Endpoint, Plan, Rendezvous, StoreHost, is_launched, rendezvous},
     store::tcp::TcpStore,
 };
+use drumline_testing::itself;
 
 const HANG: Duration = Duration::from_secs(60);
 
@@ -336,8 +336,7 @@ fn processes_meet_over_env() {
     let host = fresh_host();
     let ranks: Vec<_> = (0..3)
         .map(|rank| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "rendezvous::processes_meet_over_env"])
+            itself("rendezvous::processes_meet_over_env")
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", "3")
                 .env("MASTER_ADDR", &host)

@@ -6,7 +6,7 @@ use std::{
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::{self, Command},
+    process,
     sync::{
         Arc, Barrier,
         atomic::{AtomicU8, Ordering},
@@ -22,6 +22,7 @@ use drumline_group::{
     rendezvous::{Rendezvous, register_rendezvous_handler},
     store::HashStore,
 };
+use drumline_testing::itself;
 
 /// An address of this machine that no other test uses, so that its ports are free.
 fn fresh_host() -> String {
@@ -110,8 +111,7 @@ fn processes_meet_in_a_file() {
     let path = fresh_path();
     let ranks: Vec<_> = (0..3)
         .map(|rank| {
-            Command::new(env::current_exe().unwrap())
-                .args(["--exact", "start::processes_meet_in_a_file"])
+            itself("start::processes_meet_in_a_file")
                 .env(URL, file_url(&path, rank, 3))
                 .spawn()
                 .unwrap()
@@ -249,10 +249,8 @@ fn holdings() -> (usize, BTreeSet<String>) {
 fn a_failed_start_leaves_no_thread_and_no_socket() {
     const ALONE: &str = "DRUMLINE_TEST_ALONE";
     if env::var_os(ALONE).is_none() {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "start::a_failed_start_leaves_no_thread_and_no_socket"])
-            .env(ALONE, "1")
-            .status();
+        let child =
+            itself("start::a_failed_start_leaves_no_thread_and_no_socket").env(ALONE, "1").status();
         return assert!(child.unwrap().success());
     }
     let host = fresh_host();

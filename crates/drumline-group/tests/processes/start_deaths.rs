@@ -7,7 +7,7 @@ use std::{
     env,
     io::{BufRead as _, BufReader},
     ops::Range,
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdout, Stdio},
     thread,
     time::Duration,
 };
@@ -19,10 +19,8 @@ use drumline_group::{
         tcp::{TcpStore, TcpStoreServer},
     },
 };
-use rustix::{
-    process::{Pid, Signal, kill_process},
-    time::{ClockId, clock_gettime},
-};
+use drumline_testing::{itself, now_us};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The ranks of most jobs.
 const WORLD: usize = 4;
@@ -147,8 +145,7 @@ impl Drop for Job {
 fn start(port: u16, attempt: usize, what: &str, over: &str, (world, late): (usize, usize)) -> Job {
     let start = |rank: usize| {
         let late_ms = if rank == late { 400 } else { 0 };
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "start_deaths::starting_rank", "--nocapture", "--test-threads=1"])
+        let mut child = itself("start_deaths::starting_rank")
             .env("STARTS", what)
             .env("STARTS_OVER", over)
             .env("STARTS_LATE_MS", late_ms.to_string())
@@ -171,12 +168,6 @@ fn start(port: u16, attempt: usize, what: &str, over: &str, (world, late): (usiz
 /// The key under which a process says that it is there.
 fn process_key(attempt: usize, rank: usize) -> String {
     format!("start/{attempt}/drumline/world/process/{rank}")
-}
-
-/// Microseconds on a clock that all processes of the host share.
-fn now_us() -> i64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
 }
 
 fn random(seed: usize) -> usize {

@@ -6,8 +6,8 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::installed::Installed;
 use crate::role;
+use drumline_testing::installed::Installed;
 
 /// So long no job takes, on a busy machine too.
 const GIVE_UP: Duration = Duration::from_secs(120);

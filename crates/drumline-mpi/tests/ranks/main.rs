@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../installed/mod.rs"]
-mod installed;
 mod job;
 mod role;
 
-use installed::{Installed, VARIABLE};
+use drumline_testing::installed::{Installed, VARIABLE};
 use job::Ended;
 
 /// Runs ranks that load this library.

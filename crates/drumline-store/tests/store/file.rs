@@ -5,7 +5,7 @@ use std::{
     fs,
     io::Write as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -14,6 +14,7 @@ use drumline_store::{
     Error,
     store::{FileStore, Store},
 };
+use drumline_testing::itself;
 use tempfile::TempDir;
 
 /// No test here takes that long unless something hangs.
@@ -163,8 +164,7 @@ fn a_writer_that_is_killed_leaves_a_whole_file() {
     for round in 0..24 {
         let (_directory, path) = fresh();
         let survivor = FileStore::open(&path, 0).unwrap();
-        let mut writer = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "file::a_writer_to_be_killed"])
+        let mut writer = itself("file::a_writer_to_be_killed")
             .env("DRUMLINE_TEST_FILE", &path)
             .stdout(Stdio::null())
             .spawn()

@@ -8,7 +8,6 @@ mod etcd;
 mod file;
 mod handshake;
 mod kinds;
-mod least;
 mod model;
 mod nine_methods;
 mod protocol;

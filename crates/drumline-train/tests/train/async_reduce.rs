@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    process::{Command, Stdio},
+    process::Stdio,
     sync::{Arc, Barrier, mpsc},
     time::Duration,
 };
@@ -19,6 +19,7 @@ use drumline_group::{
         tcp::{TcpStore, TcpStoreServer},
     },
 };
+use drumline_testing::itself;
 use drumline_train::{
     ErrorKind,
     async_reduce::{AsyncReduce, AsyncReduceOptions, MissingTensors, TensorRegistry},
@@ -546,12 +547,7 @@ fn resources() -> (usize, usize, usize) {
 fn a_thousand_steps_leave_nothing_behind() {
     const CHILD: &str = "ASYNC_REDUCE_STEPS";
     if env::var(CHILD).is_err() {
-        let status = Command::new(env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "async_reduce::a_thousand_steps_leave_nothing_behind",
-                "--test-threads=1",
-            ])
+        let status = itself("async_reduce::a_thousand_steps_leave_nothing_behind")
             .env(CHILD, "1")
             .status()
             .unwrap();
@@ -658,13 +654,7 @@ fn survivors_name_the_process_that_died_in_mid_step() {
         let _server = TcpStoreServer::bind_secured(&Endpoint::Unix(name.clone()), &secret).unwrap();
         let ranks: Vec<_> = (0..3)
             .map(|rank| {
-                Command::new(env::current_exe().unwrap())
-                    .args([
-                        "--exact",
-                        "async_reduce::rank_process",
-                        "--nocapture",
-                        "--test-threads=1",
-                    ])
+                itself("async_reduce::rank_process")
                     .env("ASYNC_REDUCE_RANK", rank.to_string())
                     .env("ASYNC_REDUCE_STORE", &name)
                     .env("ASYNC_REDUCE_OVER", number.to_string())

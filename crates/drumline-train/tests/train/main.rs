@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../../../drumline-group/tests/common/mod.rs"]
-mod common;
-
 mod async_reduce;
 mod checkpoint;
 mod ddp;
@@ -13,3 +10,5 @@ mod record;
 mod sampler;
 mod sharded;
 mod spawn;
+
+use drumline_testing as common;

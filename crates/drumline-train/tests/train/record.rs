@@ -1,19 +1,15 @@
 //! What a program tells its launcher when it fails, as real processes.
 
-use std::{
-    env, fs,
-    path::Path,
-    process::{Command, Output},
-    thread,
-};
+use std::{env, fs, path::Path, process::Output, thread};
 
 use drumline::record;
+use drumline_testing::itself;
 use serde_json::Value;
 
 /// Runs this test as a program that does `what`.
 fn run(what: &str, error_file: Option<&Path>) -> Output {
-    let mut program = Command::new(env::current_exe().unwrap());
-    program.args(["--exact", "record::program", "--nocapture"]).env("RECORD_TEST", what);
+    let mut program = itself("record::program");
+    program.env("RECORD_TEST", what);
     match error_file {
         Some(path) => program.env("TORCHELASTIC_ERROR_FILE", path),
         None => program.env_remove("TORCHELASTIC_ERROR_FILE"),
@@ -21,6 +17,8 @@ fn run(what: &str, error_file: Option<&Path>) -> Output {
     program.output().unwrap()
 }
 
+/// A frame of its own, however the compiler divides its work.
+#[inline(never)]
 fn fail() {
     panic!("out of patience");
 }

@@ -15,6 +15,7 @@ use std::{
 };
 
 use drumline::{ProcessGroup, RankEnd, ReduceOp, Spawn, train::Error};
+use drumline_testing::itself;
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 
 /// Far longer than any test needs: it only tells a hang from slowness.
@@ -334,8 +335,8 @@ fn program_with_ranks() {
 
 #[test]
 fn ranks_end_with_a_program_that_is_killed() {
-    let mut program = Command::new(env::current_exe().unwrap());
-    program.args(["--exact", "spawn::program_with_ranks", "--nocapture"]).env("SPAWN_TEST", "1");
+    let mut program = itself("spawn::program_with_ranks");
+    program.env("SPAWN_TEST", "1");
     let mut program = program.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(program.stdout.take().unwrap()).lines().map(Result::unwrap);
     let pids = lines.filter_map(|line| line.strip_prefix("pid ")?.parse().ok());

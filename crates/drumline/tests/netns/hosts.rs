@@ -7,11 +7,10 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
 };
 
-pub(super) use crate::network::{Family, skip};
-use crate::{
-    network::{self, Network},
-    ranks::{TASK, URL},
-};
+use drumline_testing::network::{self, Network};
+pub(super) use drumline_testing::network::{Family, skip};
+
+use crate::ranks::{TASK, URL};
 
 const PORT: u16 = 29500;
 

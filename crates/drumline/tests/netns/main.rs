@@ -6,8 +6,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod hosts;
-#[path = "../hosts/mod.rs"]
-mod network;
 mod ranks;
 
 use std::{

@@ -9,6 +9,7 @@ use drumline::{
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
     init_process_group,
 };
+use drumline_testing::tree_sum;
 
 /// What a rank is told to do, in this variable.
 pub(super) const TASK: &str = "DRUMLINE_TEST_TASK";
@@ -60,7 +61,11 @@ fn rank() {
                 for (index, sum) in data.iter().enumerate() {
                     let column: Vec<f32> =
                         (0..group.world_size()).map(|rank| value(rank, index)).collect();
-                    assert_eq!(sum.to_bits(), tree(&column).to_bits(), "element {index} of {len}");
+                    assert_eq!(
+                        sum.to_bits(),
+                        tree_sum(&column).to_bits(),
+                        "element {index} of {len}"
+                    );
                 }
             }
             println!("same bits; shares memory: {}", group.shares_memory());
@@ -80,17 +85,6 @@ fn rank() {
             group.destroy().unwrap();
         }
         other => panic!("{other}"),
-    }
-}
-
-/// The canonical tree, as it is defined.
-fn tree(values: &[f32]) -> f32 {
-    match values {
-        [value] => *value,
-        _ => {
-            let half = 1 << (values.len() - 1).ilog2();
-            tree(&values[..half]) + tree(&values[half..])
-        }
     }
 }
 
@@ -123,7 +117,7 @@ fn send_what_must_be_sent(group: &ProcessGroup) {
     });
     for (index, sum) in sum.iter().enumerate() {
         let column: Vec<f32> = (0..ranks).map(|it| value(it, rank * BLOCK + index)).collect();
-        assert_eq!(sum.to_bits(), tree(&column).to_bits(), "element {index}");
+        assert_eq!(sum.to_bits(), tree_sum(&column).to_bits(), "element {index}");
     }
 
     let mut data = input.clone();
@@ -134,7 +128,7 @@ fn send_what_must_be_sent(group: &ProcessGroup) {
     measured("reduce", &mut || group.reduce(&mut data, ReduceOp::Sum, ranks - 1).unwrap());
     for (index, sum) in data.iter().enumerate() {
         let column: Vec<f32> = (0..ranks).map(|rank| value(rank, index)).collect();
-        let expected = if rank == ranks - 1 { tree(&column) } else { column[rank] };
+        let expected = if rank == ranks - 1 { tree_sum(&column) } else { column[rank] };
         assert_eq!(sum.to_bits(), expected.to_bits(), "element {index}");
     }
 
@@ -143,10 +137,10 @@ fn send_what_must_be_sent(group: &ProcessGroup) {
     measured("all_reduce of bf16", &mut || group.all_reduce(&mut data, ReduceOp::Sum).unwrap());
     for (index, sum) in data.iter().enumerate() {
         let column: Vec<f32> = (0..ranks).map(|rank| narrow(rank, index).to_f32()).collect();
-        let hosts = column.chunks(ranks / 2).map(|host| bf16::from_f32(tree(host)).to_f32());
+        let hosts = column.chunks(ranks / 2).map(|host| bf16::from_f32(tree_sum(host)).to_f32());
         let expected = match group.config().rounding {
-            Rounding::Once => tree(&column),
-            Rounding::Host => tree(&hosts.collect::<Vec<f32>>()),
+            Rounding::Once => tree_sum(&column),
+            Rounding::Host => tree_sum(&hosts.collect::<Vec<f32>>()),
         };
         assert_eq!(*sum, bf16::from_f32(expected), "element {index}");
     }

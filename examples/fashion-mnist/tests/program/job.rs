@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::installed::{Installed, VARIABLE};
+use drumline_testing::installed::{Installed, VARIABLE};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 

@@ -3,7 +3,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod alone;
-#[path = "../../../../crates/drumline-mpi/tests/installed/mod.rs"]
-mod installed;
 mod job;
 mod resume;

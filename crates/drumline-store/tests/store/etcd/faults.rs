@@ -11,12 +11,12 @@ use std::{
 };
 
 use drumline_store::store::{Cluster, EtcdStore, Store};
+use drumline_testing::etcd::{Server, is_installed};
 use rustix::process::Signal;
 
 use super::{
     open,
     proxy::{Fault, before},
-    server::{Server, is_installed},
 };
 use crate::HANG;
 

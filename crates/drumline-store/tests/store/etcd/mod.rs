@@ -3,7 +3,6 @@
 mod faults;
 mod proxy;
 mod refusals;
-mod server;
 
 use std::{
     sync::{
@@ -17,8 +16,8 @@ use drumline_store::{
     Error,
     store::{Cluster, EtcdStore, Store, etcd::VALUE_BYTES_MAX},
 };
+use drumline_testing::etcd::{Server, is_installed};
 
-use self::server::{Server, is_installed};
 use crate::{HANG, SOON};
 
 /// An empty store in a server that all tests of the suite share; `None` if there is no etcd.

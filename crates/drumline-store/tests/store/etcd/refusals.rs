@@ -12,14 +12,12 @@ use drumline_store::{
     Error,
     store::{Cluster, EtcdStore, Store, TcpStore, etcd::User},
 };
+use drumline_testing::etcd::{Server, free_port, is_installed};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
 };
 
-use super::{
-    cluster,
-    server::{Server, free_port, is_installed},
-};
+use super::cluster;
 use crate::HANG;
 
 /// For those that cannot succeed, but may not say so at once.

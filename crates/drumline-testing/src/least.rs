@@ -13,17 +13,20 @@ use drumline_store::{
 
 type Values = Mutex<BTreeMap<String, Vec<u8>>>;
 
+/// Keeps its values in this process.
 #[derive(Debug)]
-pub(crate) struct Least {
+pub struct Least {
     shared: Arc<(Values, Condvar)>,
     timeout: Mutex<Duration>,
 }
 
-impl Least {
-    pub(crate) fn new() -> Least {
+impl Default for Least {
+    fn default() -> Least {
         Least { shared: Arc::default(), timeout: Mutex::new(DEFAULT_TIMEOUT) }
     }
+}
 
+impl Least {
     fn change<R>(&self, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>) -> R) -> R {
         let result = change(&mut self.shared.0.lock().unwrap());
         self.shared.1.notify_all();

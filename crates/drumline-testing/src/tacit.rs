@@ -19,16 +19,19 @@ use drumline_group::{
 };
 
 /// What happens on one rank before it sends anything in a collective, in place of it, or after it has sent half.
-pub(crate) type Fault = fn(rank: usize, stage: Stage, sequence: u64);
+pub type Fault = fn(rank: usize, stage: Stage, sequence: u64);
 
+/// How far a collective is on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub enum Stage {
+    /// It has sent nothing.
     Begun,
+    /// It has sent half.
     HalfSent,
 }
 
 #[derive(Debug)]
-pub(crate) struct Tacit {
+struct Tacit {
     guard: Option<Guard>,
     rank: usize,
     fault: Fault,
@@ -86,7 +89,7 @@ impl Link {
 }
 
 /// Registers the backend under `name`, with a guard or without.
-pub(crate) fn register(name: &str, is_guarded: bool, fault: Fault) {
+pub fn register(name: &str, is_guarded: bool, fault: Fault) {
     register_backend(name, move |options| {
         let tacit = Tacit::connect(options, is_guarded, fault)?;
         Ok(Arc::new(tacit) as Arc<dyn Backend>)
@@ -95,7 +98,7 @@ pub(crate) fn register(name: &str, is_guarded: bool, fault: Fault) {
 }
 
 /// Nothing happens.
-pub(crate) fn no_fault(_: usize, _: Stage, _: u64) {}
+pub fn no_fault(_: usize, _: Stage, _: u64) {}
 
 impl Tacit {
     fn connect(options: &BackendOptions, is_guarded: bool, fault: Fault) -> Result<Tacit> {
@@ -242,6 +245,6 @@ impl Backend for Tacit {
 }
 
 /// The cause of a failed call.
-pub(crate) fn cause_of(error: impl Into<Error>) -> Cause {
+pub fn cause_of(error: impl Into<Error>) -> Cause {
     super::failure(error).cause
 }

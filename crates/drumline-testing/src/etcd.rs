@@ -16,14 +16,18 @@ use tempfile::TempDir;
 use crate::HANG;
 
 /// A server, alone or one of several.
-pub(super) struct Server {
-    pub(super) port: u16,
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens, on 127.0.0.1.
+    pub port: u16,
     arguments: Vec<String>,
-    pub(super) directory: TempDir,
+    /// What it writes.
+    pub directory: TempDir,
     running: Option<Running>,
 }
 
 /// A shell that ends etcd when this process ends, however it ends.
+#[derive(Debug)]
 struct Running {
     shell: Child,
     etcd: Pid,
@@ -41,7 +45,7 @@ wait
 "#;
 
 /// Whether etcd is there. Where `DRUMLINE_TEST_ETCD` is set, as in CI, it must be.
-pub(super) fn is_installed() -> bool {
+pub fn is_installed() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
         let version = Command::new("etcd").arg("--version").stdout(Stdio::null()).status();
@@ -55,18 +59,18 @@ pub(super) fn is_installed() -> bool {
 }
 
 /// A port that nobody has now.
-pub(super) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Server {
     /// One server, with further arguments.
-    pub(super) fn start(more: &[&str]) -> Server {
+    pub fn start(more: &[&str]) -> Server {
         Server::start_as("http", |_| more.iter().map(|&it| it.to_owned()).collect())
     }
 
     /// One server at an URL with this scheme. `more` gives further arguments, of a directory.
-    pub(super) fn start_as(scheme: &str, more: impl Fn(&Path) -> Vec<String>) -> Server {
+    pub fn start_as(scheme: &str, more: impl Fn(&Path) -> Vec<String>) -> Server {
         // Another process may take a port before etcd does.
         for _ in 0..8 {
             let [port, peer] = [free_port(), free_port()];
@@ -83,7 +87,7 @@ impl Server {
     }
 
     /// Several servers that are one cluster.
-    pub(super) fn start_three() -> Vec<Server> {
+    pub fn start_three() -> Vec<Server> {
         for _ in 0..8 {
             let ports: [(u16, u16); 3] = [(); 3].map(|()| (free_port(), free_port()));
             let peer = |(number, (_, peer)): (usize, &(u16, u16))| {
@@ -123,7 +127,7 @@ impl Server {
     }
 
     /// Starts it, with the keys that it had.
-    pub(super) fn run(&mut self) {
+    pub fn run(&mut self) {
         let log = std::fs::File::create(self.directory.path().join("log")).unwrap();
         let mut shell = Command::new("sh")
             .args(["-c", UNTIL_THE_TEST_ENDS, "sh"])
@@ -145,7 +149,7 @@ impl Server {
     }
 
     /// From its next start on it speaks TLS, with `more` arguments.
-    pub(super) fn secure(&mut self, more: Vec<String>) {
+    pub fn secure(&mut self, more: Vec<String>) {
         let (plain, secured) = (self.url(), self.url().replace("http", "https"));
         for argument in self.arguments.iter_mut().filter(|argument| **argument == plain) {
             argument.clone_from(&secured);
@@ -182,17 +186,18 @@ impl Server {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
-    pub(super) fn url(&self) -> String {
+    /// Where it listens.
+    pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
     /// Sends `signal` to etcd.
-    pub(super) fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         kill_process(self.running.as_ref().unwrap().etcd, signal).unwrap();
     }
 
     /// Kills it, and waits until it is gone.
-    pub(super) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         let mut running = self.running.take().unwrap();
         kill_process(running.etcd, Signal::KILL).unwrap();
         writeln!(running.shell.stdin.take().unwrap(), "keep").unwrap();
@@ -200,7 +205,7 @@ impl Server {
     }
 
     /// Posts to the gateway, and returns the whole answer.
-    pub(super) fn post(&self, path: &str, body: &str) -> String {
+    pub fn post(&self, path: &str, body: &str) -> String {
         self.request(&format!("POST {path}"), body).unwrap()
     }
 
@@ -218,7 +223,7 @@ impl Server {
     }
 
     /// Makes it ask for users: `root`, and `drum` with the password `right`, who may use keys under `/drumline/`.
-    pub(super) fn ask_for_users(&self) {
+    pub fn ask_for_users(&self) {
         let grant = r#"{"name":"r","perm":{"permType":"READWRITE","key":"L2RydW1saW5lLw==","range_end":"L2RydW1saW5lMA=="}}"#;
         for (path, body) in [
             ("user/add", r#"{"name":"root","password":"root"}"#),
@@ -236,7 +241,7 @@ impl Server {
     }
 
     /// A file in the server's directory.
-    pub(super) fn file(&self, name: &str) -> PathBuf {
+    pub fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }

@@ -3,15 +3,17 @@
 use std::sync::{Arc, Mutex};
 
 /// Everything that the process logs.
-#[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+#[derive(Clone, Debug, Default)]
+pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    pub(crate) fn text(&self) -> String {
+    /// What was logged so far.
+    pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    pub(crate) fn clear(&self) {
+    /// Forgets it.
+    pub fn clear(&self) {
         self.0.lock().unwrap().clear();
     }
 }

@@ -1,5 +1,5 @@
-// For the examples of `drumline::backend`: worlds whose collectives are a function, which sees
-// the calls of every rank. Nothing travels between ranks.
+//! For the examples of `drumline::backend`: worlds whose collectives are a function, which sees
+//! the calls of every rank. Nothing travels between ranks.
 
 use std::{sync::Arc, time::Instant};
 
@@ -8,6 +8,7 @@ use drumline_group::{
     backend::{Backend, Request, register_backend},
 };
 
+/// What carries out a call.
 type Collective = fn(&mut Request<'_>) -> Result<(), Cause>;
 
 #[derive(Debug)]
@@ -25,6 +26,11 @@ impl Backend for Carrier {
     }
 }
 
+/// The groups of a world whose collectives are `collective`.
+///
+/// # Errors
+///
+/// The groups cannot be made.
 pub fn carried_by(
     collective: Collective,
     world_size: usize,

@@ -1,6 +1,4 @@
-//! The MPIs that tests find, and how their launchers start ranks. Tests of several crates use this file.
-
-#![allow(dead_code, unreachable_pub, reason = "no test needs all of it")]
+//! The MPIs that tests find, and how their launchers start ranks.
 
 use std::{
     env, fmt,

@@ -1,7 +1,5 @@
 //! Hosts on this machine, each with a network, processes, memory and a `/tmp` of its own: `hosts.sh` makes them.
 
-#![allow(dead_code)] // each test takes a part of it
-
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -17,14 +15,17 @@ use rustix::{
 };
 
 /// Which addresses hosts have, and no others.
-#[derive(Clone, Copy)]
-pub(crate) enum Family {
+#[derive(Clone, Copy, Debug)]
+pub enum Family {
+    /// Of IPv4.
     V4,
+    /// Of IPv6.
     V6,
 }
 
 /// Some hosts in one network.
-pub(crate) struct Network {
+#[derive(Debug)]
+pub struct Network {
     maker: Child,
     family: Family,
     /// First that of the bridge, then those of the hosts.
@@ -34,12 +35,12 @@ pub(crate) struct Network {
 impl Network {
     /// `count` hosts that see `directories` also below `/tmp`. `None`, with the reason printed, where this machine does
     /// not let us.
-    pub(crate) fn new(count: usize, family: Family, directories: &[&Path]) -> Option<Network> {
+    pub fn new(count: usize, family: Family, directories: &[&Path]) -> Option<Network> {
         let number = match family {
             Family::V4 => "4",
             Family::V6 => "6",
         };
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumline/tests/hosts/hosts.sh");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/hosts.sh");
         let mut maker = Command::new("sh")
             .arg(script)
             .args([&count.to_string(), number])
@@ -60,7 +61,7 @@ impl Network {
     }
 
     /// The address of a host, counted from 0.
-    pub(crate) fn address(&self, host: usize) -> String {
+    pub fn address(&self, host: usize) -> String {
         match self.family {
             Family::V4 => format!("198.18.0.{}", host + 1),
             Family::V6 => format!("fd00::{:x}", host + 1),
@@ -68,7 +69,7 @@ impl Network {
     }
 
     /// A place on a host, as it stands in URLs and options.
-    pub(crate) fn endpoint(&self, host: usize, port: u16) -> String {
+    pub fn endpoint(&self, host: usize, port: u16) -> String {
         match self.family {
             Family::V4 => format!("{}:{port}", self.address(host)),
             Family::V6 => format!("[{}]:{port}", self.address(host)),
@@ -76,7 +77,7 @@ impl Network {
     }
 
     /// A command whose further arguments are what to run on a host, in a directory that this host sees.
-    pub(crate) fn on(&self, host: usize, directory: &Path) -> Command {
+    pub fn on(&self, host: usize, directory: &Path) -> Command {
         let mut command = enter(&self.pids[1 + host]);
         command.args(["--mount", "--uts", "--ipc", "--pid"]);
         command.arg(format!("--wdns={}", directory.display())).arg("--");
@@ -84,7 +85,7 @@ impl Network {
     }
 
     /// Runs a line of `ip` or `tc` in the network of a host, or of the bridge.
-    pub(crate) fn set(&self, host: Option<usize>, line: &str) -> Result<(), String> {
+    pub fn set(&self, host: Option<usize>, line: &str) -> Result<(), String> {
         let pid = &self.pids[host.map_or(0, |host| host + 1)];
         let output = enter(pid).arg("--").args(line.split(' ')).output();
         let output = output.map_err(|error| format!("{line}: {error}"))?;
@@ -93,11 +94,7 @@ impl Network {
     }
 
     /// Runs `code` in the network of a host: what it opens there stays there.
-    pub(crate) fn within<R: Send>(
-        &self,
-        host: Option<usize>,
-        code: impl FnOnce() -> R + Send,
-    ) -> R {
+    pub fn within<R: Send>(&self, host: Option<usize>, code: impl FnOnce() -> R + Send) -> R {
         let file = format!("/proc/{}/ns/net", self.pids[host.map_or(0, |host| host + 1)]);
         let namespace = fs::File::open(file).unwrap();
         thread::scope(|threads| {
@@ -111,7 +108,7 @@ impl Network {
     }
 
     /// Gives every host another interface, `eth1`, in a network of its own: 198.19.0.1, 198.19.0.2, ...
-    pub(crate) fn add_cables(&self) {
+    pub fn add_cables(&self) {
         for host in 0..self.pids.len() - 1 {
             let on_host = |line: &str| self.set(Some(host), line).unwrap();
             on_host(&format!(
@@ -124,17 +121,18 @@ impl Network {
         }
     }
 
-    pub(crate) fn pull_the_cable_of(&self, host: usize) {
+    /// Takes the link of a host down.
+    pub fn pull_the_cable_of(&self, host: usize) {
         self.set(None, &format!("ip link set port{host} down")).unwrap();
     }
 
-    #[allow(dead_code)]
-    pub(crate) fn put_the_cable_of(&self, host: usize) {
+    /// Takes it up again.
+    pub fn put_the_cable_of(&self, host: usize) {
         self.set(None, &format!("ip link set port{host} up")).unwrap();
     }
 
     /// Ends all processes of a host at once, as a power cut does.
-    pub(crate) fn end_host(&self, host: usize) {
+    pub fn end_host(&self, host: usize) {
         let pid = Pid::from_raw(self.pids[1 + host].parse().unwrap()).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
     }
@@ -155,7 +153,7 @@ fn enter(pid: &str) -> Command {
 }
 
 /// Sends a signal to what runs on a host: the child of `nsenter`. Nothing happens if it has ended.
-pub(crate) fn signal(nsenter: &Child, signal: Signal) {
+pub fn signal(nsenter: &Child, signal: Signal) {
     for child in children(nsenter) {
         let _ = kill_process(child, signal);
     }
@@ -166,8 +164,7 @@ pub(crate) fn signal(nsenter: &Child, signal: Signal) {
 }
 
 /// What `nsenter` has started.
-#[allow(dead_code)]
-pub(crate) fn children(nsenter: &Child) -> Vec<Pid> {
+pub fn children(nsenter: &Child) -> Vec<Pid> {
     let pid = nsenter.id();
     let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().ok()?)).collect()
@@ -175,7 +172,7 @@ pub(crate) fn children(nsenter: &Child) -> Vec<Pid> {
 
 /// The rest of the test needs what this machine lacks. Where `DRUMLINE_TEST_HOSTS` is set, as in CI, that is a
 /// failure.
-pub(crate) fn skip(reason: &str) {
+pub fn skip(reason: &str) {
     assert!(std::env::var_os("DRUMLINE_TEST_HOSTS").is_none(), "{reason}");
     println!("SKIPPED: {reason}");
 }
