@@ -1,10 +1,11 @@
 use std::ops::Range;
 
 use drumline::{DType, ReduceOp};
+use drumline_kernels::with_element;
 use drumline_schedule::{Collective, Topology, slice_holders};
 use fastrand::Rng;
 
-use crate::value::{by_type, random_elements};
+use crate::value::random_elements;
 
 /// One collective, as all ranks of a group call it. All its data follow from the seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +190,6 @@ impl Case {
     /// The first `elements` that `rank` contributes, as bytes.
     pub(crate) fn contribution(&self, rank: usize, elements: usize) -> Vec<u8> {
         let rng = Rng::with_seed(self.seed ^ (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        by_type!(self.dtype, random_elements(rng, elements))
+        with_element!(self.dtype, T => random_elements::<T>(rng, elements))
     }
 }

@@ -2,13 +2,10 @@
 
 use bytemuck::Pod;
 use drumline::{Element, ProcessGroup, RegisteredBuffer, Result};
+use drumline_kernels::with_element;
 use drumline_schedule::Topology;
 
-use crate::{
-    Buffers, Case, Kind, slices,
-    value::{by_type, read_all},
-    wait::Wait,
-};
+use crate::{Buffers, Case, Kind, slices, value::read_all, wait::Wait};
 
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +59,10 @@ pub(crate) fn perform(case: &Case, form: Form, group: &ProcessGroup) -> Result<V
     let buffers = form.buffers(case, group.rank(), group.world_size());
     match form {
         Form::Async => begin(case, false, group)?(Wait::Blocking),
-        _ => by_type!(case.dtype, at_once(case, form, group, &buffers.data, &buffers.input))
-            .map_err(|error| error.to_string()),
+        _ => with_element!(case.dtype, T => {
+            at_once::<T>(case, form, group, &buffers.data, &buffers.input)
+        })
+        .map_err(|error| error.to_string()),
     }
 }
 
@@ -94,8 +93,10 @@ pub(crate) fn begin(
     group: &ProcessGroup,
 ) -> Result<UnderWay<Vec<u8>>, String> {
     let buffers = case.buffers(group.rank(), group.world_size());
-    by_type!(case.dtype, begin_with(case, registered, group, &buffers.data, &buffers.input))
-        .map_err(|error| error.to_string())
+    with_element!(case.dtype, T => {
+        begin_with::<T>(case, registered, group, &buffers.data, &buffers.input)
+    })
+    .map_err(|error| error.to_string())
 }
 
 fn begin_with<T: Element + Pod>(

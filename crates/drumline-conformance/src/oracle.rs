@@ -9,11 +9,12 @@ use drumline::{
     ReduceOp,
     algorithms::{Rounding, SumOrder},
 };
+use drumline_kernels::with_element;
 use drumline_schedule::Topology;
 
 use crate::{
     Case, Kind,
-    value::{Value, by_type, read_all},
+    value::{Value, read_all},
 };
 
 impl Case {
@@ -94,7 +95,7 @@ impl Case {
             let values: Vec<T> = read_all(result).into_iter().map(T::canonical).collect();
             bytemuck::cast_slice(&values).to_vec()
         }
-        by_type!(self.dtype, of(result))
+        with_element!(self.dtype, T => of::<T>(result))
     }
 
     /// The inputs of all ranks, reduced.
@@ -134,7 +135,7 @@ impl Case {
             SumOrder::Rank | SumOrder::Backend => vec![(0..topology.world_size).collect()],
             SumOrder::Placement => topology.ranks_by_host().to_vec(),
         };
-        by_type!(self.dtype, reduce(op, inputs, &hosts, rounds))
+        with_element!(self.dtype, T => reduce::<T>(op, inputs, &hosts, rounds))
     }
 }
 

@@ -9,34 +9,6 @@ use fastrand::Rng;
 use half::{bf16, f16};
 use num_complex::Complex;
 
-/// Calls a function that is generic over the type of the elements.
-macro_rules! by_type {
-    ($dtype:expr, $($function:ident)::+($($argument:expr),*)) => {{
-        use drumline::DType;
-        match $dtype {
-            DType::U8 => $($function)::+::<u8>($($argument),*),
-            DType::U16 => $($function)::+::<u16>($($argument),*),
-            DType::U32 => $($function)::+::<u32>($($argument),*),
-            DType::U64 => $($function)::+::<u64>($($argument),*),
-            DType::I8 => $($function)::+::<i8>($($argument),*),
-            DType::I16 => $($function)::+::<i16>($($argument),*),
-            DType::I32 => $($function)::+::<i32>($($argument),*),
-            DType::I64 => $($function)::+::<i64>($($argument),*),
-            DType::F16 => $($function)::+::<half::f16>($($argument),*),
-            DType::Bf16 => $($function)::+::<half::bf16>($($argument),*),
-            DType::F32 => $($function)::+::<f32>($($argument),*),
-            DType::F64 => $($function)::+::<f64>($($argument),*),
-            DType::Bool => $($function)::+::<drumline::types::Bool>($($argument),*),
-            DType::Complex64 => $($function)::+::<num_complex::Complex<f32>>($($argument),*),
-            DType::Complex128 => $($function)::+::<num_complex::Complex<f64>>($($argument),*),
-            DType::F8E4M3 => $($function)::+::<drumline::types::F8E4M3>($($argument),*),
-            DType::F8E5M2 => $($function)::+::<drumline::types::F8E5M2>($($argument),*),
-            other => unreachable!("an element type that the oracle does not know: {other}"),
-        }
-    }};
-}
-pub(crate) use by_type;
-
 pub(crate) trait Value: Pod {
     /// The type of partial results.
     type Wide: Copy;

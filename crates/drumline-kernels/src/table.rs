@@ -5,9 +5,37 @@ use bytemuck::Pod;
 use crate::number::Number;
 use crate::operand::Addend;
 use crate::{
-    Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, f16, narrow,
-    reduce_sums, reduce_to_sums, reduce_tree, scale, widen,
+    DType, Element, ReduceOp, Source, Target, narrow, reduce_sums, reduce_to_sums, reduce_tree,
+    scale, widen,
 };
+
+/// Evaluates an expression in which a name stands for the Rust type of a [`DType`].
+///
+/// ```
+/// use drumline_kernels::{DType, with_element};
+///
+/// let bytes = with_element!(DType::F64, T => size_of::<T>());
+/// assert_eq!(bytes, 8);
+/// ```
+#[macro_export]
+macro_rules! with_element {
+    ($dtype:expr, $name:ident => $value:expr) => {
+        $crate::with_element!(@ $dtype, $name => $value;
+            U8 u8, U16 u16, U32 u32, U64 u64, I8 i8, I16 i16, I32 i32, I64 i64, F32 f32, F64 f64,
+            F16 $crate::f16, Bf16 $crate::bf16, F8E4M3 $crate::F8E4M3, F8E5M2 $crate::F8E5M2,
+            Bool $crate::Bool, Complex64 $crate::Complex<f32>, Complex128 $crate::Complex<f64>)
+    };
+    (@ $dtype:expr, $name:ident => $value:expr; $($dtypes:ident $types:ty),*) => {
+        match $dtype {
+            $($crate::DType::$dtypes => {
+                type $name = $types;
+                $value
+            })*
+            #[allow(unreachable_patterns, reason = "other crates must expect more types")]
+            _ => unreachable!(),
+        }
+    };
+}
 
 /// The loops of one element type. Their operands are the bytes of elements.
 ///
@@ -57,25 +85,7 @@ pub type ReduceSums = fn(ReduceOp, &[Target<'_, u8>], &[Addend<'_, u8>], &[usize
 impl DType {
     /// The loops of this type.
     pub const fn kernels(self) -> &'static KernelTable {
-        match self {
-            DType::U8 => table::<u8>(),
-            DType::I64 => table::<i64>(),
-            DType::F32 => table::<f32>(),
-            DType::F64 => table::<f64>(),
-            DType::I8 => table::<i8>(),
-            DType::U16 => table::<u16>(),
-            DType::I16 => table::<i16>(),
-            DType::U32 => table::<u32>(),
-            DType::I32 => table::<i32>(),
-            DType::U64 => table::<u64>(),
-            DType::F16 => table::<f16>(),
-            DType::Bf16 => table::<bf16>(),
-            DType::Bool => table::<Bool>(),
-            DType::Complex64 => table::<Complex<f32>>(),
-            DType::Complex128 => table::<Complex<f64>>(),
-            DType::F8E4M3 => table::<F8E4M3>(),
-            DType::F8E5M2 => table::<F8E5M2>(),
-        }
+        with_element!(self, T => table::<T>())
     }
 }
 

@@ -5,10 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{
-    DType, Error, ProcessGroup, ReduceOp, RegisteredBuffer, Result, bf16, f16,
-    types::{Bool, Complex, F8E4M3, F8E5M2},
-};
+use drumline::{DType, ProcessGroup, ReduceOp, RegisteredBuffer, Result};
+use drumline_kernels::with_element;
 
 use super::{
     answers::{Answers, Sample},
@@ -48,29 +46,7 @@ pub(super) trait Trial {
 impl Case {
     /// The case with its buffers on this rank of `group`.
     pub(super) fn trial<'a>(self, group: &'a ProcessGroup) -> Result<Box<dyn Trial + 'a>> {
-        Ok(match self.dtype {
-            DType::U8 => Box::new(Typed::<u8>::new(self, group)?),
-            DType::U16 => Box::new(Typed::<u16>::new(self, group)?),
-            DType::U32 => Box::new(Typed::<u32>::new(self, group)?),
-            DType::U64 => Box::new(Typed::<u64>::new(self, group)?),
-            DType::I8 => Box::new(Typed::<i8>::new(self, group)?),
-            DType::I16 => Box::new(Typed::<i16>::new(self, group)?),
-            DType::I32 => Box::new(Typed::<i32>::new(self, group)?),
-            DType::I64 => Box::new(Typed::<i64>::new(self, group)?),
-            DType::F16 => Box::new(Typed::<f16>::new(self, group)?),
-            DType::Bf16 => Box::new(Typed::<bf16>::new(self, group)?),
-            DType::F32 => Box::new(Typed::<f32>::new(self, group)?),
-            DType::F64 => Box::new(Typed::<f64>::new(self, group)?),
-            DType::F8E4M3 => Box::new(Typed::<F8E4M3>::new(self, group)?),
-            DType::F8E5M2 => Box::new(Typed::<F8E5M2>::new(self, group)?),
-            DType::Complex64 => Box::new(Typed::<Complex<f32>>::new(self, group)?),
-            DType::Complex128 => Box::new(Typed::<Complex<f64>>::new(self, group)?),
-            DType::Bool => Box::new(Typed::<Bool>::new(self, group)?),
-            other => {
-                let problem = format!("it does not know elements of type {other}");
-                return Err(Error::InvalidArgument { operation: "bench", problem });
-            }
-        })
+        with_element!(self.dtype, T => Ok(Box::new(Typed::<T>::new(self, group)?)))
     }
 }
 
