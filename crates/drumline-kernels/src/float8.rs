@@ -83,8 +83,6 @@ macro_rules! floats {
             pub const MAX: $name = $name($format.largest as u8);
             /// The smallest finite number.
             pub const MIN: $name = $name($format.largest as u8 | 0x80);
-            /// The smallest positive number.
-            pub const MIN_POSITIVE_SUBNORMAL: $name = $name(1);
             /// Not a number.
             pub const NAN: $name = $name(0x7f);
 

@@ -18,8 +18,7 @@ use crate::{DType, UnknownName};
 ///
 /// A dash is a combination that [`supports`](ReduceOp::supports) refuses.
 ///
-/// All operators commute bit for bit, payloads of NaN apart. Those that are
-/// [`order_free`](ReduceOp::order_free) are associative, too.
+/// All operators commute bit for bit, payloads of NaN apart. Those that round nothing are associative, too.
 ///
 /// ```
 /// use drumline_kernels::{ReduceOp, combine};
@@ -96,19 +95,6 @@ impl ReduceOp {
             ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => {
                 matches!(class, Class::Bool | Class::Integer)
             }
-        }
-    }
-
-    /// Whether every order and grouping of the inputs gives the same bits. An algorithm then need not
-    /// keep to the canonical tree. True for all operators on integers and `bool`, and for minimum and
-    /// maximum of floating-point numbers.
-    pub const fn order_free(self, dtype: DType) -> bool {
-        match self {
-            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product => {
-                matches!(dtype.class(), Class::Bool | Class::Integer)
-            }
-            ReduceOp::Min | ReduceOp::Max => true,
-            ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => true,
         }
     }
 }

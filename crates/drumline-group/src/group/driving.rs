@@ -23,19 +23,6 @@ pub use super::{
 pub use crate::interrupt::{ASK_EVERY, Caller, handling, is_wanted, look_again_at};
 use crate::{Cause, DType, Element, Error, Rank, Result, Work, WorkError};
 
-/// [`ProcessGroup::all_reduce_async`] that ends in `end`. `end` gets the buffer after a failure, too.
-pub fn all_reduce_then<T, B>(
-    group: &ProcessGroup,
-    buffer: B,
-    op: impl Into<Operator<T>>,
-    end: impl FnOnce(Result<()>, B) + Send + 'static,
-) where
-    T: Element,
-    B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
-{
-    group.begin_then(Ask::of::<T>(Collective::AllReduce).of_type_by(op), buffer, end);
-}
-
 /// [`ProcessGroup::all_gather_async`] that ends in `end`.
 pub fn all_gather_then<T: Element>(
     group: &ProcessGroup,
@@ -63,7 +50,7 @@ pub fn slice_holders(group: &ProcessGroup, dtype: DType) -> Result<Option<Vec<Ra
 /// ([`slice_holders`]). All else in the buffers is undefined then. Neighbours may read a rank's slice until they call
 /// again, so the rank must not write there before it knows that they have done so.
 ///
-/// `end` gets [`Error::InvalidArgument`] for a buffer that is not registered.
+/// `end` gets [`Error::InvalidArgument`] for a buffer that is not registered. It gets the buffer after a failure, too.
 pub fn reduce_slices_then<T, B>(
     group: &ProcessGroup,
     buffer: B,

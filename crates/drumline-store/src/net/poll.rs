@@ -36,7 +36,7 @@ use std::{
 
 use rustix::{
     buffer::spare_capacity,
-    event::{self, PollFd, PollFlags, Timespec, epoll},
+    event::{self, PollFd, Timespec, epoll},
     io::Errno,
 };
 
@@ -97,19 +97,6 @@ pub fn wait(interests: &mut [PollFd<'_>], deadline: impl Into<Deadline>) -> io::
     }
 }
 
-/// Waits until `descriptor` is ready for `flags` or `deadline` has come. Returns whether it is ready.
-///
-/// # Errors
-///
-/// As for [`wait`].
-pub fn wait_one(
-    descriptor: impl AsFd,
-    flags: PollFlags,
-    deadline: impl Into<Deadline>,
-) -> io::Result<bool> {
-    Ok(wait(&mut [PollFd::new(&descriptor, flags)], deadline)? > 0)
-}
-
 /// Waits until the set `epoll` has an event or `deadline` has come. Appends the events to `events`,
 /// at most as many as its spare capacity holds; that must not be zero.
 ///
@@ -138,6 +125,8 @@ pub fn sleep_until_ready(interests: &mut [PollFd<'_>], deadline: Instant) {
 mod tests {
     use std::os::unix::net::UnixStream;
 
+    use rustix::event::PollFlags;
+
     use super::*;
 
     #[test]
@@ -156,8 +145,8 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         let until = Instant::now() + Duration::from_millis(5);
         while Instant::now() < until {
-            assert!(!wait_one(&near, PollFlags::IN, until).unwrap());
+            assert_eq!(wait(&mut [PollFd::new(&near, PollFlags::IN)], until).unwrap(), 0);
         }
-        assert!(wait_one(&near, PollFlags::OUT, Deadline::Now).unwrap());
+        assert_eq!(wait(&mut [PollFd::new(&near, PollFlags::OUT)], Deadline::Now).unwrap(), 1);
     }
 }

@@ -158,47 +158,6 @@ impl CheckpointDirectory {
         };
         share(group, self.path(), || self.newest(), give, take)
     }
-
-    /// The checkpoint that [`newest`](Self::newest) finds on rank 0. Each rank reads the file itself.
-    /// For files that are too large to send, when all ranks see one directory.
-    ///
-    /// # Errors
-    ///
-    /// As [`newest`](Self::newest). When a rank cannot read the file, or its file has another
-    /// content, all ranks get one error that names those ranks.
-    pub fn newest_on_all(&self, group: &ProcessGroup) -> Result<Option<Found>> {
-        let mut found = None;
-        let mut choose = || -> Result<Vec<u8>> {
-            found = self.newest()?;
-            Ok(found.as_ref().map_or(Vec::new(), |Found { step, checkpoint, .. }| {
-                [&step.to_le_bytes()[..], &checkpoint.digest().to_le_bytes()].concat()
-            }))
-        };
-        let chosen = share(group, self.path(), &mut choose, |b| Ok(b.clone()), |b| Ok(b.to_vec()))?;
-        let chosen = split_step(&chosen).map_err(|problem| self.error(problem))?;
-        let Some((step, digest)) = chosen else { return Ok(None) };
-        let path = self.path_of(step);
-
-        let mine = match found {
-            Some(found) => Ok(found),
-            None => Checkpoint::read(&path).map_err(|error| without_path(&path, &error)).and_then(
-                |read| {
-                    if read.digest().to_le_bytes() != digest {
-                        return Err("it has another content than rank 0's".to_owned());
-                    }
-                    Ok(Found { step, path: path.clone(), checkpoint: read, skipped: Vec::new() })
-                },
-            ),
-        };
-        let problems = of_ranks(exchange(group, mine.as_ref().err())?);
-        match mine {
-            Ok(found) if problems.is_empty() => Ok(Some(found)),
-            _ => Err(failure::checkpoint(
-                path,
-                format!("{problems}; give all ranks one directory, or let rank 0 read for all"),
-            )),
-        }
-    }
 }
 
 /// The problems of all ranks in one text, by rank; an empty problem is none.

@@ -497,36 +497,6 @@ fn all_ranks_share_a_directory_that_only_rank_0_sees() {
     }
 }
 
-#[test]
-fn ranks_that_read_another_file_are_named_on_every_rank() {
-    let temporary = tempfile::tempdir().unwrap();
-    let path_of = |rank: usize| temporary.path().join(rank.to_string());
-    let newest = || {
-        on_three_ranks(|group| {
-            let directory = CheckpointDirectory::new(path_of(group.rank()));
-            directory.newest_on_all(group).map_err(|error| error.to_string())
-        })
-    };
-    assert!(newest().iter().all(|found| *found == Ok(None)));
-
-    for rank in 0..3 {
-        directory_with(&path_of(rank), &[1, 2]);
-    }
-    assert!(newest().into_iter().all(|found| found.unwrap().unwrap().checkpoint == of_step(2)));
-
-    // Rank 0 decides, even where others have a later one.
-    directory_with(&path_of(2), &[3]);
-    assert!(newest().into_iter().all(|found| found.unwrap().unwrap().step == 2));
-
-    directory_with(&path_of(1), &[]).save(2, &of_step(99)).unwrap();
-    fs::remove_file(path_of(2).join("step-00000002.safetensors")).unwrap();
-    for error in newest().into_iter().map(Result::unwrap_err) {
-        assert!(error.contains("on rank 1: it has another content than rank 0's"), "{error}");
-        assert!(error.contains("on rank 2: there is no such file"), "{error}");
-        assert!(!error.contains("on rank 0"), "{error}");
-    }
-}
-
 /// A pipe that nobody reads or writes, among the checkpoints of a directory.
 fn make_pipe(path: &Path) {
     mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
