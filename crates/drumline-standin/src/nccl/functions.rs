@@ -423,35 +423,33 @@ fn operate(
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclAllReduce(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    operator: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclAllReduce", (count, kind), (handle, stream), |asked| {
+/// The operations of NCCL: the C name of each, its memory, what it has beside the number and the type of elements, and
+/// its plan.
+macro_rules! operations {
+    ($($(#[$about:meta])* $name:ident($($memory:ident),+; $($more:ident),*) |$asked:ident| $plan:block;)+) => {$(
+        $(#[$about])*
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(
+            $($memory: usize,)+
+            count: usize,
+            kind: c_int,
+            $($more: c_int,)*
+            handle: usize,
+            stream: usize,
+        ) -> c_int {
+            operate(stringify!($name), (count, kind), (handle, stream), |$asked| $plan)
+        }
+    )+};
+}
+
+operations! {
+    ncclAllReduce(from, to; operator) |asked| {
         let reduction = reduction(asked.communicator, operator, asked.kind)?;
         let outcome = Outcome::Reduced(asked.span(to, 1)?, asked.kind, reduction);
         Ok((Kind::Collective, asked.to_all(from)?, outcome))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclReduce(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    operator: c_int,
-    root: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclReduce", (count, kind), (handle, stream), |asked| {
+    ncclReduce(from, to; operator, root) |asked| {
         let (root, reduction) =
             (asked.peer(root)?, reduction(asked.communicator, operator, asked.kind)?);
         // Other ranks write nothing, but their factor counts.
@@ -462,82 +460,29 @@ pub(crate) unsafe extern "C" fn ncclReduce(
         };
         let outcome = Outcome::Reduced(to, asked.kind, reduction);
         Ok((Kind::Collective, vec![(root, asked.span(from, 1)?)], outcome))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclReduceScatter(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    operator: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclReduceScatter", (count, kind), (handle, stream), |asked| {
+    ncclReduceScatter(from, to; operator) |asked| {
         let reduction = reduction(asked.communicator, operator, asked.kind)?;
         let outcome = Outcome::Reduced(asked.span(to, 1)?, asked.kind, reduction);
         Ok((Kind::Collective, asked.blocks(from)?, outcome))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclBroadcast(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    root: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclBroadcast", (count, kind), (handle, stream), |asked| {
+    ncclBroadcast(from, to; root) |asked| {
         let root = asked.peer(root)?;
         let outgoing = if root == asked.rank() { asked.to_all(from)? } else { Vec::new() };
         Ok((Kind::Collective, outgoing, Outcome::Placed(vec![(root, asked.span(to, 1)?)])))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclAllGather(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclAllGather", (count, kind), (handle, stream), |asked| {
+    ncclAllGather(from, to;) |asked| {
         Ok((Kind::Collective, asked.to_all(from)?, Outcome::Placed(asked.blocks(to)?)))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclAlltoAll(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclAlltoAll", (count, kind), (handle, stream), |asked| {
+    ncclAlltoAll(from, to;) |asked| {
         Ok((Kind::Collective, asked.blocks(from)?, Outcome::Placed(asked.blocks(to)?)))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclGather(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    root: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclGather", (count, kind), (handle, stream), |asked| {
+    ncclGather(from, to; root) |asked| {
         let root = asked.peer(root)?;
         let outcome = if root == asked.rank() {
             Outcome::Placed(asked.blocks(to)?)
@@ -545,53 +490,22 @@ pub(crate) unsafe extern "C" fn ncclGather(
             Outcome::Nothing
         };
         Ok((Kind::Collective, vec![(root, asked.span(from, 1)?)], outcome))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclScatter(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    root: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclScatter", (count, kind), (handle, stream), |asked| {
+    ncclScatter(from, to; root) |asked| {
         let root = asked.peer(root)?;
         let outgoing = if root == asked.rank() { asked.blocks(from)? } else { Vec::new() };
         Ok((Kind::Collective, outgoing, Outcome::Placed(vec![(root, asked.span(to, 1)?)])))
-    })
-}
+    };
 
-/// Over when the peer has received: outside of a group, two ranks that first send and then receive wait for ever.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclSend(
-    from: usize,
-    count: usize,
-    kind: c_int,
-    peer: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclSend", (count, kind), (handle, stream), |asked| {
+    /// Over when the peer has received: outside of a group, two ranks that first send and then receive wait for ever.
+    ncclSend(from; peer) |asked| {
         let peer = asked.peer(peer)?;
         Ok((Kind::Send(peer), vec![(peer, asked.span(from, 1)?)], Outcome::Nothing))
-    })
-}
+    };
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ncclRecv(
-    to: usize,
-    count: usize,
-    kind: c_int,
-    peer: c_int,
-    handle: usize,
-    stream: usize,
-) -> c_int {
-    operate("ncclRecv", (count, kind), (handle, stream), |asked| {
+    ncclRecv(to; peer) |asked| {
         let peer = asked.peer(peer)?;
         Ok((Kind::Receive(peer), Vec::new(), Outcome::Placed(vec![(peer, asked.span(to, 1)?)])))
-    })
+    };
 }
