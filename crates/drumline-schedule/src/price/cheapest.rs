@@ -29,16 +29,6 @@ pub fn choose(
 }
 
 /// The algorithms that [`choose`] chooses from, each with its price in picoseconds.
-///
-/// ```
-/// use drumline_schedule::{Collective, Topology, price::{ElementKind, Prices, candidates, choose}};
-///
-/// let (world, f32) = (Topology::flat(8), ElementKind { bytes: 4, sum_bytes: 4 });
-/// let priced = candidates(Collective::AllReduce, &world, 1_000, f32, &Prices::TCP);
-/// let cheapest = priced.min_by_key(|(_, price_ps)| *price_ps).unwrap().0;
-/// let chosen = choose(Collective::AllReduce, &world, 1_000, f32, &Prices::TCP).unwrap();
-/// assert_eq!(cheapest.name, chosen.name);
-/// ```
 pub fn candidates(
     collective: Collective,
     topology: &Topology,

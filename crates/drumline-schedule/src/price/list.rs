@@ -36,14 +36,6 @@ pub struct PriceList {
 }
 
 /// The prices of a link between two ranks.
-///
-/// ```
-/// use drumline_schedule::price::{Link, PriceList};
-///
-/// let Link { round_ps: near, .. } = PriceList::default().near;
-/// let Link { round_ps: far, .. } = PriceList::default().far;
-/// assert!(near < far);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
     /// The time from the send of an empty message until the receiver continues.
@@ -142,15 +134,6 @@ struct Entry<'a> {
 }
 
 /// What is wrong with a line of such a text.
-///
-/// ```
-/// use drumline_schedule::price::{ParseError, PriceList};
-///
-/// let error = "nic_byte_fs = 1\nfar.byte_fs = soon".parse::<PriceList>().unwrap_err();
-/// let ParseError { line, problem } = error;
-/// assert_eq!(line, 2);
-/// assert!(problem.contains("a whole number"), "{problem}");
-/// ```
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct ParseError {
