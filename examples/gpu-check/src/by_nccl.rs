@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use drumline::{
-    DType, ReduceOp,
-    device::{Device, DeviceGroup, DeviceOptions, DeviceSlice, Wanted},
+    ReduceOp,
+    device::{DeviceGroup, DeviceOptions, Wanted},
 };
 
 use crate::Options;
 use crate::job::{Job, Role};
 use crate::left_out::LeftOut;
 use crate::part::Part;
-use crate::sums::{bytes_of, value};
-use crate::table::{gb_s, median, row, size};
+use crate::sums::all_reduces;
+use crate::table::row;
 
 pub(crate) fn headline() {
     println!(
@@ -40,7 +40,7 @@ pub(crate) fn measure(
 
 /// What one rank does.
 pub(crate) fn one(options: &Options, role: &Role) -> anyhow::Result<()> {
-    let (rank, device) = (role.rank, role.device(options)?);
+    let device = role.device(options)?;
     let group = role.connect("world", &(0..role.ranks).collect::<Vec<_>>())?;
     let by_nccl = DeviceOptions::default().way(Wanted::Nccl);
     let on = match DeviceGroup::new(&group, Arc::new(device.clone()), &by_nccl) {
@@ -50,32 +50,7 @@ pub(crate) fn one(options: &Options, role: &Role) -> anyhow::Result<()> {
             return Ok(group.destroy()?);
         }
     };
-    let stream = device.stream()?;
-    if rank == 0 {
-        println!("{:>10}  {}", group.world_size(), on.explain(DType::F32));
-    }
-    for bytes in [4 << 10, 4 << 20, options.bytes_max] {
-        let bytes = bytes.min(options.bytes_max);
-        let own: Vec<f32> = (0..bytes / 4).map(|at| value(rank, at)).collect();
-        let mut expected = own.clone();
-        group.all_reduce(&mut expected, ReduceOp::Max)?;
-        let mut memory = device.allocate(bytes)?;
-        let data = DeviceSlice::new(memory.place(), DType::F32);
-        memory.write(&bytes_of(&own))?;
-        // The order of sums is NCCL's own, but a maximum has none.
-        on.all_reduce_on(&stream, data, ReduceOp::Max)?.wait()?;
-        let mut found = vec![0; bytes];
-        memory.read(&mut found)?;
-        ensure!(found == bytes_of(&expected), "{} were reduced wrongly", size(bytes));
-        let time = median(options.rounds, || {
-            Ok(on.all_reduce_on(&stream, data, ReduceOp::Max)?.wait()?)
-        })?;
-        if rank == 0 {
-            let us = format!("{:.1}", time.as_secs_f64() * 1e6);
-            row("", [size(bytes), us, gb_s(bytes, time), String::new()]);
-        }
-    }
-    on.destroy().context("at the end")?;
-    group.destroy()?;
-    Ok(())
+    // The order of sums is NCCL's own, but a maximum has none.
+    all_reduces(options, &group, &device, on, ReduceOp::Max, |_, _| String::new())?;
+    Ok(group.destroy()?)
 }

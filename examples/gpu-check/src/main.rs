@@ -75,7 +75,7 @@ fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     match options.part {
         None => check(&options),
-        Some(Part::Sums) => part::run(&options, sums::one),
+        Some(Part::Sums) => part::run(&options, |options, _| sums::one(options)),
         Some(Part::ByName) => part::run(&options, by_name::one),
         Some(Part::ByNccl) => job::run(&options, by_nccl::one),
         Some(Part::Killed) => {
