@@ -42,6 +42,7 @@
 pub mod algorithm;
 mod chooser;
 mod collective;
+mod dealing;
 pub mod device;
 mod error;
 mod extent;
@@ -58,6 +59,7 @@ pub mod tree;
 pub use algorithm::{ALGORITHMS, Algorithm, Cost, slice_holders};
 pub use chooser::Chooser;
 pub use collective::Collective;
+pub use dealing::Dealing;
 pub use error::Error;
 pub use extent::{Blocks, Borders, Counts};
 pub use lags::Lags;
