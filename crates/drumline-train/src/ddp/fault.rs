@@ -11,7 +11,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GradientFault {
-    /// The parameter's name.
+    /// The parameter's name; empty if the fault is of none.
     pub parameter: String,
     /// What is wrong.
     pub kind: FaultKind,
@@ -55,6 +55,8 @@ pub enum FaultKind {
     /// The new value, which only the parameter's owner has, could not be read from its device, or has another dtype or
     /// number of elements.
     Value = 5,
+    /// The program failed before it had computed all gradients of a step of shards. The fault is of no parameter.
+    Program = 6,
 }
 
 impl FaultKind {
@@ -66,6 +68,7 @@ impl FaultKind {
             2 => Some(FaultKind::Twice),
             3 => Some(FaultKind::WrongType),
             5 => Some(FaultKind::Value),
+            6 => Some(FaultKind::Program),
             _ => Some(FaultKind::Unread),
         }
     }
@@ -89,6 +92,9 @@ impl GradientFault {
     pub(crate) fn advice(faults: &[GradientFault]) -> &'static str {
         let of_device =
             |fault: &GradientFault| matches!(fault.kind, FaultKind::Unread | FaultKind::Value);
+        if faults.iter().any(|fault| fault.kind == FaultKind::Program) {
+            return "that rank's own error says why";
+        }
         if faults.iter().any(of_device) {
             return "the device failed there: that rank's own error says how";
         }
@@ -116,15 +122,14 @@ fn sentence(faults: &[GradientFault]) -> String {
             _ => "have gradients that could not be read from their device",
         },
         FaultKind::Value => "got a new value that could not be sent",
+        FaultKind::Program => "failed in the program",
     };
     let ranks = &faults[0].ranks;
-    format!(
-        "parameter{} {} {what} on rank{} {}",
-        plural(names.len()),
-        names.join(", "),
-        plural(ranks.len()),
-        list_ranks(ranks)
-    )
+    let whose = match faults[0].kind {
+        FaultKind::Program => "the step".to_owned(),
+        _ => format!("parameter{} {}", plural(names.len()), names.join(", ")),
+    };
+    format!("{whose} {what} on rank{} {}", plural(ranks.len()), list_ranks(ranks))
 }
 
 /// Ranks in rising order. Runs of three or more are shortened: `0, 1, 4 to 7`.

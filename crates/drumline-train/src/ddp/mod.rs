@@ -45,11 +45,14 @@ mod norm;
 mod options;
 mod owners;
 mod reducer;
+mod shards;
 mod spec;
 mod verify;
 
 pub use broadcast::Broadcast;
 pub use digest::StateDigest;
+#[doc(hidden)]
+pub use drumline_schedule::Dealing;
 pub use fault::{FaultKind, GradientFault};
 pub use gradient_reducer::{
     Averaged, BucketTimes, GradientReducer, Place, ReducerStats, SharedGradient, Timeline, Values,
@@ -59,6 +62,8 @@ pub use loss_scale::LossScale;
 pub use norm::GradientNorm;
 pub use options::{DdpOptions, Divisor, UnusedParameters, Wire};
 pub use owners::Owners;
+#[doc(hidden)]
+pub use shards::adds_in_order;
 pub use spec::ParameterSpec;
 pub use verify::verify_model;
 

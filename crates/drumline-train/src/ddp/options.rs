@@ -33,6 +33,10 @@ pub struct DdpOptions {
     pub sharded: bool,
     /// The ranks compare the values of their parameters every so many steps. 0: after the first step only.
     pub check_every: u64,
+    /// How many shards a step has, whatever the number of ranks. `None`: each rank has a batch of its own.
+    pub shards: Option<usize>,
+    /// From which the random numbers of shards follow.
+    pub seed: u64,
 }
 
 /// The type in which gradients of f32 travel.
@@ -193,6 +197,26 @@ impl DdpOptions {
         self
     }
 
+    /// Makes a step of `count` shards, whatever the number of ranks. Each rank has a run of them, and computes the
+    /// gradient of each alone. The average over the shards has the same bits on 1, 2, ... `count` ranks: their sum
+    /// follows one tree, of which each rank brings parts.
+    ///
+    /// Adapters run such a step as one call; `accumulate`, `backward` and `shadow` have no place beside it. Parameters
+    /// are f32 or f64.
+    #[must_use]
+    pub fn shards(mut self, count: usize) -> Self {
+        self.shards = Some(count);
+        self
+    }
+
+    /// Sets the seed of the random numbers of [shards](DdpOptions::shards), 0 unless set. Those of a shard follow from the
+    /// seed, the number of the step and that of the shard.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
     /// Whether the tensor `name` is ignored, by its own name or by that of a module around it.
     pub fn ignores(&self, name: &str) -> bool {
         self.ignored.iter().any(|ignored| covers(ignored, name))
@@ -223,6 +247,8 @@ impl Default for DdpOptions {
             ignored: Vec::new(),
             sharded: false,
             check_every: 0,
+            shards: None,
+            seed: 0,
         }
     }
 }

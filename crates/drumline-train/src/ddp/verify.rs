@@ -1,7 +1,7 @@
 use drumline_group::ProcessGroup;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{DdpOptions, ParameterSpec};
+use super::{DdpOptions, ParameterSpec, shards::Shards};
 use crate::{Error, Result, failure};
 
 /// Checks that all ranks hold the same model: the number, order, names, shapes and dtypes of `parameters`
@@ -27,7 +27,8 @@ use crate::{Error, Result, failure};
 /// # Errors
 ///
 /// [`ModelsDiffer`](crate::ErrorKind::ModelsDiffer), the same on every rank, names the first tensor that differs, the ranks, and what
-/// each of them has. [`Argument`](crate::ErrorKind::Argument) if the options ignore a tensor that there is not. Also the errors of the
+/// each of them has. [`Argument`](crate::ErrorKind::Argument) if the options ignore a tensor that there is not, or want
+/// [shards](DdpOptions::shards) that this group or model cannot have. Also the errors of the
 /// collectives.
 pub fn verify_model(
     group: &ProcessGroup,
@@ -39,6 +40,7 @@ pub fn verify_model(
     let unknown = options.unknown_names(names);
     // The unknown names are compared, too: a rank that has some must not return while others wait for it.
     compare(group, parameters, buffers, options, &unknown)?;
+    Shards::deal(parameters, options, group)?;
     match unknown[..] {
         [] => Ok(()),
         _ => Err(Error::argument(
@@ -147,7 +149,7 @@ impl Entry {
 }
 
 /// The number of entries for the options.
-const OPTION_ENTRIES: usize = 7;
+const OPTION_ENTRIES: usize = 8;
 
 fn entries(
     parameters: &[ParameterSpec],
@@ -162,6 +164,10 @@ fn entries(
         [] => String::new(),
         some => format!(", of which the model lacks {some:?}"),
     };
+    let shards = match options.shards {
+        Some(count) => format!("{count} with seed {}", options.seed),
+        None => "none".to_owned(),
+    };
     let option = |name: &str, value: String| Entry::new("option", name, value);
     let options: [Entry; OPTION_ENTRIES] = [
         option("bucket limits", limits),
@@ -170,6 +176,7 @@ fn entries(
         option("divisor", format!("{:?}", options.divisor)),
         option("sharded optimizer", format!("{:?}", options.sharded)),
         option("check_every", options.check_every.to_string()),
+        option("shards", shards),
         option("ignored names", format!("{:?}{unknown}", options.ignored)),
     ];
     let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));

@@ -29,10 +29,12 @@ mod evaluation;
 mod mt19937;
 mod permutation;
 mod rank;
+mod shards;
 mod state;
 
 pub use self::{
     distributed::{DistributedSampler, DistributedSamplerBuilder, Indices},
     evaluation::evaluation_shard,
+    shards::shards_of_rank,
     state::SamplerState,
 };

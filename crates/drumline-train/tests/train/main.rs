@@ -9,6 +9,7 @@ mod errors;
 mod record;
 mod sampler;
 mod sharded;
+mod shards;
 mod spawn;
 
 use drumline_testing as common;

@@ -24,11 +24,11 @@ pub(super) fn write(memory: &mut Memory, at: Range<usize>, rank: usize, is_activ
     }
 }
 
-/// Which ranks have data, by the averages of all ranks' marks.
-pub(super) fn read(memory: &Memory, at: Range<usize>, world_size: usize) -> Active {
+/// Which ranks have data, by the sums of all ranks' marks, divided by `divisor`.
+pub(super) fn read(memory: &Memory, at: Range<usize>, divisor: usize) -> Active {
     let mut active = Active::default();
     for (number, mark) in at.enumerate() {
-        let bits = (memory.mark(mark) * world_size as f64).round() as u32;
+        let bits = (memory.mark(mark) * divisor as f64).round() as u32;
         active.count += bits.count_ones() as usize;
         if active.lowest.is_none() && bits != 0 {
             active.lowest = Some(number * RANKS_PER_MARK + bits.trailing_zeros() as usize);

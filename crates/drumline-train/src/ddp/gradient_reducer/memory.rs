@@ -5,10 +5,10 @@ use std::{fmt, ops::Range, sync::Arc, time::Instant};
 use drumline_group::{
     DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, bf16, driving, f16,
 };
-use drumline_kernels::{narrow, widen};
+use drumline_kernels::{Source, Target, narrow, reduce_tree, widen, with_ieee_rounding};
 
 use super::{
-    super::{Bucket, Wire},
+    super::{Bucket, Wire, shards::Shards},
     values::{Values, ValuesMut},
 };
 use crate::Result;
@@ -108,6 +108,20 @@ impl Memory {
         self.mark(at) != 0.0
     }
 
+    /// Divides sums, and rounds once.
+    pub(super) fn divide(&mut self, range: Range<usize>, by: usize) {
+        with_ieee_rounding(|| match self.slice_mut(range) {
+            ValuesMut::F32(values) => values.iter_mut().for_each(|it| *it /= by as f32),
+            ValuesMut::F64(values) => values.iter_mut().for_each(|it| *it /= by as f64),
+            ValuesMut::F16(values) => {
+                values.iter_mut().for_each(|it| *it = f16::from_f32(it.to_f32() / by as f32));
+            }
+            ValuesMut::Bf16(values) => {
+                values.iter_mut().for_each(|it| *it = bf16::from_f32(it.to_f32() / by as f32));
+            }
+        });
+    }
+
     /// Makes averages over `all` ranks those over `active` of them.
     pub(super) fn divide_again(&mut self, range: Range<usize>, all: usize, active: usize) {
         let (all, active) = (all as f64, active as f64);
@@ -127,27 +141,28 @@ impl Memory {
         }
     }
 
-    /// Begins to average the elements over all ranks.
-    pub(super) fn all_reduce(self, group: &ProcessGroup) -> Travelling {
+    /// Begins to average the elements over all ranks, or to add them.
+    pub(super) fn all_reduce(self, op: ReduceOp, group: &ProcessGroup) -> Travelling {
         fn whole<T: Element>(
             buffer: Buffer<T>,
-            group: &ProcessGroup,
+            (op, group): (ReduceOp, &ProcessGroup),
             memory: impl FnOnce(Buffer<T>) -> Memory + Send + 'static,
         ) -> Travelling {
-            let work = group.all_reduce_async(buffer, ReduceOp::Avg);
+            let work = group.all_reduce_async(buffer, op);
             Travelling::new(move || {
                 let (buffer, at) = driving::wait_and_tell(work?)?;
                 Ok(Arrived { whole: Some(memory(buffer)), part: None, at })
             })
         }
+        let call = (op, group);
         match self {
-            Memory::F32(buffer) => whole(buffer, group, Memory::F32),
-            Memory::F64(buffer) => whole(buffer, group, Memory::F64),
-            Memory::F16(buffer) => whole(buffer, group, Memory::F16),
-            Memory::Bf16(buffer) => whole(buffer, group, Memory::Bf16),
+            Memory::F32(buffer) => whole(buffer, call, Memory::F32),
+            Memory::F64(buffer) => whole(buffer, call, Memory::F64),
+            Memory::F16(buffer) => whole(buffer, call, Memory::F16),
+            Memory::Bf16(buffer) => whole(buffer, call, Memory::Bf16),
             Memory::Narrowed { mut values, mut wire } => {
                 narrow((&mut wire[..]).into(), &values[..]);
-                whole(wire, group, |wire| {
+                whole(wire, call, |wire| {
                     widen(&mut values[..], (&wire[..]).into());
                     Memory::Narrowed { values, wire }
                 })
@@ -155,29 +170,30 @@ impl Memory {
         }
     }
 
-    /// Begins to average the elements over all ranks, and to bring this rank its block. `counts` are the lengths of the
-    /// blocks, and `part` has room for this rank's.
+    /// Begins to average or add the elements over all ranks, and to bring this rank its block. `counts` are the lengths of
+    /// the blocks, and `part` has room for this rank's.
     pub(super) fn reduce_scatter(
         self,
         part: Memory,
         counts: &[usize],
+        op: ReduceOp,
         group: &ProcessGroup,
     ) -> Travelling {
         fn to_part<T: Element>(
             [whole, part]: [Buffer<T>; 2],
-            (counts, group): (&[usize], &ProcessGroup),
+            (counts, op, group): (&[usize], ReduceOp, &ProcessGroup),
             [whole_memory, part_memory]: [impl FnOnce(Buffer<T>) -> Memory + Send + 'static; 2],
         ) -> Travelling {
             let whole = Arc::new(whole);
             let input = Held(whole.clone());
-            let work = group.reduce_scatter_v_async(input, counts, part, ReduceOp::Avg);
+            let work = group.reduce_scatter_v_async(input, counts, part, op);
             Travelling::new(move || {
                 let (part, at) = driving::wait_and_tell(work?)?;
                 let whole = Arc::into_inner(whole).map(whole_memory);
                 Ok(Arrived { whole, part: Some(part_memory(part)), at })
             })
         }
-        let call = (counts, group);
+        let call = (counts, op, group);
         match (self, part) {
             (Memory::F32(whole), Memory::F32(part)) => {
                 to_part([whole, part], call, [Memory::F32; 2])
@@ -206,6 +222,74 @@ impl Memory {
                 to_part([whole, part], call, memories)
             }
             _ => unreachable!("both are memory of one bucket"),
+        }
+    }
+
+    /// Begins to add the sums of shards that all ranks bring. This rank brings `self` and `upper`. Each rank gets as many
+    /// elements of all sums as `counts` says, and adds them. `part`, if there is one, has room for these. If not, the
+    /// ranks hand on what they have added.
+    pub(super) fn add_nodes(
+        self,
+        upper: &[Memory],
+        part: Option<Memory>,
+        counts: Vec<usize>,
+        shards: &Arc<Shards>,
+        group: &ProcessGroup,
+    ) -> Travelling {
+        fn added<T: Element>(
+            mut whole: Buffer<T>,
+            upper: Vec<&[T]>,
+            mut part: Option<Buffer<T>>,
+            (counts, shards, group): (Vec<usize>, Arc<Shards>, ProcessGroup),
+            memory: fn(Buffer<T>) -> Memory,
+        ) -> Travelling {
+            let rank = group.rank();
+            let (mut input, mut start) = (Vec::with_capacity(whole.len() * shards.nodes[rank]), 0);
+            for &count in &counts {
+                for node in std::iter::once(&whole[..]).chain(upper.iter().copied()) {
+                    input.extend_from_slice(&node[start..start + count]);
+                }
+                start += count;
+            }
+            let sent: Vec<usize> = counts.iter().map(|count| count * shards.nodes[rank]).collect();
+            let received: Vec<usize> = shards.nodes.iter().map(|it| it * counts[rank]).collect();
+            let output = vec![T::zeroed(); received.iter().sum()];
+            let work = group.all_to_all_v_async(input, &sent, output, &received);
+            Travelling::new(move || {
+                let nodes = work?.wait()?;
+                let mut sum = vec![T::zeroed(); counts[rank]];
+                if !sum.is_empty() {
+                    let nodes: Vec<Source<'_, T>> =
+                        nodes.chunks_exact(sum.len()).map(Source::from).collect();
+                    let sum = Target::from(&mut sum[..]);
+                    with_ieee_rounding(|| {
+                        reduce_tree(ReduceOp::Sum, &[sum], &nodes, &shards.merges, None);
+                    });
+                }
+                match &mut part {
+                    Some(part) => part.copy_from_slice(&sum),
+                    None => group.all_gather_v(&sum, &mut whole, &counts)?,
+                }
+                let (whole, part) = (Some(memory(whole)), part.map(memory));
+                Ok(Arrived { whole, part, at: Instant::now() })
+            })
+        }
+        /// All elements of each memory.
+        fn all<T: Element>(upper: &[Memory]) -> Vec<&[T]> {
+            let all = |memory: &Memory| with_elements!(memory, elements => elements.len());
+            upper.iter().filter_map(|it| it.slice(0..all(it)).as_slice()).collect()
+        }
+        let call = (counts, shards.clone(), group.clone());
+        match (self, part) {
+            (Memory::F32(whole), None) => added(whole, all(upper), None, call, Memory::F32),
+            (Memory::F64(whole), None) => added(whole, all(upper), None, call, Memory::F64),
+            (Memory::F32(whole), Some(Memory::F32(part))) => {
+                added(whole, all(upper), Some(part), call, Memory::F32)
+            }
+            (Memory::F64(whole), Some(Memory::F64(part))) => {
+                added(whole, all(upper), Some(part), call, Memory::F64)
+            }
+            _ => unreachable!("shards have gradients of f32 and f64, and memory of one bucket"),
         }
     }
 

@@ -14,6 +14,7 @@ mod values;
 
 use std::{
     marker::PhantomData,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -24,7 +25,9 @@ use self::{
 };
 use super::{DdpOptions, FaultKind, GradientFault, Owners, ParameterSpec};
 use crate::{Error, Result, failure};
-use drumline_group::{Element, ProcessGroup};
+use drumline_group::{Element, ProcessGroup, ReduceOp};
+use drumline_kernels::{Source, Target, reduce_tree, with_ieee_rounding};
+use drumline_schedule::tree::{Node, merges};
 
 pub use self::{
     lent::SharedGradient,
@@ -59,6 +62,38 @@ pub use self::{
 /// parameters alone, with the same bits. It takes the optimizer's step for these, so it needs the optimizer's state of
 /// these. Then [`GradientReducer::gather`] brings the new values to all ranks. Both halves together send as many bytes
 /// as averages for everyone do. (This is stage 1 of ZeRO: Rajbhandari et al., 2020.)
+///
+/// # Shards
+///
+/// With [`DdpOptions::shards`] a step is so many shards, whatever the number of ranks, and each rank has a
+/// [run](GradientReducer::shards) of them. For each of its shards but the last, the rank
+/// [accumulates](GradientReducer::accumulate) every gradient and then says [`end_shard`](GradientReducer::end_shard). Those
+/// of the last shard are submitted. The gradients are averaged over the shards, along one tree.
+///
+/// ```
+/// use drumline::{DType, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+///
+/// let of_shard = [1e8_f32, 1.0, -1e8, 3.0, 0.5]; // f32 has seven digits: the order of sums decides
+/// let average = |ranks| {
+///     drumline::local(ranks, |group| {
+///         let bias = ParameterSpec::new("bias", [1], DType::F32);
+///         let options = DdpOptions::default().shards(5);
+///         let reducer = GradientReducer::new(vec![bias], &options, &group)?;
+///         let shards = reducer.shards().unwrap();
+///         for shard in shards.start..shards.end - 1 {
+///             reducer.accumulate(0, |place| place.copy_from(of_shard[shard..=shard].into()));
+///             reducer.end_shard();
+///         }
+///         reducer.submit(0, of_shard[shards.end - 1..shards.end].into());
+///         Ok(reducer.finish()?.get::<f32>(0).unwrap()[0].to_bits())
+///     })
+/// };
+/// let alone = average(1)?[0];
+/// for ranks in 2..=5 {
+///     assert_eq!(average(ranks)?, vec![alone; ranks]);
+/// }
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
 ///
 /// # When a rank has a fault
 ///
@@ -274,6 +309,67 @@ impl GradientReducer {
         }
     }
 
+    /// Tells all ranks that the program of this rank has failed in the present step, unless they hear of another fault:
+    /// the step ends with [`Gradients`](crate::ErrorKind::Gradients) on every rank.
+    pub fn fail_step(&self) {
+        if let Some(mut step) = self.open(0)
+            && step.faults.is_empty()
+        {
+            step.faults.push((0, FaultKind::Program));
+        }
+    }
+
+    /// This rank's shards of a step, in the order in which it must hand in their gradients. `None` unless the options
+    /// say [`shards`](DdpOptions::shards).
+    pub fn shards(&self) -> Option<Range<usize>> {
+        self.lock().plan.shards.as_ref().map(|shards| shards.run.clone())
+    }
+
+    /// The gradients of one of this rank's [shards](GradientReducer#shards) were all accumulated, and another shard follows.
+    pub fn end_shard(&self) {
+        self.lock().end_shard(self.options.unused_parameters);
+    }
+
+    /// The average of one number for each shard of a step, such as its loss: the same bits on all ranks, and on any number
+    /// of ranks. `own` are those of this rank's shards. All ranks must call this.
+    ///
+    /// ```
+    /// use drumline::{DType, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    ///
+    /// drumline::local(2, |group| {
+    ///     let bias = ParameterSpec::new("bias", [1], DType::F32);
+    ///     let options = DdpOptions::default().shards(3);
+    ///     let reducer = GradientReducer::new(vec![bias], &options, &group)?;
+    ///     let own: Vec<f64> = reducer.shards().unwrap().map(|shard| shard as f64).collect();
+    ///     assert_eq!(reducer.average_of_shards(&own)?, 1.0); // of 0, 1 and 2
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Argument`](crate::ErrorKind::Argument) if there are not as many numbers as shards of this rank. Also the errors of
+    /// the collectives.
+    pub fn average_of_shards(&self, own: &[f64]) -> Result<f64> {
+        let shards = self.lock().plan.shards.clone().filter(|it| it.run.len() == own.len());
+        let Some(shards) = shards else {
+            let problem = format!("{} numbers are not those of this rank's shards", own.len());
+            return Err(Error::argument("GradientReducer::average_of_shards", problem));
+        };
+        let mut all = vec![0.0; shards.count];
+        self.group.all_gather_v(own, &mut all, &shards.lengths)?;
+        let leaves: Vec<Node> = (0..shards.count).map(Node::leaf).collect();
+        let merges = merges(Node::root(shards.count), &leaves).unwrap_or_default();
+        let numbers: Vec<Source<'_, f64>> = all.chunks_exact(1).map(Source::from).collect();
+        let mut average = [0.0];
+        let to = Target::from(&mut average[..]);
+        with_ieee_rounding(|| {
+            reduce_tree(ReduceOp::Avg, &[to], &numbers, &merges, Some(shards.count));
+        });
+        Ok(average[0])
+    }
+
     /// Whether gradients of this step were submitted or accumulated.
     pub fn has_gradients(&self) -> bool {
         self.lock().has_gradients()
@@ -328,6 +424,10 @@ impl GradientReducer {
     ///
     /// As for [`GradientReducer::finish`].
     pub fn shadow(&self) -> Result<Option<Averaged<'_>>> {
+        if self.options.shards.is_some() {
+            let problem = "a step of shards has data for every rank: end it on all ranks alike";
+            return Err(Error::argument("GradientReducer::shadow", problem));
+        }
         self.end_step(false).map(|(averaged, is_active)| is_active.then_some(averaged))
     }
 
@@ -578,6 +678,9 @@ impl GradientReducer {
                 let Some(kind) = FaultKind::from_status(status[parameter]) else { continue };
                 match faults[first..].iter_mut().find(|fault| fault.kind == kind) {
                     Some(fault) => fault.ranks.push(rank),
+                    None if kind == FaultKind::Program => {
+                        faults.push(GradientFault::new("", kind, vec![rank]));
+                    }
                     None => faults.push(GradientFault::new(spec.name.clone(), kind, vec![rank])),
                 }
             }

@@ -2,10 +2,13 @@
 
 use std::{ops::Range, sync::Arc};
 
-use drumline_group::{DType, ProcessGroup};
+use drumline_group::{DType, ProcessGroup, ReduceOp};
 
 use super::{
-    super::{Bucket, DdpOptions, Owners, ParameterSpec, Wire, plan_buckets},
+    super::{
+        Bucket, DdpOptions, Owners, ParameterSpec, Wire, plan_buckets,
+        shards::{Leaf, Shards},
+    },
     activity, sizes,
 };
 use crate::{Error, Result};
@@ -22,7 +25,10 @@ pub(super) struct Plan {
     pub(super) wire: Wire,
     /// The owners of parameters, if each rank gets the averages of its own parameters alone.
     pub(super) owners: Option<Arc<Owners>>,
+    /// The shards of a step, if it is shards.
+    pub(super) shards: Option<Arc<Shards>>,
     rank: usize,
+    world_size: usize,
 }
 
 /// The place of a parameter.
@@ -100,7 +106,9 @@ impl Plan {
                 }
             });
         }
-        Ok(Self { buckets, blocks, slots, wire: options.wire, owners, rank: group.rank() })
+        let shards = Shards::deal(parameters, options, group)?;
+        let (wire, rank, world_size) = (options.wire, group.rank(), group.world_size());
+        Ok(Self { buckets, blocks, slots, wire, owners, shards, rank, world_size })
     }
 
     /// The plan for the order that the rank `source` has observed, and for the prices that it sees. All ranks must
@@ -126,6 +134,39 @@ impl Plan {
 
     pub(super) fn slot(&self, parameter: usize) -> &Slot {
         &self.slots[parameter]
+    }
+
+    /// Where the next gradient of a parameter goes, of which this rank has `so_many` in this step. `None` if it has one
+    /// of each shard.
+    pub(super) fn leaf(&self, so_many: usize) -> Option<Leaf> {
+        match &self.shards {
+            Some(shards) => shards.leaves.get(so_many).copied(),
+            None => Some(Leaf { is_added: so_many > 0, ..Leaf::default() }),
+        }
+    }
+
+    /// How many gradients of each parameter this rank must have at the end of a step.
+    pub(super) fn leaves(&self) -> usize {
+        self.shards.as_ref().map_or(1, |shards| shards.leaves.len())
+    }
+
+    /// By what a collective has divided the sum over all ranks.
+    pub(super) fn divided_by(&self) -> usize {
+        match &self.shards {
+            Some(shards) if shards.op != Some(ReduceOp::Avg) => 1,
+            _ => self.world_size,
+        }
+    }
+
+    /// How many elements of a bucket each rank gets: its block, or an even share that it then hands on.
+    pub(super) fn counts(&self, bucket: usize) -> Vec<usize> {
+        match &self.owners {
+            Some(_) => self.blocks[bucket].iter().map(|block| block.all.len()).collect(),
+            None => {
+                let (all, ranks) = (self.all_elements(bucket), self.world_size);
+                (0..ranks).map(|rank| all * (rank + 1) / ranks - all * rank / ranks).collect()
+            }
+        }
     }
 
     /// The blocks of a bucket, in order of rank.

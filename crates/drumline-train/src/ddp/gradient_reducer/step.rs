@@ -2,10 +2,11 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use drumline_group::ProcessGroup;
+use drumline_group::{ProcessGroup, ReduceOp};
+use drumline_kernels::with_ieee_rounding;
 
 use super::{
-    super::{Bucket, Divisor, FaultKind, Reducer, Unfinished, UnusedParameters},
+    super::{Bucket, Divisor, FaultKind, Reducer, Unfinished, UnusedParameters, shards::Leaf},
     activity::{self, Active},
     in_flight::{Done, InFlight},
     lent::{Home, Lent},
@@ -25,12 +26,18 @@ pub(super) struct Step {
     reducer: Reducer,
     /// The memory of each bucket. `None` before its first use, and while the bucket is under way or lent out.
     memory: Vec<Option<Memory>>,
+    /// If a step is shards: the sums of each bucket above the lowest, which lies in its memory.
+    upper: Vec<Vec<Memory>>,
     /// If parameters have owners: the memory of this rank's block of each bucket. `None` as above.
     parts: Vec<Option<Memory>>,
     /// Where memory that was lent out comes back to: that of blocks if parameters have owners, else that of buckets.
     home: Arc<Home>,
     /// By parameter: whether its place holds gradients of this step, final or accumulated.
     is_used: Vec<bool>,
+    /// By parameter: how many gradients of this step have come, those of shards that did not use it among them.
+    leaves: Vec<usize>,
+    /// How many shards of this step are complete on this rank.
+    complete: usize,
     /// Whether this rank has data of its own in this step.
     is_active: bool,
     /// The parameters in the order in which their gradients became final.
@@ -58,9 +65,12 @@ impl Step {
             is_planned: false,
             reducer: Reducer::new(&plan.buckets),
             memory: plan.buckets.iter().map(|_| None).collect(),
+            upper: plan.buckets.iter().map(|_| Vec::new()).collect(),
             parts: plan.buckets.iter().map(|_| None).collect(),
             home: Home::new(plan.buckets.len()),
             is_used: vec![false; parameters],
+            leaves: vec![0; parameters],
+            complete: 0,
             is_active: true,
             order: Vec::with_capacity(parameters),
             faults: Vec::new(),
@@ -99,23 +109,74 @@ impl Step {
     /// Puts the gradient that `fill` writes into its place, or adds it to what was accumulated there. Returns
     /// false, and notes a fault, if that fails.
     pub(super) fn write(&mut self, parameter: usize, fill: impl FnOnce(Place<'_>) -> bool) -> bool {
-        if self.reducer.is_ready(parameter) {
+        let is_second = self.plan.shards.is_some() && self.leaves[parameter] > self.complete;
+        if self.reducer.is_ready(parameter) || is_second {
             self.faults.push((parameter, FaultKind::Twice));
             return false;
         }
-        let slot = self.plan.slot(parameter);
-        let (bucket, range) = (slot.bucket, slot.range.clone());
-        let holds_sum = self.is_used[parameter];
-        let bytes = range.len() * self.plan.buckets[bucket].dtype.size();
-        let is_written = fill(Place { values: self.memory(bucket).slice_mut(range), holds_sum });
+        let is_written = self.put(parameter, fill);
         match is_written {
             true => {
                 self.is_used[parameter] = true;
+                let Slot { bucket, range, .. } = self.plan.slot(parameter);
+                let bytes = range.len() * self.plan.buckets[*bucket].dtype.size();
                 self.stats.bytes_copied += bytes as u64;
             }
             false => self.faults.push((parameter, FaultKind::WrongType)),
         }
         is_written
+    }
+
+    /// Puts the next gradient of a parameter where it belongs. Returns false if `fill` does, or if the step has all.
+    fn put(&mut self, parameter: usize, fill: impl FnOnce(Place<'_>) -> bool) -> bool {
+        let Some(Leaf { level, is_added, folds }) = self.plan.leaf(self.leaves[parameter]) else {
+            return false;
+        };
+        let Slot { bucket, range, .. } = self.plan.slot(parameter).clone();
+        let mut upper = std::mem::take(&mut self.upper[bucket]);
+        while upper.len() < level {
+            let elements = self.plan.all_elements(bucket);
+            upper.push(Memory::private(&self.plan.buckets[bucket], elements, self.plan.wire));
+        }
+        let lowest = self.memory(bucket);
+        // The order of sums and the mode of the thread must not change a bit.
+        let is_put = with_ieee_rounding(|| {
+            let place = match level {
+                0 => &mut *lowest,
+                _ => &mut upper[level - 1],
+            };
+            let values = place.slice_mut(range.clone());
+            let is_put = fill(Place { values, holds_sum: is_added });
+            for top in (level - folds + 1..=level).rev().filter(|_| is_put) {
+                let (below, top) = upper.split_at_mut(top - 1);
+                let below = below.last_mut().unwrap_or(&mut *lowest);
+                below.slice_mut(range.clone()).add_from(top[0].slice(range.clone()));
+            }
+            is_put
+        });
+        self.upper[bucket] = upper;
+        self.leaves[parameter] += usize::from(is_put);
+        is_put
+    }
+
+    /// This rank's gradients of a shard are complete, and those of another one follow.
+    pub(super) fn end_shard(&mut self, policy: UnusedParameters) {
+        self.complete += 1;
+        for parameter in 0..self.leaves.len() {
+            self.fill_up(parameter, self.complete, policy);
+        }
+    }
+
+    /// Puts zeros in the place of gradients that have not come, until there are `wanted`.
+    fn fill_up(&mut self, parameter: usize, wanted: usize, policy: UnusedParameters) {
+        let is_known = |(faulty, kind): &(usize, FaultKind)| {
+            *faulty == parameter || *kind == FaultKind::Program
+        };
+        let is_missing = self.leaves[parameter] < wanted && self.is_active;
+        if is_missing && policy == UnusedParameters::Error && !self.faults.iter().any(is_known) {
+            self.faults.push((parameter, FaultKind::Unused));
+        }
+        while self.leaves[parameter] < wanted && self.put(parameter, |place| place.put_zeros()) {}
     }
 
     /// Whether this rank has gradients of this step.
@@ -135,16 +196,7 @@ impl Step {
         // Parameters without a gradient count as last, in the order in which they were expected.
         self.order.extend(missing.iter().rev());
         for parameter in missing {
-            if self.is_used[parameter] {
-                continue; // accumulated before this backward
-            }
-            let slot = self.plan.slot(parameter);
-            let (bucket, range) = (slot.bucket, slot.range.clone());
-            self.memory(bucket).zero(range);
-            let is_known = self.faults.iter().any(|(faulty, _)| *faulty == parameter);
-            if is_active && policy == UnusedParameters::Error && !is_known {
-                self.faults.push((parameter, FaultKind::Unused));
-            }
+            self.fill_up(parameter, self.plan.leaves(), policy);
         }
         self.launch(buckets);
     }
@@ -162,13 +214,16 @@ impl Step {
             // To wake takes time, too, and is no communication.
             self.stats.exposed += start.elapsed().min(self.stats.communication - before);
         }
-        let mut marks = Marks::default();
-        for (bucket, memory) in self.averages().iter().enumerate() {
+        let (mut marks, plan) = (Marks::default(), self.plan.clone());
+        for (bucket, memory) in self.averages_mut().iter_mut().enumerate() {
             let Some(memory) = memory else { continue };
-            let block = self.plan.own_block(bucket);
+            let block = plan.own_block(bucket);
+            if let Some(shards) = plan.shards.as_ref().filter(|it| it.count > plan.divided_by()) {
+                memory.divide(block.gradients, shards.count);
+            }
             marks.has_fault |= block.fault_mark.is_some_and(|mark| memory.is_marked(mark));
             if let Some(active_marks) = block.active_marks {
-                marks.active = activity::read(memory, active_marks, self.group.world_size());
+                marks.active = activity::read(memory, active_marks, plan.divided_by());
             }
         }
         self.lowest_active = marks.active.lowest.unwrap_or(self.lowest_active);
@@ -193,13 +248,6 @@ impl Step {
     }
 
     /// What has come back of each bucket.
-    fn averages(&self) -> &[Option<Memory>] {
-        match self.plan.owners {
-            None => &self.memory,
-            Some(_) => &self.parts,
-        }
-    }
-
     fn averages_mut(&mut self) -> &mut [Option<Memory>] {
         match self.plan.owners {
             None => &mut self.memory,
@@ -291,11 +339,14 @@ impl Step {
         if let Some(better) = better.filter(|better| better.buckets != self.plan.buckets) {
             self.reducer = Reducer::new(&better.buckets);
             self.memory = better.buckets.iter().map(|_| None).collect();
+            self.upper = better.buckets.iter().map(|_| Vec::new()).collect();
             self.parts = better.buckets.iter().map(|_| None).collect();
             self.home = Home::new(better.buckets.len());
             self.plan = Arc::new(better);
         }
         self.is_used.fill(false);
+        self.leaves.fill(0);
+        self.complete = 0;
         self.is_active = true;
         self.order.clear();
         self.faults.clear();
@@ -358,12 +409,19 @@ impl Step {
                 continue;
             }
             let part = plan.owners.is_some().then(|| self.part(bucket));
-            self.in_flight.launch(&self.group, "bucket", (bucket, bytes), |group| match part {
-                None => memory.all_reduce(group),
-                Some(part) => {
-                    let counts: Vec<usize> =
-                        plan.blocks(bucket).iter().map(|block| block.all.len()).collect();
-                    memory.reduce_scatter(part, &counts, group)
+            let upper = &self.upper[bucket];
+            let op = plan.shards.as_ref().map_or(Some(ReduceOp::Avg), |shards| shards.op);
+            self.in_flight.launch(&self.group, "bucket", (bucket, bytes), |group| {
+                match (part, op, &plan.shards) {
+                    (part, None, Some(shards)) => {
+                        let upper = &upper[..shards.nodes[group.rank()] - 1];
+                        memory.add_nodes(upper, part, plan.counts(bucket), shards, group)
+                    }
+                    (None, op, _) => memory.all_reduce(op.unwrap_or(ReduceOp::Avg), group),
+                    (Some(part), op, _) => {
+                        let (counts, op) = (plan.counts(bucket), op.unwrap_or(ReduceOp::Avg));
+                        memory.reduce_scatter(part, &counts, op, group)
+                    }
                 }
             });
         }

@@ -99,6 +99,7 @@ fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -
             match fault.map(|fault| fault.2) {
                 None => reducer.submit(parameter, good[..].into()),
                 Some(FaultKind::Unused) => {}
+                Some(FaultKind::Program) => reducer.fail_step(),
                 Some(kind @ (FaultKind::Unread | FaultKind::Value)) => {
                     reducer.fail(parameter, kind);
                 }

@@ -205,6 +205,19 @@ impl Place<'_> {
         }
     }
 
+    /// Copies or adds zeros. A sum of minus zero becomes zero.
+    pub(super) fn put_zeros(self) -> bool {
+        self.put_with(|place| {
+            match place {
+                ValuesMut::F32(values) => values.fill(0.0),
+                ValuesMut::F64(values) => values.fill(0.0),
+                ValuesMut::F16(values) => values.fill(f16::ZERO),
+                ValuesMut::Bf16(values) => values.fill(bf16::ZERO),
+            }
+            true
+        })
+    }
+
     /// Copies or adds what `fill` writes. To add, it needs memory for the gradient.
     pub(super) fn put_with(self, fill: impl FnOnce(ValuesMut<'_>) -> bool) -> bool {
         if !self.holds_sum {
