@@ -18,3 +18,6 @@ struct MixedPrecision;
 
 #[doc = include_str!("../../../docs/guides/sharded-optimizer.md")]
 struct ShardedOptimizer;
+
+#[doc = include_str!("../../../docs/concepts/shards.md")]
+struct Shards;

@@ -13,9 +13,11 @@ use drumline::{
 use crate::{
     Result,
     debug::Debug,
-    failure,
+    failure::{self, ProgramError},
     gradients::Kept,
     inspect::{Inspected, inspect},
+    running::Running,
+    shards::{self, ShardedStep},
     step::{Handle, Reduction, Reductions, Together},
     tap::{self, Taps, Wrapper},
     tensors::{self, Which},
@@ -145,6 +147,10 @@ impl DistributedDataParallel {
             debug: Debug::begin(group, &inspected.parameters, inspected.buffers.len(), options),
             parameters: inspected.parameters,
             reductions: Reductions::new(own),
+            running: match options.shards {
+                Some(_) => Running::find(&model, &is_ignored),
+                None => Running::default(),
+            },
         };
         Ok((Self { handle, is_reparameterized: inspected.is_reparameterized }, model))
     }
@@ -224,6 +230,66 @@ impl DistributedDataParallel {
     #[doc(alias = "no_sync")]
     pub fn accumulate<M: Module, const D: usize>(&self, loss: Tensor<D>, model: &M) -> Result<()> {
         Together::one(&self.handle, model).accumulate(loss)
+    }
+
+    /// Runs step `number` of a training whose steps are [shards](DdpOptions::shards): `loss` computes that of a shard, once
+    /// for each shard that this rank has. The gradients of all shards are averaged, and so are their losses. The bits are
+    /// the same on any number of ranks, as long as `loss` depends on the number of the step and the shard alone.
+    ///
+    /// Each shard begins with random numbers of its own, which follow from the seed in the options, `number` and the
+    /// shard. After the step the program's generator goes on from where it was. (burn has one generator for all threads
+    /// of a process.) Running statistics become those of shard 0, on all ranks; the other shards begin from the same.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, optim::{Optimizer, SgdConfig}, tensor::{Device, Distribution, Tensor}};
+    /// use drumline_burn::{DdpOptions, DistributedDataParallel, parameters_digest};
+    ///
+    /// let train = |ranks: usize| {
+    ///     drumline::local(ranks, |group| {
+    ///         let device = Device::flex().autodiff();
+    ///         let model = LinearConfig::new(2, 1).init(&device);
+    ///         # let model = burn::module::Module::map(model, &mut Halves);
+    ///         let options = DdpOptions::default().shards(4);
+    ///         let (ddp, mut model) = DistributedDataParallel::wrap_with(model, &group, &options)?;
+    ///         let mut optimizer = SgdConfig::new().init();
+    ///         for number in 0..3 {
+    ///             let loss = |shard: usize| {
+    ///                 let input = Tensor::<2>::full([1, 2], (shard as f32 + 0.1).sin(), &device);
+    ///                 Ok((model.forward(input) - number as f32).square().mean())
+    ///             };
+    ///             let step = ddp.step(number, loss, &model)?;
+    ///             model = optimizer.step(0.1, model, step.gradients);
+    ///         }
+    ///         Ok(parameters_digest(&model)?)
+    ///     })
+    /// };
+    /// # struct Halves;
+    /// # impl burn::module::ModuleMapper for Halves {
+    /// #     fn map_float<const D: usize>(
+    /// #         &mut self,
+    /// #         param: burn::module::Param<Tensor<D>>,
+    /// #     ) -> burn::module::Param<Tensor<D>> {
+    /// #         param.map(|it| Tensor::full(it.shape(), 0.5, &it.device()).require_grad())
+    /// #     }
+    /// # }
+    /// let alone = train(1)?[0];
+    /// assert_eq!(train(2)?, [alone; 2]);
+    /// assert_eq!(train(3)?, [alone; 3]);
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`backward`](Self::backward). If `loss` fails, this rank returns its error, and the other ranks one that
+    /// names this rank; the error of `loss` is the [detail](crate::Error::detail), a `Box<dyn Error + Send + Sync>`.
+    /// [`Argument`](crate::ErrorKind::Argument) if the options do not say that a step is shards.
+    pub fn step<M: Module, const D: usize>(
+        &self,
+        number: u64,
+        loss: impl FnMut(usize) -> std::result::Result<Tensor<D>, ProgramError>,
+        model: &M,
+    ) -> Result<ShardedStep> {
+        shards::run(&self.handle, number, loss, model)
     }
 
     /// Takes part in a step of the other ranks without data: for a rank whose share of an epoch ends before

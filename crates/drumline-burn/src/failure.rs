@@ -1,11 +1,14 @@
 //! The failures of models of burn, each with its text.
 
-use std::fmt::Display;
+use std::{error::Error as StdError, fmt::Display};
 
 use drumline::{
     Section,
     train::{Error, ErrorKind},
 };
+
+/// Why a program cannot compute a loss.
+pub(crate) type ProgramError = Box<dyn StdError + Send + Sync>;
 
 /// All ranks get it, or a rank has told the others of it.
 fn model(text: impl Display) -> Error {
@@ -92,6 +95,17 @@ pub(crate) fn loss_without_gradient() -> Error {
 /// No parameter of the model got a gradient on any rank. All ranks get this error.
 pub(crate) fn loss_of_another_model() -> Error {
     model("the loss of no rank depends on the model of this step: it was computed from another one")
+}
+
+/// The closure that computes a shard's loss has failed on this rank. The other ranks are told so. The error is the detail.
+pub(crate) fn program(error: ProgramError) -> Error {
+    let text = format!("the closure of a step of shards failed: {error}");
+    Error::quoting(ErrorKind::Gradients, Section::MissingGradients, text).with(error)
+}
+
+/// A step of shards and one of batches cannot be mixed.
+pub(crate) fn shards(problem: impl Display) -> Error {
+    Error::argument("a step of shards", problem)
 }
 
 /// Wrapped models cannot take part in one step together.

@@ -110,8 +110,10 @@ mod logging;
 mod pack;
 #[cfg(feature = "gpu")]
 mod read_back;
+mod running;
 mod scaler;
 mod sharded;
+mod shards;
 mod step;
 mod sync_batch_norm;
 mod tap;
@@ -131,6 +133,7 @@ pub use learner::{DistributedTraining, distribute, newest_epoch};
 pub use logging::LoggingData;
 pub use scaler::GradScaler;
 pub use sharded::{ShardedGradients, ShardedOptimizer};
+pub use shards::ShardedStep;
 pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use tensors::{
     NamedTensor, TensorValues, load_named_tensors, named_tensors, parameters_digest,

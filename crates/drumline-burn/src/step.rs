@@ -25,6 +25,7 @@ use crate::{
     debug::Debug,
     failure,
     gradients::{Kept, Slots},
+    running::Running,
     sync_batch_norm,
     tap::{Taps, Target},
 };
@@ -43,6 +44,8 @@ pub(crate) struct Handle {
     pub(crate) first_buckets: Vec<Vec<usize>>,
     pub(crate) debug: Debug,
     pub(crate) reductions: Reductions,
+    /// Empty unless a step is shards.
+    pub(crate) running: Running,
 }
 
 /// Averages the gradients of all parameters of one model, or of several.
@@ -195,10 +198,66 @@ impl<'a> Together<'a> {
 
     /// Runs backward, and averages the gradients with those of the other ranks: those of each model.
     pub(crate) fn backward<const D: usize>(&self, loss: Tensor<D>) -> Result<Vec<GradientsParams>> {
+        self.refuse_shards()?;
+        let own = self.run_last(loss)?;
+        self.average(own)
+    }
+
+    /// Computes the gradients of each shard of this rank from the loss that `of_shard` gives, and averages them over all
+    /// shards. Also returns the average of the losses.
+    pub(crate) fn shards<const D: usize>(
+        &self,
+        mut of_shard: impl FnMut(usize) -> Result<Tensor<D>>,
+    ) -> Result<(Vec<GradientsParams>, f64)> {
+        let reducer = &self.reduction.reducer;
+        let Some(shards) = reducer.shards() else {
+            let problem = "the options of this model do not say how many there are: wrap it with \
+                           `DdpOptions::default().shards(count)`";
+            return Err(failure::shards(problem));
+        };
+        self.check()?;
+        let mut losses = Vec::with_capacity(shards.len());
+        let mut run = || {
+            for shard in shards.start..shards.end - 1 {
+                let loss = of_shard(shard)?;
+                losses.push(loss.clone().detach());
+                self.add(loss)?;
+                reducer.end_shard();
+            }
+            let loss = of_shard(shards.end - 1)?;
+            losses.push(loss.clone().detach());
+            self.run_last(loss)
+        };
+        let own = match run() {
+            Ok(own) => own,
+            Err(error) => {
+                drop(self.take_kept());
+                reducer.fail_step();
+                // The other ranks wait for this one, and hear of it. This rank's own error says more.
+                drop(reducer.finish());
+                return Err(error);
+            }
+        };
+        let gradients = self.average(own)?;
+        let number = |loss: Tensor<D>| {
+            loss.sum().into_data().try_into_vec_as::<f64>().map_or(f64::NAN, |loss| loss[0])
+        };
+        let losses: Vec<f64> = losses.into_iter().map(number).collect();
+        Ok((gradients, reducer.average_of_shards(&losses)?))
+    }
+
+    /// Runs the last backward of a step.
+    fn run_last<const D: usize>(&self, loss: Tensor<D>) -> Result<Gradients> {
+        let debug = &self.parts[0].handle.debug;
+        let began = debug.begin_backward();
+        let own = self.run(loss, true)?;
+        debug.end_backward(began);
+        Ok(own)
+    }
+
+    /// Averages this rank's `own` gradients, and those that were added before, with those of the other ranks.
+    fn average(&self, mut own: Gradients) -> Result<Vec<GradientsParams>> {
         let first = self.parts[0].handle;
-        let began = first.debug.begin_backward();
-        let mut own = self.run(loss, true)?;
-        first.debug.end_backward(began);
         let step = self.count_step();
         let kept = self.take_kept();
         let reducer = &self.reduction.reducer;
@@ -238,6 +297,11 @@ impl<'a> Together<'a> {
 
     /// Runs backward, and adds the gradients to this rank's share of the step.
     pub(crate) fn accumulate<const D: usize>(&self, loss: Tensor<D>) -> Result<()> {
+        self.refuse_shards()?;
+        self.add(loss)
+    }
+
+    fn add<const D: usize>(&self, loss: Tensor<D>) -> Result<()> {
         let own = self.run(loss, false)?;
         let reducer = &self.reduction.reducer;
         let add = |(part, slots): (&Part<'_>, &Slots)| part.model.accumulate(reducer, slots, &own);
@@ -247,6 +311,7 @@ impl<'a> Together<'a> {
     /// Takes part in a step without data. `None` when no rank has data left. Micro-batches whose step this rank did not
     /// end are data.
     pub(crate) fn shadow(&self) -> Result<Option<Vec<GradientsParams>>> {
+        self.refuse_shards()?;
         self.refuse_others()?;
         let reducer = &self.reduction.reducer;
         let has_kept = self.parts.iter().any(|part| part.handle.kept.has_gradients());
@@ -287,6 +352,17 @@ impl<'a> Together<'a> {
         }
         self.parts.iter().for_each(|part| part.model.keep(&part.handle.kept, &gradients));
         Ok(gradients)
+    }
+
+    /// Refuses a step of batches of ranks if the options say that a step is shards.
+    fn refuse_shards(&self) -> Result<()> {
+        match self.reduction.reducer.shards() {
+            None => Ok(()),
+            Some(_) => Err(failure::shards(
+                "this model was wrapped with `DdpOptions::shards`, so a step is one call of `step`, which runs backward \
+                 for each shard; `backward`, `accumulate` and `shadow` have no place beside it",
+            )),
+        }
     }
 
     /// Refuses a step while micro-batches of another one wait.

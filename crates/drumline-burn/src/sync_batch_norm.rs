@@ -12,7 +12,7 @@ use drumline::ProcessGroup;
 
 use self::statistics::Statistics;
 pub(crate) use self::step::take_failure;
-use crate::{Result, failure, pack};
+use crate::{Result, failure, pack, shards};
 
 /// Batch normalisation with the mean and variance of the samples of *all* ranks.
 ///
@@ -192,6 +192,11 @@ impl SyncBatchNorm {
     }
 
     fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
+        if shards::is_shard() {
+            let problem =
+                "a shard is computed alone, and its statistics are its own: use burn's `BatchNorm`";
+            return Err(failure::cannot_normalize(problem));
+        }
         let device = input.device();
         if !pack::is_tappable(&device) {
             let device = pack::device_name(&device);

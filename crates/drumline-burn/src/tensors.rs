@@ -396,7 +396,7 @@ fn no_tensor(_: &str) -> bool {
 /// A running statistic keeps the newest update of each thread aside. At the next update, or at `valid()`, it
 /// overwrites its value with them. So these updates must be taken in before values are read, and above all
 /// before they are replaced.
-fn flush_running_state<M: Module>(model: &M) {
+pub(crate) fn flush_running_state<M: Module>(model: &M) {
     drop(model.valid());
 }
 

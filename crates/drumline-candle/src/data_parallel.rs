@@ -140,7 +140,12 @@ impl DataParallel {
         let (ignored, variables): (Vec<_>, Vec<_>) =
             variables::sorted(varmap).into_iter().partition(|it| options.ignores(&it.name));
         let shared = || options.sharded.then(|| variables::find_shared(&variables)).flatten();
-        exchange(group, variables::find_problem(&variables).or_else(shared))?;
+        let shards = || {
+            let problem = "`DdpOptions::shards` needs a loop that computes one shard after another, which this adapter \
+                           does not have: leave it unset";
+            options.shards.map(|_| problem.to_owned())
+        };
+        exchange(group, variables::find_problem(&variables).or_else(shared).or_else(shards))?;
         let is_float = |it: &&Variable| it.var.dtype().is_float();
         let floats: Vec<ParameterSpec> =
             variables.iter().filter(is_float).filter_map(Variable::spec).collect();

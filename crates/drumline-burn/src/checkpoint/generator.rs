@@ -1,8 +1,9 @@
-/// The seed of a rank's random numbers in one step. Two ranks or two steps have different seeds, almost surely.
+/// The seed of the random numbers of a rank, or of a shard, in one step. Two parts or two steps have different seeds,
+/// almost surely.
 ///
 /// SplitMix64 (Steele, Lea, Flood 2014), fed with one number after the other.
-pub(super) fn step_seed(seed: u64, rank: usize, step: u64) -> u64 {
-    [seed, rank as u64, step].into_iter().fold(0, |state, number| mix(state ^ mix(number)))
+pub(crate) fn step_seed(seed: u64, part: usize, step: u64) -> u64 {
+    [seed, part as u64, step].into_iter().fold(0, |state, number| mix(state ^ mix(number)))
 }
 
 fn mix(number: u64) -> u64 {

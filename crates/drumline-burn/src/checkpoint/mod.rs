@@ -77,7 +77,7 @@
 //! [safetensors]: https://huggingface.co/docs/safetensors
 
 mod checkpoints;
-mod generator;
+pub(crate) mod generator;
 mod optimizer;
 mod position;
 mod record;

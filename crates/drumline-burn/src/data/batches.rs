@@ -19,7 +19,8 @@ pub(super) struct Batches<'a, I, O> {
     pass: Pass,
     /// `None` if this thread loads the batches.
     queue: Option<Queue<O>>,
-    /// How many samples of the pass have been delivered.
+    /// How many batches of the pass have been delivered, and how many samples.
+    batches: usize,
     delivered: usize,
     has_ended: bool,
 }
@@ -37,6 +38,7 @@ impl<'a, I, O> Batches<'a, I, O> {
             batch_size: batch_size.get(),
             pass: order.begin(),
             queue: workers.map(Queue::new),
+            batches: 0,
             delivered: 0,
             has_ended: false,
         }
@@ -44,14 +46,16 @@ impl<'a, I, O> Batches<'a, I, O> {
 
     /// The samples of a batch of this pass; empty behind the last one.
     fn samples(&self, batch: usize) -> &[usize] {
-        let all = &self.pass.indices;
-        let start = batch.saturating_mul(self.batch_size).min(all.len());
-        &all[start..start.saturating_add(self.batch_size).min(all.len())]
+        let (all, shards) = (&self.pass.indices, self.pass.shards);
+        let of_shard = all.len() / shards;
+        let start = (batch / shards).saturating_mul(self.batch_size).min(of_shard);
+        let length = self.batch_size.min(of_shard - start);
+        &all[start * shards + batch % shards * length..][..length]
     }
 
-    /// The samples of the batch that comes next. Only the last batch can have been shorter than others.
+    /// The samples of the batch that comes next.
     fn next_samples(&self) -> &[usize] {
-        self.samples(self.delivered.div_ceil(self.batch_size))
+        self.samples(self.batches)
     }
 
     fn load(&mut self) -> Result<O, DatasetError> {
@@ -87,8 +91,12 @@ impl<I, O> Iterator for Batches<'_, I, O> {
         }
         let loaded = self.load();
         if loaded.is_ok() {
+            self.batches += 1;
             self.delivered += samples;
-            self.order.delivered(&self.pass, samples);
+            // A step that is not complete has to be repeated.
+            if self.batches.is_multiple_of(self.pass.shards) {
+                self.order.delivered(&self.pass, samples);
+            }
         } else {
             self.has_ended = true;
         }

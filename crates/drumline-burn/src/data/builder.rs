@@ -6,7 +6,7 @@ use burn::{
 };
 use drumline::{
     ProcessGroup,
-    sampler::{DistributedSampler, evaluation_shard},
+    sampler::{DistributedSampler, evaluation_shard, shards_of_rank},
 };
 
 use super::{dealer::Share, loader::DistributedDataLoader, order::Order, source::Source};
@@ -24,6 +24,7 @@ pub struct DataLoaderBuilder<I, O> {
     num_workers: usize,
     device: Option<Device>,
     drop_last: bool,
+    shards: Option<usize>,
 }
 
 impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
@@ -36,6 +37,7 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
             num_workers: 0,
             device: None,
             drop_last: false,
+            shards: None,
         }
     }
 
@@ -69,6 +71,14 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
         self
     }
 
+    /// Deals the samples to so many shards, in place of ranks. Each step has one batch of every shard that this rank has in
+    /// a training with [`DdpOptions::shards`](crate::DdpOptions::shards), in their order. So a shard has the same samples
+    /// on any number of ranks, and any number of ranks can go on in the middle of an epoch.
+    pub fn shards(mut self, count: usize) -> Self {
+        self.shards = Some(count);
+        self
+    }
+
     /// A loader for training: every rank gets equally many samples. All ranks make this call, each with the whole
     /// data set.
     ///
@@ -78,7 +88,7 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
     ///
     /// - ranks differ in the number of samples, batch size, seed or `drop_last`; the error names rank and setting,
     /// - the batch size is 0,
-    /// - there are fewer samples than ranks.
+    /// - there are fewer samples than ranks or shards, or fewer shards than ranks.
     pub fn build(
         self,
         dataset: impl Dataset<I> + 'static,
@@ -86,12 +96,20 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
     ) -> Result<Arc<DistributedDataLoader<I, O>>> {
         let samples = dataset.len();
         self.check(Purpose::Training, samples, group)?;
-        let sampler = DistributedSampler::builder(samples, group.world_size(), group.rank())
-            .shuffle(self.seed.is_some())
-            .seed(self.seed.unwrap_or(0))
-            .drop_last(self.drop_last)
-            .build()?;
-        Ok(self.finish(Order::training(sampler), dataset, group))
+        let (parts, own) = match self.shards {
+            None => (group.world_size(), group.rank()..group.rank() + 1),
+            Some(shards) => (shards, shards_of_rank(shards, group.world_size(), group.rank())?),
+        };
+        let sampler = |part| {
+            DistributedSampler::builder(samples, parts, part)
+                .shuffle(self.seed.is_some())
+                .seed(self.seed.unwrap_or(0))
+                .drop_last(self.drop_last)
+                .build()
+        };
+        let samplers = own.map(sampler).collect::<Result<_>>()?;
+        let order = Order::training(samplers, self.non_zero_batch());
+        Ok(self.finish(order, dataset, group))
     }
 
     /// A loader for evaluation: all ranks together get every sample once, in the order of the data set. Their
@@ -122,7 +140,9 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
             ("batch size", self.batch_size.to_string()),
         ];
         if purpose == Purpose::Training {
-            settings.extend([("seed", seed), ("drop_last", self.drop_last.to_string())]);
+            let shards = self.shards.map_or("none".to_owned(), |count| count.to_string());
+            let drop_last = self.drop_last.to_string();
+            settings.extend([("seed", seed), ("drop_last", drop_last), ("shards", shards)]);
         }
         same_settings(group, &settings)?
             .map_err(|problem| invalid(format!("the ranks differ: {problem}")))?;
@@ -135,12 +155,17 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
         if self.batch_size == 0 {
             return Some("the batch size is 0; no batch would ever be full".into());
         }
-        (purpose == Purpose::Training && samples < world_size).then(|| {
+        let (parts, what) = self.shards.map_or((world_size, "ranks"), |count| (count, "shards"));
+        (purpose == Purpose::Training && samples < parts).then(|| {
             format!(
-                "{samples} samples are too few for {world_size} ranks; use fewer ranks or more \
-                 samples"
+                "{samples} samples are too few for {parts} {what}; use fewer {what} or more samples"
             )
         })
+    }
+
+    /// The batch size, which was checked.
+    fn non_zero_batch(&self) -> NonZeroUsize {
+        NonZeroUsize::new(self.batch_size).unwrap_or(NonZeroUsize::MIN)
     }
 
     fn finish(
@@ -149,13 +174,13 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
         dataset: impl Dataset<I> + 'static,
         group: &ProcessGroup,
     ) -> Arc<DistributedDataLoader<I, O>> {
+        let batch_size = self.non_zero_batch();
         let source = Source {
             dataset: Arc::new(dataset),
             batcher: self.batcher,
             device: self.device.unwrap_or_default(),
             share: Share { rank: group.rank(), world_size: group.world_size() },
         };
-        let batch_size = NonZeroUsize::new(self.batch_size).unwrap_or(NonZeroUsize::MIN);
         Arc::new(DistributedDataLoader::new(order, source, batch_size, self.num_workers))
     }
 }

@@ -1,6 +1,7 @@
 //! Which samples come when, and how far the consumer is.
 
 use std::{
+    num::NonZeroUsize,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -18,7 +19,9 @@ pub(super) enum Order {
 
 #[derive(Clone, Debug)]
 pub(super) struct Position {
-    sampler: DistributedSampler,
+    /// One for each shard of this rank, or one for the rank. All are at the same place.
+    samplers: Vec<DistributedSampler>,
+    batch_size: NonZeroUsize,
     /// The number of the newest pass, which alone moves the sampler.
     pass: u64,
 }
@@ -27,14 +30,17 @@ pub(super) struct Position {
 #[derive(Debug)]
 pub(super) struct Pass {
     pub(super) indices: Vec<usize>,
+    /// How many batches a step has on this rank.
+    pub(super) shards: usize,
     /// How many samples of the epoch this rank had before.
     pub(super) before: usize,
     number: u64,
 }
 
 impl Order {
-    pub(super) fn training(sampler: DistributedSampler) -> Self {
-        Order::Training(Arc::new(Mutex::new(Position { sampler, pass: 0 })))
+    /// `samplers` are those of this rank's shards, or that of the rank.
+    pub(super) fn training(samplers: Vec<DistributedSampler>, batch_size: NonZeroUsize) -> Self {
+        Order::Training(Arc::new(Mutex::new(Position { samplers, batch_size, pass: 0 })))
     }
 
     pub(super) fn shard(range: Range<usize>) -> Self {
@@ -59,37 +65,39 @@ impl Order {
     pub(super) fn len(&self) -> usize {
         match self {
             Order::Shard(range) | Order::Part(_, range) => range.len(),
-            Order::Training(position) => whole_epoch(&lock(position).sampler).len(),
+            Order::Training(position) => lock(position).whole_epoch().len(),
         }
     }
 
     pub(super) fn begin(&self) -> Pass {
         match self {
-            Order::Shard(range) => Pass { indices: range.clone().collect(), before: 0, number: 0 },
+            Order::Shard(range) => {
+                Pass { indices: range.clone().collect(), shards: 1, before: 0, number: 0 }
+            }
             Order::Training(position) => {
                 let mut position = lock(position);
                 position.pass += 1;
-                let indices: Vec<usize> = position.sampler.iter().collect();
-                let before = whole_epoch(&position.sampler).len().saturating_sub(indices.len());
-                Pass { indices, before, number: position.pass }
+                let (indices, shards) = (position.items(), position.samplers.len());
+                let before = position.whole_epoch().len().saturating_sub(indices.len());
+                Pass { indices, shards, before, number: position.pass }
             }
             Order::Part(position, range) => {
                 let mut position = lock(position);
                 position.pass += 1;
-                let all = whole_epoch(&position.sampler).iter();
+                let all = position.whole_epoch().into_iter();
                 let indices = all.skip(range.start).take(range.len()).collect();
-                Pass { indices, before: 0, number: position.pass }
+                Pass { indices, shards: 1, before: 0, number: position.pass }
             }
         }
     }
 
-    /// Notes that the consumer has got `samples` more samples of a pass.
+    /// Notes that the consumer has got `samples` more samples of a pass, of each shard.
     pub(super) fn delivered(&self, pass: &Pass, samples: usize) {
         if let Order::Training(position) = self
             && let mut position = lock(position)
             && position.pass == pass.number
         {
-            position.sampler.advance(samples);
+            position.samplers.iter_mut().for_each(|sampler| sampler.advance(samples));
         }
     }
 
@@ -99,14 +107,15 @@ impl Order {
             && let mut position = lock(position)
             && position.pass == pass.number
         {
-            let epoch = position.sampler.state().epoch + 1;
-            position.sampler.set_epoch(epoch);
+            for sampler in &mut position.samplers {
+                sampler.set_epoch(sampler.state().epoch + 1);
+            }
         }
     }
 
     pub(super) fn state(&self) -> Option<SamplerState> {
         match self {
-            Order::Training(position) => Some(lock(position).sampler.state()),
+            Order::Training(position) => Some(lock(position).samplers[0].state()),
             Order::Shard(_) | Order::Part(..) => None,
         }
     }
@@ -123,21 +132,35 @@ impl Order {
     /// Iterators that exist already do not move the new place.
     pub(super) fn change(
         &self,
-        change: impl FnOnce(&mut DistributedSampler) -> drumline::train::Result<()>,
+        change: impl FnMut(&mut DistributedSampler) -> drumline::train::Result<()>,
     ) -> drumline::train::Result<()> {
         if let Order::Training(position) | Order::Part(position, _) = self {
             let mut position = lock(position);
-            change(&mut position.sampler)?;
+            position.samplers.iter_mut().try_for_each(change)?;
             position.pass += 1;
         }
         Ok(())
     }
 }
 
-fn whole_epoch(sampler: &DistributedSampler) -> DistributedSampler {
-    let mut whole = sampler.clone();
-    whole.set_epoch(sampler.state().epoch);
-    whole
+impl Position {
+    /// The samples that are left, as batches deliver them: in each step, one batch after another of every shard.
+    fn items(&self) -> Vec<usize> {
+        let of_shards: Vec<Vec<usize>> =
+            self.samplers.iter().map(|it| it.iter().collect()).collect();
+        let steps = (0..of_shards[0].len()).step_by(self.batch_size.get());
+        let batch = |of_shard: &Vec<usize>, start: usize| {
+            let end = start.saturating_add(self.batch_size.get()).min(of_shard.len());
+            of_shard[start..end].to_vec()
+        };
+        steps.flat_map(|start| of_shards.iter().flat_map(move |it| batch(it, start))).collect()
+    }
+
+    fn whole_epoch(&self) -> Vec<usize> {
+        let mut whole = self.clone();
+        whole.samplers.iter_mut().for_each(|it| it.set_epoch(it.state().epoch));
+        whole.items()
+    }
 }
 
 /// No code panics while it holds the lock, so the position is whole.

@@ -16,7 +16,8 @@ use crate::{
     DistributedDataParallel, Result,
     agreement::{agree, same_settings},
     checkpoint::{IntoOptimizer, names_with_state},
-    failure,
+    failure::{self, ProgramError},
+    shards::ShardedStep,
     tensors::{VisitFloat, visit_floats},
 };
 
@@ -142,6 +143,41 @@ impl ShardedOptimizer {
     ) -> Result<ShardedGradients> {
         let here = self.ddp.backward(loss, model)?;
         Ok(ShardedGradients { here, shards: self.shards.clone() })
+    }
+
+    /// The gradients of step `number` of a training whose steps are shards, as [`DistributedDataParallel::step`]. Each rank
+    /// gets the averages of its own parameters.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Tensor}};
+    /// use drumline_burn::{DdpOptions, ShardedOptimizer};
+    ///
+    /// drumline::local(2, |group| {
+    ///     let device = Device::flex().autodiff();
+    ///     let (model, options) = (LinearConfig::new(2, 1).init(&device), DdpOptions::default().shards(4));
+    ///     let (mut optimizer, model) =
+    ///         ShardedOptimizer::wrap_with(model, SgdConfig::new(), &group, &options)?;
+    ///     let loss = |shard: usize| Ok(model.forward(Tensor::<2>::ones([1, 2], &device) * shard as f32).mean());
+    ///     let step = optimizer.backward_shards(0, loss, &model)?;
+    ///     let model = optimizer.step(0.1, model, step.gradients)?;
+    ///     # let _ = model;
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn backward_shards<M: Module, const D: usize>(
+        &self,
+        number: u64,
+        loss: impl FnMut(usize) -> std::result::Result<Tensor<D>, ProgramError>,
+        model: &M,
+    ) -> Result<ShardedStep<ShardedGradients>> {
+        let ShardedStep { gradients: here, loss } = self.ddp.step(number, loss, model)?;
+        let gradients = ShardedGradients { here, shards: self.shards.clone() };
+        Ok(ShardedStep { gradients, loss })
     }
 
     /// `loss.backward()` for one of several micro-batches, as [`DistributedDataParallel::accumulate`]: sends nothing.

@@ -10,3 +10,4 @@ mod optimizers;
 mod program;
 mod ranks;
 mod sharded;
+mod shards;

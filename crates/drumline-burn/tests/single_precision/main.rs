@@ -13,6 +13,7 @@ mod overlap;
 mod paths;
 mod scaler;
 mod sharded;
+mod shards;
 mod short_types;
 mod together;
 mod uneven;
