@@ -34,17 +34,19 @@ pub(crate) struct Batch {
     pub(crate) indices: Vec<usize>,
 }
 
-/// Images for training: in each epoch they are shuffled over all ranks.
+/// Images for training: in each epoch they are shuffled over all ranks, or over `shards`.
 pub(crate) fn shuffled(
     images: Split,
     batch_size: usize,
     seed: u64,
+    shards: Option<usize>,
     device: &Device,
     group: &ProcessGroup,
 ) -> Result<Loader> {
     let builder = DataLoaderBuilder::new(ToTensors).set_device(device.clone());
     let builder = builder.batch_size(batch_size).num_workers(1);
-    Ok(builder.shuffle(seed).build(Images(images), group)?)
+    let builder = shards.into_iter().fold(builder.shuffle(seed), DataLoaderBuilder::shards);
+    Ok(builder.build(Images(images), group)?)
 }
 
 /// Images for evaluation: each goes to one rank.

@@ -8,7 +8,7 @@
 //! Each rank has the whole network and trains on its share of the images. The gradients are averaged over all
 //! ranks. So N ranks with a batch of b each train like one rank with a batch of N·b, except for batch
 //! normalisation, which sees only the b images of its own rank. The learning rate grows in proportion to N·b
-//! unless `--lr` sets it.
+//! unless `--lr` sets it. With `--shards S` a step is S batches of b, and 1, 2, ... S ranks give the same bits.
 
 mod curve;
 mod images;
@@ -57,9 +57,13 @@ struct Options {
     #[arg(long, default_value = "3")]
     epochs: NonZeroUsize,
 
-    /// Images per step on each rank
+    /// Images per step on each rank, or of each shard
     #[arg(long, default_value = "64")]
     batch_size: NonZeroUsize,
+
+    /// Makes a step so many shards, whatever the number of ranks: all numbers of ranks give the same bits
+    #[arg(long)]
+    shards: Option<NonZeroUsize>,
 
     /// Learning rate of the first step; it halves every epoch
     /// [default: 0.05 for 128 images per step over all ranks, and in proportion]
@@ -110,9 +114,17 @@ struct Options {
 }
 
 impl Options {
+    fn shards(&self) -> Option<usize> {
+        self.shards.map(NonZeroUsize::get)
+    }
+
+    /// Images per step, on all ranks together.
+    fn images_per_step(&self, world_size: usize) -> usize {
+        self.batch_size.get() * self.shards().unwrap_or(world_size)
+    }
+
     fn learning_rate(&self, world_size: usize) -> f64 {
-        let images_per_step = (self.batch_size.get() * world_size) as f64;
-        self.lr.unwrap_or(0.05 * images_per_step / 128.0)
+        self.lr.unwrap_or(0.05 * self.images_per_step(world_size) as f64 / 128.0)
     }
 }
 
@@ -159,15 +171,19 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     let name = data.name;
     let settings = Settings {
         data: format!("{}, {} images", data.name, data.train.count()),
-        images_per_step: options.batch_size.get() * group.world_size(),
+        images_per_step: options.images_per_step(group.world_size()),
+        shards: options.shards(),
         learning_rate: options.learning_rate(group.world_size()),
         seed: options.seed,
     };
     if group.rank() == 0 {
         say(format_args!("{}", data.describe()))?;
         say(format_args!(
-            "{} x {} images per step, learning rate {}",
+            "{}{} x {} images per step, learning rate {}",
             count(group.world_size(), "rank"),
+            options
+                .shards()
+                .map_or(String::new(), |shards| format!(", {}", count(shards, "shard"))),
             options.batch_size,
             settings.learning_rate,
         ))?;
@@ -175,7 +191,8 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
 
     let device = Device::flex().autodiff();
     let batch_size = options.batch_size.get();
-    let train = images::shuffled(data.train, batch_size, options.seed, &device, group)?;
+    let shards = options.shards();
+    let train = images::shuffled(data.train, batch_size, options.seed, shards, &device, group)?;
     let test = images::shard(data.test, group)?;
     let model = Classifier::new(options.hidden.get(), options.seed, &device);
     let mut state = State::new(model, train, &settings);
@@ -202,12 +219,12 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     }
 
     let buckets = DdpOptions::default().bucket_bytes(options.bucket_mib.get() << 20);
+    let of_ddp = shards.into_iter().fold(buckets.seed(options.seed), DdpOptions::shards);
     let ddp;
     (ddp, state.training.model) =
-        DistributedDataParallel::wrap_with(state.training.model, group, &buckets)?;
+        DistributedDataParallel::wrap_with(state.training.model, group, &of_ddp)?;
     let save_every = options.checkpoint_every;
-    let trainer =
-        Trainer::new(&ddp, batch_size, settings.learning_rate, &device, &checkpoints, save_every);
+    let trainer = Trainer::new(&ddp, batch_size, &settings, &device, &checkpoints, save_every)?;
     let mut progress = Progress::new(group.rank());
     while state.epochs.len() < options.epochs.get() {
         let trained;

@@ -17,7 +17,7 @@ use crate::{
 /// Everything that changes during training.
 ///
 /// It needs no random generator: the weights are drawn once, and the order of the images follows from seed
-/// and epoch. The statistics of batch normalisation differ between the ranks within an epoch, but only those
+/// and epoch. Without shards, the statistics of batch normalisation differ between the ranks within an epoch, but only those
 /// of rank 0 are ever used.
 pub(crate) struct State {
     pub(crate) training: TrainingState<Classifier, ModuleOptimizer, (), Loader>,
@@ -33,6 +33,7 @@ pub(crate) struct Settings {
     pub(crate) data: String,
     /// Images per step, on all ranks together.
     pub(crate) images_per_step: usize,
+    pub(crate) shards: Option<usize>,
     /// The learning rate of the first step.
     pub(crate) learning_rate: f64,
     pub(crate) seed: u64,
@@ -48,6 +49,8 @@ impl State {
             .setting("images per step", settings.images_per_step)
             .setting("learning rate", settings.learning_rate)
             .setting("seed", settings.seed);
+        let training =
+            settings.shards.into_iter().fold(training, |it, shards| it.setting("shards", shards));
         Self { training, epochs: Vec::new(), curve: None }
     }
 

@@ -5,14 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use burn::{
     data::dataloader::DataLoader,
     module::Module,
     nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig},
-    tensor::Device,
+    tensor::{Device, Tensor},
 };
-use drumline::ProcessGroup;
+use drumline::{ProcessGroup, sampler::shards_of_rank};
 use drumline_burn::{
     DistributedDataParallel,
     checkpoint::{Checkpoints, DataPosition},
@@ -25,7 +25,7 @@ use crate::{
     images::{Batch, Loader},
     model::Classifier,
     progress::Progress,
-    state::State,
+    state::{Settings, State},
 };
 
 /// The learning rate after `epochs` epochs. It halves in each epoch, smoothly.
@@ -39,6 +39,9 @@ fn learning_rate(initial: f64, epochs: f64) -> f64 {
 pub(crate) struct Trainer<'a> {
     ddp: &'a DistributedDataParallel,
     batch_size: usize,
+    /// The number of batches of a step: on this rank, and on all.
+    batches: [usize; 2],
+    has_shards: bool,
     learning_rate: f64,
     loss: CrossEntropyLoss,
     checkpoints: &'a Checkpoints,
@@ -70,17 +73,32 @@ impl Trained {
 }
 
 impl<'a> Trainer<'a> {
-    /// Trains in steps of `batch_size` images on each rank. `learning_rate` is that of the first step.
+    /// Trains in steps of `batch_size` images on each rank, or of each shard.
     pub(crate) fn new(
         ddp: &'a DistributedDataParallel,
         batch_size: usize,
-        learning_rate: f64,
+        settings: &Settings,
         device: &Device,
         checkpoints: &'a Checkpoints,
         save_every: Option<NonZeroU64>,
-    ) -> Self {
+    ) -> Result<Self> {
         let loss = CrossEntropyLossConfig::new().init(device);
-        Self { ddp, batch_size, learning_rate, loss, checkpoints, save_every }
+        let ranks = ddp.group().world_size();
+        let batches = match settings.shards {
+            Some(shards) => [shards_of_rank(shards, ranks, ddp.group().rank())?.len(), shards],
+            None => [1, ranks],
+        };
+        let (learning_rate, has_shards) = (settings.learning_rate, settings.shards.is_some());
+        Ok(Self {
+            ddp,
+            batch_size,
+            batches,
+            has_shards,
+            learning_rate,
+            loss,
+            checkpoints,
+            save_every,
+        })
     }
 
     /// Trains on all remaining images of the epoch. Each rank trains on the images that its loader gives it.
@@ -95,34 +113,46 @@ impl<'a> Trainer<'a> {
         let epoch = state.epochs.len();
         let images = state.training.sampler.clone();
         let consumed = images.state().map_or(0, |state| state.consumed);
-        let batches = images.iter();
+        let mut batches = images.iter();
+        let [batches_here, all_batches] = self.batches;
         let left = batches.progress().items_total - batches.progress().items_processed;
-        let done = consumed / (self.batch_size * group.world_size());
+        let left = left / batches_here;
+        let done = consumed / (self.batch_size * all_batches);
         let steps = done + left.div_ceil(self.batch_size);
         let mut curve = state.curve.take().unwrap_or_else(|| LossCurve::new(steps));
         ensure!(curve.fits(steps), "the losses of the epoch that was interrupted do not fit");
         progress.start(format!("epoch {}", epoch + 1), steps, done);
-        for (step, batch) in (done..).zip(batches) {
-            let Batch { pixels, labels, indices } = batch?;
-            tracing::trace!(epoch, step, batch = ?indices, "trains on images");
+        for step in done..steps {
             let training = &mut state.training;
-            let loss = self.loss.forward(training.model.forward(pixels), labels);
-            let loss_value: f32 = loss.clone().into_scalar();
-            let gradients = self.ddp.backward(loss, &training.model)?;
+            let mut loss = || -> Result<Tensor<1>> {
+                let Batch { pixels, labels, indices } =
+                    batches.next().context("no batch is left")??;
+                tracing::trace!(epoch, step, batch = ?indices, "trains on images");
+                Ok(self.loss.forward(training.model.forward(pixels), labels))
+            };
+            let (gradients, loss) = if self.has_shards {
+                let step = self.ddp.step(training.steps, |_| Ok(loss()?), &training.model)?;
+                (step.gradients, step.loss)
+            } else {
+                let loss = loss()?;
+                let value: f32 = loss.clone().into_scalar();
+                (self.ddp.backward(loss, &training.model)?, f64::from(value))
+            };
             let at = epoch as f64 + step as f64 / steps as f64;
             let learning_rate = learning_rate(self.learning_rate, at);
             state.training.model =
                 state.training.optimizer.step(learning_rate, state.training.model, gradients);
 
             state.training.steps += 1;
-            curve.add(step, f64::from(loss_value));
-            progress.step(loss_value);
+            curve.add(step, loss);
+            progress.step(loss as f32);
             if step + 1 < steps && self.is_save_due(state.training.steps) {
                 let losses = curve.gather(group)?;
                 check_losses(&losses.sums, epoch)?;
                 state.save(self.checkpoints, Some(&losses))?;
             }
         }
+        ensure!(batches.next().is_none(), "batches are left");
         progress.finish();
         state.training.model = self.ddp.sync_buffers(state.training.model)?;
         let losses = curve.mean(group)?;
@@ -130,7 +160,7 @@ impl<'a> Trainer<'a> {
         let stats = self.ddp.stats();
         let trained = Trained {
             losses,
-            images_per_s: (left * group.world_size()) as f64 / started.elapsed().as_secs_f64(),
+            images_per_s: (left * all_batches) as f64 / started.elapsed().as_secs_f64(),
             communication: stats.communication.saturating_sub(before.communication),
             exposed: stats.exposed.saturating_sub(before.exposed),
         };

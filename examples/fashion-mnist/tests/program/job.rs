@@ -125,6 +125,24 @@ fn algorithms_and_bucket_sizes_change_no_bit() {
     }
 }
 
+#[test]
+fn with_shards_any_number_of_ranks_gives_the_same_bits_and_goes_on_from_any_other() {
+    let directory = tempfile::tempdir().unwrap();
+    // Three steps, the last one with 4 images of each shard.
+    let run = |ranks: usize, arguments: &str| {
+        let arguments = format!("--shards 8 --limit 160 --batch-size 8 --out out{arguments}");
+        last_digest(&succeeds(&directory, ranks, &arguments))
+    };
+    let alone = run(1, "1 --epochs 2 --checkpoint-every 2 --keep 9");
+    for ranks in [2, 3, 4, 8] {
+        assert_eq!(run(ranks, &format!("{ranks} --epochs 2")), alone, "{ranks} ranks");
+    }
+    // In the middle of the second epoch.
+    let middle = "1/step-00000004.safetensors";
+    assert_eq!(run(3, &format!("3 --epochs 2 --resume out{middle}")), alone);
+    assert_ne!(run(1, "1 --epochs 2 --seed 1"), alone, "the digest shows nothing");
+}
+
 /// Started by MPI's launcher, over MPI; and over drumline by `drumline env`.
 #[test]
 fn mpi_changes_no_bit() {
