@@ -1,6 +1,6 @@
-use std::fmt;
+use std::{error::Error as StdError, fmt};
 
-use candle_core::{Device, Tensor, backprop::GradStore};
+use candle_core::{Device, Tensor, Var, backprop::GradStore};
 use candle_nn::{Optimizer, VarMap};
 use drumline::{
     DType, ProcessGroup,
@@ -8,6 +8,7 @@ use drumline::{
         DdpOptions, FaultKind, GradientFault, GradientReducer, Owners, ParameterSpec, ReducerStats,
         Timeline, UnusedParameters, ValuesMut, verify_model,
     },
+    sampler::shards_of_rank,
     train,
 };
 
@@ -141,9 +142,8 @@ impl DataParallel {
             variables::sorted(varmap).into_iter().partition(|it| options.ignores(&it.name));
         let shared = || options.sharded.then(|| variables::find_shared(&variables)).flatten();
         let shards = || {
-            let problem = "`DdpOptions::shards` needs a loop that computes one shard after another, which this adapter \
-                           does not have: leave it unset";
-            options.shards.map(|_| problem.to_owned())
+            let problem = "`DdpOptions::shards` and `DdpOptions::sharded` exclude each other here";
+            (options.sharded && options.shards.is_some()).then(|| problem.to_owned())
         };
         exchange(group, variables::find_problem(&variables).or_else(shared).or_else(shards))?;
         let is_float = |it: &&Variable| it.var.dtype().is_float();
@@ -220,7 +220,7 @@ impl DataParallel {
     /// Training can go on after these. After an error of the communication it cannot.
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<()> {
         let problem = self.find_problem(gradients);
-        let averages = self.step(Own { gradients: Some(gradients), problem })?;
+        let averages = self.take_part(Own { gradients: Some(gradients), problem })?;
         for (place, average) in averages.into_iter().flatten() {
             gradients.insert(&self.variables[place].var, average);
         }
@@ -241,10 +241,126 @@ impl DataParallel {
             }
             Err(error) => {
                 let problem = Some(format!("backward failed: {error}"));
-                self.step(Own { gradients: Some(&GradStore::default()), problem })?;
+                self.take_part(Own { gradients: Some(&GradStore::default()), problem })?;
                 Err(error).or_fail()
             }
         }
+    }
+
+    /// Runs a step of a training whose steps are [shards](DdpOptions::shards): `loss` computes that of a shard, once for each
+    /// shard that this rank has, and backward runs inside. The gradients of all shards are averaged, and so are their
+    /// losses. The bits are the same on any number of ranks, as long as `loss` depends on the step and the shard alone.
+    ///
+    /// Buffers become those of shard 0, on all ranks; the other shards begin from the same. candle's CPU has no seed: what
+    /// `loss` draws must come from a generator of its own for each step and shard.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::{Init, Optimizer, SGD, VarMap};
+    /// use drumline_candle::{DataParallel, DdpOptions, variables_digest};
+    ///
+    /// let train = |ranks: usize| {
+    ///     drumline::local(ranks, |group| {
+    ///         let varmap = VarMap::new();
+    ///         let weight = varmap.get(2, "weight", Init::Const(0.5), DType::F32, &Device::Cpu)?;
+    ///         let mut ddp = DataParallel::wrap_with(&varmap, &group, &DdpOptions::default().shards(4))?;
+    ///         let mut optimizer = SGD::new(varmap.all_vars(), 0.1)?;
+    ///         for number in 0..3 {
+    ///             let input = |shard: usize| Tensor::full((number + shard) as f32 + 0.1, 2, &Device::Cpu);
+    ///             let step = ddp.step(|shard| Ok(weight.mul(&input(shard)?)?.sqr()?.sum_all()?))?;
+    ///             optimizer.step(&step.gradients)?;
+    ///         }
+    ///         Ok(variables_digest(&varmap)?)
+    ///     })
+    /// };
+    /// let alone = train(1)?[0];
+    /// assert_eq!(train(3)?, [alone; 3]);
+    /// # Ok::<_, anyhow::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`average`](Self::average). If `loss` fails on some rank, every rank gets an error that names it.
+    /// [`Argument`](ErrorKind::Argument) if the options do not say that a step is shards.
+    pub fn step(
+        &mut self,
+        mut loss: impl FnMut(usize) -> std::result::Result<Tensor, Box<dyn StdError + Send + Sync>>,
+    ) -> Result<ShardedStep> {
+        let Some(count) = self.options.shards else {
+            let problem = "the options do not say how many there are: wrap the `VarMap` with \
+                           `DdpOptions::default().shards(count)`";
+            return Err(train::Error::argument("a step of shards", problem));
+        };
+        let run = shards_of_rank(count, self.group.world_size(), self.group.rank())?;
+        self.check_values()?;
+        let before = self.values_of_buffers()?;
+        let (mut after, mut losses, mut problem) = (None, Vec::new(), None);
+        for shard in run.clone() {
+            set_values(&before)?;
+            let computed = loss(shard).and_then(|loss| {
+                losses.push(loss.to_dtype(candle_core::DType::F64)?.to_scalar()?);
+                Ok(loss.backward()?)
+            });
+            let gradients = match computed {
+                Ok(gradients) => {
+                    problem = self.find_problem(&gradients);
+                    gradients
+                }
+                Err(error) => {
+                    problem = Some(format!("the closure of a step of shards failed: {error}"));
+                    GradStore::default()
+                }
+            };
+            if shard == 0 {
+                after = Some(self.values_of_buffers()?);
+            }
+            if self.trained.is_none() {
+                let own = Own { gradients: Some(&gradients), problem: problem.clone() };
+                if let Err(error) = self.agree(&own) {
+                    set_values(&before)?;
+                    return Err(error);
+                }
+            }
+            let Some(Trained { reducer, places, .. }) = &self.trained else { break };
+            let is_last = shard + 1 == run.end;
+            match problem {
+                Some(_) => reducer.fail_step(),
+                None => problem = submit(reducer, &self.variables, places, &gradients, is_last),
+            }
+            if problem.is_some() {
+                break;
+            }
+            if !is_last {
+                reducer.end_shard();
+            }
+        }
+        let averages = self.finish(true, problem);
+        set_values(after.as_ref().filter(|_| averages.is_ok()).unwrap_or(&before))?;
+        let mut gradients = GradStore::default();
+        for (place, average) in averages?.into_iter().flatten() {
+            gradients.insert(&self.variables[place].var, average);
+        }
+        self.steps += 1;
+        let Some(Trained { reducer, places, .. }) = &self.trained else {
+            unreachable!("a step has been averaged")
+        };
+        let loss = reducer.average_of_shards(&losses)?;
+        if places.len() < self.variables.len() {
+            self.sync_buffers()?;
+        }
+        Ok(ShardedStep { gradients, loss })
+    }
+
+    /// The variables that are not trained, as far as that is known, and their values.
+    fn values_of_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
+        let places = self.trained.as_ref().map_or(&[][..], |trained| &trained.places);
+        let is_buffer = |at: &usize| places.binary_search(at).is_err();
+        let buffers = (0..self.variables.len()).filter(is_buffer);
+        let value = |at: usize| {
+            let var = &self.variables[at].var;
+            Ok((var.clone(), var.copy().or_fail()?))
+        };
+        buffers.map(value).collect()
     }
 
     /// `optimizer.backward_step(&loss)`, with the gradients averaged over all ranks.
@@ -305,7 +421,9 @@ impl DataParallel {
             return Ok(None);
         }
         let problem = variables::find_change(&self.varmap, &self.variables, &self.options);
-        let Some(averages) = self.step(Own { gradients: None, problem })? else { return Ok(None) };
+        let Some(averages) = self.take_part(Own { gradients: None, problem })? else {
+            return Ok(None);
+        };
         let mut gradients = GradStore::default();
         for (place, average) in averages {
             gradients.insert(&self.variables[place].var, average);
@@ -509,7 +627,12 @@ impl DataParallel {
     /// Makes a step together with all ranks. Returns the averages by place, or `None` if no rank has data.
     ///
     /// In a world of one rank, the averages are the rank's own gradients, and none are returned.
-    fn step(&mut self, own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+    fn take_part(&mut self, own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+        if self.options.shards.is_some() {
+            let problem = "this `VarMap` was wrapped with `DdpOptions::shards`, so a step is one call of `step`; \
+                           `average`, `backward` and `shadow` have no place beside it";
+            return Err(train::Error::argument("a step of shards", problem));
+        }
         self.check_values()?;
         if self.trained.is_none() && !self.agree(&own)? {
             return Ok(None);
@@ -573,17 +696,26 @@ impl DataParallel {
 
     /// Averages the gradients of the trained variables over all ranks.
     fn reduce(&mut self, mut own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
-        let Some(trained) = &mut self.trained else { return Ok(None) };
-        let Trained { reducer, places, was_used } = trained;
+        let Some(Trained { reducer, places, .. }) = &self.trained else { return Ok(None) };
         reducer.begin_backward();
         match (&own.problem, own.gradients) {
             (None, Some(gradients)) => {
-                own.problem = submit(reducer, &self.variables, places, gradients);
+                own.problem = submit(reducer, &self.variables, places, gradients, true);
             }
             (None, None) => {}
             (Some(_), _) => reducer.fail(0, FaultKind::Unused),
         }
-        let has_part = own.gradients.is_some() || own.problem.is_some();
+        self.finish(own.gradients.is_some() || own.problem.is_some(), own.problem)
+    }
+
+    /// Ends a step. Returns the averages by place, or `None` if no rank has data.
+    fn finish(
+        &mut self,
+        has_part: bool,
+        problem: Option<String>,
+    ) -> Result<Option<Vec<(usize, Tensor)>>> {
+        let Some(trained) = &mut self.trained else { return Ok(None) };
+        let Trained { reducer, places, was_used } = trained;
         let averaged = match has_part {
             true => reducer.finish().map(Some),
             false => reducer.shadow(),
@@ -593,7 +725,7 @@ impl DataParallel {
             Ok(None) => return Ok(None),
             Err(error) if error.kind() == ErrorKind::Gradients => {
                 // Every rank is here, because every rank has seen that some rank has a fault.
-                exchange(&self.group, own.problem)?;
+                exchange(&self.group, problem)?;
                 return Err(error);
             }
             Err(error) => return Err(error),
@@ -610,12 +742,28 @@ impl DataParallel {
     }
 }
 
-/// Hands the gradients to the reducer. Returns the problem if one could not be read from its device.
+/// What a step of shards gives: the same bits on all ranks, and on any number of ranks.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ShardedStep {
+    /// The averages over all shards.
+    pub gradients: GradStore,
+    /// The average of the losses of all shards.
+    pub loss: f64,
+}
+
+fn set_values(values: &[(Var, Tensor)]) -> Result<()> {
+    values.iter().try_for_each(|(var, value)| var.set(value).or_fail())
+}
+
+/// Hands the gradients to the reducer. If others follow in this step, they are added to them. Returns the problem if one
+/// could not be read from its device.
 fn submit(
     reducer: &GradientReducer,
     variables: &[Variable],
     places: &[usize],
     gradients: &GradStore,
+    is_last: bool,
 ) -> Option<String> {
     let mut problem = None;
     // The reducer's buckets begin with the last parameter: so the first bucket travels while others are filled.
@@ -623,8 +771,14 @@ fn submit(
         let Variable { name, var } = &variables[place];
         let Some(gradient) = gradients.get(var) else { continue };
         match gradient.to_device(&Device::Cpu) {
-            Ok(on_host) => reducer
-                .submit_with(slot, |to| fits(gradient, var) && host::write_gradient(&on_host, to)),
+            Ok(on_host) => {
+                let fill =
+                    |to: ValuesMut<'_>| fits(gradient, var) && host::write_gradient(&on_host, to);
+                match is_last {
+                    true => reducer.submit_with(slot, fill),
+                    false => reducer.accumulate(slot, fill),
+                }
+            }
             Err(error) => {
                 reducer.fail(slot, FaultKind::Unread);
                 problem.get_or_insert(format!(

@@ -89,7 +89,7 @@ mod variables;
 
 pub use adamw::AdamW;
 pub use checkpoint::{Resumable, checkpoint, load_variables, resume, save_variables};
-pub use data_parallel::DataParallel;
+pub use data_parallel::{DataParallel, ShardedStep};
 pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, Owners, ReducerStats, Timeline, UnusedParameters, Wire,
 };

@@ -12,6 +12,7 @@ mod killed;
 mod random_order;
 mod resume;
 mod sharded;
+mod shards;
 mod steps;
 
 use candle_core::{DType, Device, Result, Tensor, Var, backprop::GradStore};
