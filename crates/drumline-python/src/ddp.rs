@@ -2,7 +2,9 @@
 
 use drumline::{
     DType,
-    ddp::{Broadcast, DdpOptions, ParameterSpec, StateDigest, UnusedParameters},
+    ddp::{
+        Broadcast, DdpOptions, Dealing, ParameterSpec, StateDigest, UnusedParameters, adds_in_order,
+    },
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 
@@ -21,6 +23,7 @@ pub(crate) fn verify_model(
     buffers: Vec<Spec>,
     bucket_bytes: usize,
     ignores_unused: bool,
+    shards: Option<(usize, u64)>,
 ) -> PyResult<()> {
     let (group, parameters, buffers) = (group.get()?, specs(parameters)?, specs(buffers)?);
     let unused = match ignores_unused {
@@ -31,7 +34,49 @@ pub(crate) fn verify_model(
         .first_bucket_bytes(bucket_bytes)
         .bucket_bytes(bucket_bytes)
         .unused_parameters(unused);
+    let options = match shards {
+        Some((count, seed)) => options.shards(count).seed(seed),
+        None => options,
+    };
     signals::run(py, || drumline::ddp::verify_model(&group, &parameters, &buffers, &options))
+}
+
+/// How a rank adds the gradients of its shards, and the ranks theirs.
+#[pyclass(get_all, frozen)]
+pub(crate) struct Dealt {
+    /// The number of shards of each rank.
+    lengths: Vec<usize>,
+    /// The number of sums that each rank brings.
+    nodes: Vec<usize>,
+    /// After each shard of this rank, how often the two topmost sums are added.
+    merges_of_run: Vec<usize>,
+    /// The same after each sum that the ranks bring.
+    merges_of_nodes: Vec<usize>,
+    /// The same after each shard, if one adds them all.
+    merges_of_all: Vec<usize>,
+    /// Whether an all-reduce gives the sum.
+    is_all_reduce: bool,
+}
+
+/// Deals shards to the ranks of a group.
+#[pyfunction]
+pub(crate) fn deal(group: &Group, shards: usize) -> PyResult<Dealt> {
+    let group = group.get()?;
+    let (rank, world_size) = (group.rank(), group.world_size());
+    let (Some(dealing), Some(to_one)) = (Dealing::new(shards, world_size), Dealing::new(shards, 1))
+    else {
+        let problem = format!("{shards} shards are too few for {world_size} ranks");
+        return Err(PyValueError::new_err(problem));
+    };
+    let of_ranks = || 0..world_size;
+    Ok(Dealt {
+        lengths: of_ranks().map(|it| dealing.run(it).len()).collect(),
+        nodes: of_ranks().map(|it| dealing.nodes(it).len()).collect(),
+        merges_of_run: dealing.merges_of_run(rank),
+        merges_of_nodes: dealing.merges_of_nodes(),
+        merges_of_all: to_one.merges_of_run(0),
+        is_all_reduce: adds_in_order(&dealing, &group),
+    })
 }
 
 /// Gives the bytes of `tensors` on rank 0 to all ranks. All ranks pass the same lengths.

@@ -46,7 +46,7 @@ mod _core {
         async_reduce::AsyncReduce,
         backend::{BackendCall, register_backend},
         callbacks::wait_for_callbacks,
-        ddp::{broadcast, digests, verify_model},
+        ddp::{Dealt, broadcast, deal, digests, verify_model},
         device::{DeviceGroup, DeviceMessages, DeviceWork},
         device_async_reduce::DeviceAsyncReduce,
         error::{

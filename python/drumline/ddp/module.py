@@ -21,6 +21,7 @@ from drumline.ddp.join import Has, Joined, Joining
 from drumline.ddp.power_sgd import power_sgd
 from drumline.ddp.precision import Precision
 from drumline.ddp.reducer import Reducer
+from drumline.ddp.shards import Shards
 from drumline.ddp.sync_batch_norm import is_synchronised
 from drumline.ddp.torch_methods import TorchMethods, refuse_optimizers_in_backward
 
@@ -70,6 +71,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         check_every: drumline's own: after how many steps the parameters of all ranks are compared, bit by bit.
             DrumlineError on every rank names the first that differs, and the rank. 0 or None: after the first
             step only, and not with a communication hook of the program.
+        shards: drumline's own: a step is so many shards, whatever the number of ranks, and `step` runs it.
+        seed: from which the random numbers of shards follow.
 
     Example::
 
@@ -107,6 +110,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         forward_sync_buffers: bool | None = None,
         lazy_bucket_allocation: bool = False,
         check_every: int | None = 0,
+        shards: int | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
@@ -140,6 +145,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if self.check_every < 0:
             raise ValueError(f"check_every is a number of steps, and this is {check_every}")
         self._compares_first = init_sync
+        self.shards, self.seed = shards, seed
         self._buffer_hook = None
         self._after_forward_buffers = states.AfterForward()
         self._precision.cast_buffers(self._buffers_in_use().values())
@@ -154,7 +160,13 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         buffers = self._buffers_in_use() if self._shares_buffers else {}
         if init_sync:
             ignores_unused = self.find_unused_parameters or self.static_graph
-            states.verify(self._group, parameters, buffers, self.bucket_bytes, ignores_unused)
+            shards = None if self.shards is None else (self.shards, self.seed)
+            states.verify(self._group, parameters, buffers, self.bucket_bytes, ignores_unused, shards)
+        trained = {name: it for name, it in parameters.items() if it.requires_grad}
+        self._shards: Shards | None = None
+        if self.shards is not None:
+            unused = self.find_unused_parameters
+            self._shards = Shards(self._group, self.shards, self.seed, self.module, trained, unused)
         tensors = [*parameters.values(), *self._buffers_in_use().values()]
         self._devices = Devices(self._group, tensors)
         if init_sync:
@@ -162,7 +174,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._reducer: Reducer | None = None
         reducer = self._reducer = Reducer(
             self._group,
-            {name: it for name, it in parameters.items() if it.requires_grad},
+            trained,
             bucket_bytes=self.bucket_bytes,
             find_unused=self.find_unused_parameters,
             static_graph=self.static_graph,
@@ -234,6 +246,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         """The forward that begins, for the reducer. None: its backward is not averaged."""
         if self.reducer.sync_grad:
             self.reducer.check()
+            self._refuse_beside_shards("a forward outside of `step`")
         self._layout.check()
         if not self._has_begun:
             refuse_optimizers_in_backward(self._parameters_in_use())
@@ -309,11 +322,52 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if others:
             states.broadcast(self._group, others, source)
 
+    def step(self, number: int, loss: Callable[[int], Any]) -> float:
+        """Runs step ``number`` of a training whose steps are shards, and returns the average of their losses. ``loss(shard)``
+        computes that of a shard, through this wrapper; it is called once for each shard that this rank has, and backward
+        runs inside. Then ``grad`` of each parameter is the average over all shards: the same bits on 1, 2, ... ranks, as
+        long as ``loss`` depends on ``number`` and the shard alone, and each process computes with equally many threads.
+
+        Each shard begins with generators (of torch, numpy, ``random``) of its own, which follow from ``seed``, ``number`` and
+        the shard. Afterwards they are as before. Buffers become those of shard 0, on all ranks.
+
+        Raises what ``loss`` raises; then DrumlineError on the other ranks, with the rank. NotBroughtError on all ranks, with
+        the parameters that a shard has not used.
+
+        Example::
+
+            model = drumline.DistributedDataParallel(model, shards=8)
+            for number in range(steps):
+                loss = model.step(number, lambda shard: criterion(model(x(number, shard)), y(number, shard)))
+                optimizer.step()
+        """
+        reducer = self.reducer
+        if self._shards is None:
+            raise RuntimeError("step runs the shards of a step: wrap the module with DistributedDataParallel(..., shards=8)")
+        reducer.check()
+        self._comparison.before_forward(reducer.steps)
+        buffers = self._buffers_in_use()
+        before, reducer.sync_grad = reducer.sync_grad, False
+        try:
+            average = self._shards.step(number, loss, list(buffers.values()))
+        finally:
+            reducer.sync_grad = before
+        if buffers and self._shares_buffers and self._group.world_size > 1:
+            self._broadcast(list(buffers.values()))
+        reducer.steps += 1
+        self._end_step()
+        return average
+
+    def _refuse_beside_shards(self, what: str) -> None:
+        if self._shards is not None:
+            raise RuntimeError(f"this module is wrapped with shards={self.shards}: {what} has no place beside `step`")
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Forward and backward in here add gradients up on this rank; neither gradients nor buffers
         travel. The next backward averages the sum."""
         reducer = self.reducer
+        self._refuse_beside_shards("no_sync")
         before, reducer.sync_grad = reducer.sync_grad, False
         try:
             yield
@@ -352,6 +406,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         return self._join(kwargs.get("divide_by_initial_world_size", True), throw=False)
 
     def _join(self, divide_by_initial: bool, throw: bool) -> Joined:
+        self._refuse_beside_shards("join")
         self._has_joined = True
         reducer = self.reducer
         self._joined = Joined(
@@ -380,6 +435,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         reduced ``bucket.buffer()``, as torch has it: it is called for one bucket after the other, in the
         same order on all ranks.
         """
+        self._refuse_beside_shards("a communication hook")
         if self._hook_name:
             raise RuntimeError(f"this model has the communication hook {self._hook_name} already, and it stays")
         make = buckets_for(self.reducer, state, hook)
@@ -416,7 +472,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if self._reducer is not None:
             state["_syncs"] = self._reducer.sync_grad, self._reducer.sync_backward
         for name in (
-            "process_group", "_group", "_devices", "_reducer", "_joined", "_layout", "_comparison",
+            "process_group", "_group", "_devices", "_reducer", "_joined", "_layout", "_comparison", "_shards",
         ):  # fmt: skip
             state.pop(name, None)
         return state
@@ -425,6 +481,6 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         """Sends nothing. The first forward in training connects the copies of all ranks, on the group of the whole
         job."""
         super().__setstate__(state)
-        self._reducer = self._joined = self.process_group = None
+        self._reducer = self._joined = self.process_group = self._shards = None
         with suppress(RuntimeError):  # to be evaluated, a copy needs none
             self.process_group = group_of(None)

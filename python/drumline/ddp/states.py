@@ -36,6 +36,7 @@ def verify(
     buffers: dict[str, Any],
     bucket_bytes: int,
     ignores_unused: bool,
+    shards: tuple[int, int] | None,
 ) -> None:
     """If models differ, raises DrumlineError on all ranks, with the tensor and the ranks."""
     _core.verify_model(
@@ -44,6 +45,7 @@ def verify(
         [_spec(name, tensor) for name, tensor in buffers.items()],
         bucket_bytes,
         ignores_unused,
+        shards,
     )
 
 
