@@ -17,8 +17,8 @@ use crate::{
 /// use drumline_schedule::{Dealing, tree::Node};
 ///
 /// let dealing = Dealing::new(8, 3).unwrap();
-/// assert_eq!([0, 1, 2].map(|rank| dealing.run(rank)), [0..2, 2..5, 5..8]);
-/// assert_eq!(dealing.nodes(1), [Node { lo: 2, len: 2 }, Node::leaf(4)]);
+/// assert_eq!([0, 1, 2].map(|rank| dealing.run(rank)), [0..3, 3..6, 6..8]);
+/// assert_eq!(dealing.nodes(1), [Node::leaf(3), Node { lo: 4, len: 2 }]);
 /// assert!(!dealing.is_tree_of_ranks());
 /// assert!(Dealing::new(8, 4).unwrap().is_tree_of_ranks()); // two shards each, and then as if ranks were shards
 /// ```
@@ -29,9 +29,9 @@ pub struct Dealing {
 }
 
 impl Dealing {
-    /// Deals `shards` to `ranks`. Runs differ in length by at most one. Of all such dealings it takes the first one with
-    /// the fewest [nodes](Self::nodes), because each costs a rank as many bytes as a whole result. `None` if a rank would
-    /// get no shard.
+    /// Deals `shards` to `ranks`. Runs differ in length by at most one. Of all such dealings it takes one with the fewest
+    /// [nodes](Self::nodes), because each costs a rank as many bytes as a whole result; of those, the one whose longer runs
+    /// come first, as the larger parts of the tree do. `None` if a rank would get no shard.
     pub fn new(shards: usize, ranks: usize) -> Option<Self> {
         let (short, longer) = (shards.checked_div(ranks)?, shards.checked_rem(ranks)?);
         if short == 0 {
@@ -54,9 +54,10 @@ impl Dealing {
             };
             let (best, long): (Vec<_>, Vec<_>) = (0..=longer.min(rank))
                 .map(|before| match (least(before, false), least(before, true)) {
-                    (Some(without), Some(with)) if with < without => (Some(with), true),
-                    (None, with) => (with, true),
-                    (without, _) => (without, false),
+                    (Some(without), with) if with.is_none_or(|with| without < with) => {
+                        (Some(without), false)
+                    }
+                    (_, with) => (with, true),
                 })
                 .unzip();
             fewest = best;
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn even_powers_of_two_are_a_collective_over_ranks() {
+    fn parts_of_the_tree_that_add_up_like_ranks_are_a_collective_over_ranks() {
         for (shards, ranks) in [(8, 1), (8, 2), (8, 4), (8, 8), (6, 3), (6, 4), (5, 5), (7, 4)] {
             assert!(Dealing::new(shards, ranks).unwrap().is_tree_of_ranks(), "{shards}, {ranks}");
         }
