@@ -10,7 +10,7 @@ use drumline_group::{DType, ProcessGroup, Rank, driving};
 
 use crate::direct::{self, Direct};
 use crate::options::Planted;
-use crate::{DeviceOptions, Error, Result};
+use crate::{DeviceOptions, Result, error};
 
 const OPERATION: &str = "DeviceGroup::new";
 
@@ -178,7 +178,7 @@ pub(crate) fn agree(
                 )
             };
             let (theirs, ours) = (show(theirs), show(&own));
-            return Err(Error::Differs { operation: OPERATION, peer, theirs, ours });
+            return Err(error::differs(OPERATION, peer, &theirs, &ours));
         }
     }
     let in_place = pin_in_place(group, device.as_ref(), options);
@@ -193,7 +193,7 @@ pub(crate) fn agree(
         (Ok(()), Ok(in_place)) => in_place.into_iter().map(|(_, pinned)| pinned).collect(),
         (_, in_place) => {
             drop(in_place);
-            let of_driver = || device.pinned(options.window_bytes).map_err(Error::of(OPERATION));
+            let of_driver = || device.pinned(options.window_bytes).map_err(error::of(OPERATION));
             (0..options.slots).map(|_| of_driver()).collect::<Result<_>>()?
         }
     };

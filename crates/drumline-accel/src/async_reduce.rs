@@ -16,7 +16,6 @@ use drumline_train::{
 };
 
 use crate::{
-    Error as DeviceError,
     group::DeviceGroup,
     options::{DeviceOptions, Wanted},
     slice::DeviceSlice,
@@ -26,8 +25,8 @@ use crate::{
 /// Reduces named tensors of a device over a group, in any order, to one fused buffer of the device.
 ///
 /// A tensor is copied out when its stream has
-/// come to where it was when the tensor was brought, and when all ranks have brought its bucket. The sums are copied to the
-/// fused buffer. No call waits for the device.
+/// come to where it was when the tensor was brought, and when all ranks have brought its bucket. The sums are copied to
+/// the fused buffer. No call waits for the device.
 ///
 /// A drop in the middle of a step aborts the group, and the other ranks are told.
 ///
@@ -124,7 +123,7 @@ impl Held for OnDevice {
         }
         match on.all_reduce_coalesced_after(after, &from, &to, background.op) {
             Ok(work) => background.on_reduced(Ok(()), |held| held.works.push(work)),
-            Err(error) => background.on_reduced(Err(error.into()), |_| {}),
+            Err(error) => background.on_reduced(Err(error), |_| {}),
         }
     }
 }
@@ -222,8 +221,8 @@ impl DeviceAsyncReduce {
         self.bring("async_reduce", tensor, self.fused.tensors[tensor], stream)
     }
 
-    /// Has what is queued in the stream from now on see the results of all tensors. It waits until all ranks have brought
-    /// all tensors, and not for any device. Then the next step begins.
+    /// Has what is queued in the stream from now on see the results of all tensors. It waits until all ranks have
+    /// brought all tensors, and not for any device. Then the next step begins.
     ///
     /// What fails later, the next call tells, or [`wait`](DeviceAsyncReduce::wait).
     ///
@@ -245,7 +244,7 @@ impl DeviceAsyncReduce {
         pending.for_each(|(pending, bucket)| *pending = bucket.tensors.len());
         // All of them, also after one that has failed.
         let joined: Vec<_> = self.before.iter().map(|work| work.join(stream)).collect();
-        let joined: Result<(), DeviceError> = joined.into_iter().collect();
+        let joined: Result<(), Error> = joined.into_iter().collect();
         match (result, joined) {
             (Ok(()), Err(error)) => Err(self.end_with(error)),
             (result, _) => result,
@@ -262,8 +261,8 @@ impl DeviceAsyncReduce {
         waited.map_err(|error| self.end_with(error))
     }
 
-    /// Aborts the step and the engine. Every later call on this rank fails at once. Calls on the other ranks fail with an
-    /// error that names this rank.
+    /// Aborts the step and the engine. Every later call on this rank fails at once. Calls on the other ranks fail with
+    /// an error that names this rank.
     pub fn abort(&self) {
         self.background.group.abort();
         self.on.abort();
@@ -285,7 +284,7 @@ impl DeviceAsyncReduce {
             return Err(Error::argument("stop", problem));
         }
         self.on.clone().destroy()?;
-        Ok(self.background.group.clone().destroy()?)
+        self.background.group.clone().destroy()
     }
 
     fn find(&self, operation: &'static str, name: &str) -> Result<usize> {
@@ -352,24 +351,19 @@ impl DeviceAsyncReduce {
     }
 
     /// What a driver says about an argument. If it is the driver that has failed, so has the engine.
-    fn heed(&self, error: DeviceError) -> Error {
+    fn heed(&self, error: Error) -> Error {
         match self.on.has_failed() {
             true => self.end_with(error),
-            false => error.into(),
+            false => error,
         }
     }
 
-    fn end_with(&self, error: DeviceError) -> Error {
-        let of_device = match &error {
-            DeviceError::Poisoned { by, .. } => by,
-            error => error,
-        };
-        if let DeviceError::Device { error, .. } = of_device {
+    fn end_with(&self, error: Error) -> Error {
+        if let Some(error) = error.detail::<drumline_device::Error>() {
             // The other ranks may wait for this one in a round.
             let cause = Cause::Device { problem: error.to_string() };
             driving::fail(&self.background.group, "async_reduce", cause);
         }
-        let error = Error::from(error);
         self.background.end_with(&error);
         error
     }

@@ -14,8 +14,8 @@ use crate::{DeviceGroup, DeviceOp, DeviceSlice, DeviceWork, Error, Result};
 const OPERATION: &str = "all_reduce_coalesced";
 
 impl DeviceGroup {
-    /// One all-reduce of many pieces: those of `from`, one behind the other, are reduced to those of `to`. A copy engine
-    /// brings them together and deals them out, so there is no copy on the device. The same bits as an
+    /// One all-reduce of many pieces: those of `from`, one behind the other, are reduced to those of `to`. A copy
+    /// engine brings them together and deals them out, so there is no copy on the device. The same bits as an
     /// [`all_reduce_on`](DeviceGroup::all_reduce_on) of all of them in one place.
     ///
     /// Each piece of `to` is as long as its piece of `from`; it is the same memory, or shares no byte with any other
@@ -53,8 +53,8 @@ impl DeviceGroup {
         let op = op.into();
         let (pieces, dtype) = self.pieces(from, to, &op)?;
         let Some(last) = after.pop().filter(|_| !pieces.is_empty()) else {
-            let problem = "there is no event, or no data".to_owned();
-            return Err(Error::Argument { operation: OPERATION, problem });
+            let problem = "there is no event, or no data";
+            return Err(Error::argument(OPERATION, problem));
         };
         let mut windows = self.windows(&pieces, dtype, &op);
         windows[0].after = after;
@@ -68,7 +68,7 @@ impl DeviceGroup {
         to: &[DeviceSlice],
         op: &DeviceOp,
     ) -> Result<(Vec<Piece>, DType)> {
-        let refuse = |problem| Err(Error::Argument { operation: OPERATION, problem });
+        let refuse = |problem| Err(Error::argument(OPERATION, problem));
         let Some(DeviceSlice { dtype, .. }) = from.first().copied() else {
             return refuse("there is no data".to_owned());
         };

@@ -21,8 +21,9 @@ impl DeviceGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] and [`Error::Device`] for data that cannot be used, before any other rank hears of the call;
-    /// [`Error::Poisoned`] after a failure. What fails later, the [`DeviceWork`] tells.
+    /// [`Argument`](drumline_error::ErrorKind::Argument) and [`Device`](drumline_error::ErrorKind::Device) for data
+    /// that cannot be used, before any other rank hears of the call; [`Poisoned`](drumline_error::ErrorKind::Poisoned)
+    /// after a failure. What fails later, the [`DeviceWork`] tells.
     pub fn all_reduce_on(
         &self,
         stream: &Arc<dyn Stream>,
@@ -167,7 +168,7 @@ impl DeviceGroup {
                 input.len(),
                 output.len()
             );
-            return Err(Error::Argument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         let bytes = input.len() / self.world_size() * input.dtype.size();
         let block = DeviceSlice::new(Place { bytes, ..input.place }, input.dtype);
@@ -278,15 +279,15 @@ impl DeviceGroup {
         let all = || input.iter().chain(output);
         all().try_for_each(|piece| self.check(name, *piece))?;
         let Some(DeviceSlice { dtype, .. }) = all().next().copied() else {
-            let problem = "there is neither an input nor an output".to_owned();
-            return Err(Error::Argument { operation: name, problem });
+            let problem = "there is neither an input nor an output";
+            return Err(Error::argument(name, problem));
         };
         if let Some(other) = all().find(|piece| piece.dtype != dtype) {
             let problem = format!(
                 "there are elements of {dtype} and of {}: they must be of one type",
                 other.dtype
             );
-            return Err(Error::Argument { operation: name, problem });
+            return Err(Error::argument(name, problem));
         }
         if let ([from], [to]) = (input, output)
             && let Some(call) = self.direct_call(&operation, *from, *to)?
@@ -322,7 +323,7 @@ impl DeviceGroup {
             self.group().name(),
             self.world_size() - 1
         );
-        Err(Error::Argument { operation, problem })
+        Err(Error::argument(operation, problem))
     }
 
     fn check_blocks(
@@ -335,7 +336,7 @@ impl DeviceGroup {
         if block.dtype != long.dtype {
             let problem =
                 format!("the input and the output differ: {} and {}", block.dtype, long.dtype);
-            return Err(Error::Argument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         if block.place.bytes.checked_mul(self.world_size()) == Some(long.place.bytes) {
             return Ok(());
@@ -346,7 +347,7 @@ impl DeviceGroup {
             block.len(),
             self.world_size()
         );
-        Err(Error::Argument { operation, problem })
+        Err(Error::argument(operation, problem))
     }
 
     fn check_at_root(
@@ -367,7 +368,7 @@ impl DeviceGroup {
             "{what} of a rank that is not the root has {} elements where there should be 0",
             long.len()
         );
-        Err(Error::Argument { operation, problem })
+        Err(Error::argument(operation, problem))
     }
 
     /// Checks that two places share no byte, unless `block` is this rank's block of the long one.
@@ -390,6 +391,6 @@ impl DeviceGroup {
             None => "",
         };
         let problem = format!("input and output overlap: {} and {}{but}", short.place, long.place);
-        Err(Error::Argument { operation, problem })
+        Err(Error::argument(operation, problem))
     }
 }

@@ -1,8 +1,9 @@
 //! Calls that devices carry out among themselves: by NCCL.
 //!
-//! NCCL tells nobody that a rank has died, that it makes another call, or that it makes none. So every call begins with a
-//! round of words on the process group: what each rank calls. Calls that go through the host on such a group begin so, too. The call is queued when all ranks have said the same. While
-//! it runs, the watcher looks whether a peer is lost. Then the communicator is aborted, and the streams go on.
+//! NCCL tells nobody that a rank has died, that it makes another call, or that it makes none. So every call begins with
+//! a round of words on the process group: what each rank calls. Calls that go through the host on such a group begin
+//! so, too. The call is queued when all ranks have said the same. While it runs, the watcher looks whether a peer is
+//! lost. Then the communicator is aborted, and the streams go on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,7 +15,7 @@ use drumline_group::{Cause, DType, GroupOptions, ProcessGroup, Rank, ReduceOp, d
 
 use crate::host_call::Operation;
 use crate::operator::builtin;
-use crate::{DeviceOptions, DeviceSlice, Error, Result, Wanted};
+use crate::{DeviceOptions, DeviceSlice, Error, Result, Wanted, error};
 
 const OPERATION: &str = "DeviceGroup::new";
 
@@ -76,7 +77,7 @@ impl Direct {
         if let Err(problem) = self.fabric.supports(dtype, work) {
             let operation = operation.name();
             return match self.is_wanted {
-                true => Err(Error::Argument { operation, problem }),
+                true => Err(Error::argument(operation, problem)),
                 false => Ok(None),
             };
         }
@@ -153,8 +154,8 @@ impl DirectCall {
         matches!(self.stage, Stage::Queued | Stage::Running(_))
     }
 
-    /// Goes on, as far as nothing must be waited for: whether the next call may be queued. `agree` compares words on all
-    /// ranks, and returns what is told when they have answered.
+    /// Goes on, as far as nothing must be waited for: whether the next call may be queued. `agree` compares words on
+    /// all ranks, and returns what is told when they have answered.
     pub(crate) fn go_on(
         &mut self,
         direct: &Direct,
@@ -162,7 +163,7 @@ impl DirectCall {
         after: &dyn Event,
         agree: impl FnOnce(&[u64; WORDS]) -> Arc<Agreement>,
     ) -> Result<bool> {
-        let failed = Error::of("nccl");
+        let failed = error::of("nccl");
         match &self.stage {
             Stage::Asked => {
                 self.stage = Stage::Agreeing(agree(&self.words));
@@ -192,7 +193,7 @@ impl DirectCall {
     /// Whether it has just ended.
     pub(crate) fn land(&mut self) -> Result<bool> {
         let Stage::Running(event) = &self.stage else { return Ok(false) };
-        let has_come = event.has_come().map_err(Error::of("nccl"))?;
+        let has_come = event.has_come().map_err(error::of("nccl"))?;
         if has_come {
             self.stage = Stage::Done;
         }
@@ -289,7 +290,7 @@ pub(crate) fn set_up(
     options: &DeviceOptions,
 ) -> Result<Result<Direct, String>> {
     let refuse = |problem: String| match options.way {
-        Wanted::Nccl => Err(Error::Argument { operation: OPERATION, problem }),
+        Wanted::Nccl => Err(Error::argument(OPERATION, problem)),
         _ => Ok(Err(problem)),
     };
     if options.way == Wanted::Host {
@@ -359,7 +360,7 @@ pub(crate) fn set_up(
 
 /// Makes the communicator, and waits until all ranks have.
 fn join(group: &ProcessGroup, fabric: &dyn Fabric) -> Result<Arc<dyn Communicator>> {
-    let failed = Error::of(OPERATION);
+    let failed = error::of(OPERATION);
     listen_to_all(group);
     let mut id = vec![0; ID_BYTES];
     let made = (group.rank() == 0).then(|| fabric.unique_id());
@@ -371,8 +372,8 @@ fn join(group: &ProcessGroup, fabric: &dyn Fabric) -> Result<Arc<dyn Communicato
     group.broadcast(&mut id, 0)?;
     made.transpose().map_err(&failed)?;
     if id.iter().all(|byte| *byte == 0) {
-        let problem = "rank 0 could not make an id of 128 bytes for the communicator".to_owned();
-        return Err(Error::Argument { operation: OPERATION, problem });
+        let problem = "rank 0 could not make an id of 128 bytes for the communicator";
+        return Err(Error::argument(OPERATION, problem));
     }
     let communicator = fabric.join(&id, group.rank(), group.world_size()).map_err(&failed)?;
     let deadline = Instant::now() + group.config().timeout;
@@ -389,7 +390,7 @@ fn join(group: &ProcessGroup, fabric: &dyn Fabric) -> Result<Arc<dyn Communicato
                     Some(cause) => cause.to_string(),
                     None => "the devices did not find each other in time".to_owned(),
                 };
-                return Err(Error::Argument { operation: OPERATION, problem });
+                return Err(Error::argument(OPERATION, problem));
             }
         }
     }
@@ -402,8 +403,8 @@ fn listen_to_all(group: &ProcessGroup) {
     }
 }
 
-/// The most ranks that all listen to each other while devices are at it. In a larger group a rank listens to those that it
-/// exchanges words with, and a failure is told from rank to rank.
+/// The most ranks that all listen to each other while devices are at it. In a larger group a rank listens to those that
+/// it exchanges words with, and a failure is told from rank to rank.
 const HEARD_MAX: usize = 64;
 
 /// The length of an id: that of NCCL.

@@ -17,15 +17,15 @@ use crate::options::Planted;
 use crate::ring::Ring;
 use crate::watcher::Watcher;
 use crate::work::Promise;
-use crate::{DeviceOptions, DeviceSlice, DeviceWork, Error, Result, Wanted, Way};
+use crate::{DeviceOptions, DeviceSlice, DeviceWork, Error, Result, Wanted, Way, error};
 
 /// The ranks of a group, each with a device: collectives on the memory of the devices.
 ///
 /// Calls return when they are queued. They begin when the caller's stream has come to where it was when they were
 /// called. A [`DeviceWork`] has streams or the host wait for the end. All ranks make the same calls in the same order.
 ///
-/// The device group has a process group of its own, so the process group that it was made of may be used for other calls
-/// meanwhile. When a call fails, the device group is poisoned on all ranks, and nothing else.
+/// The device group has a process group of its own, so the process group that it was made of may be used for other
+/// calls meanwhile. When a call fails, the device group is poisoned on all ranks, and nothing else.
 ///
 /// Clones are one group. When the last is dropped, calls that are under way are still done.
 #[derive(Clone)]
@@ -55,8 +55,9 @@ impl DeviceGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Differs`] names an option that differs; [`Error::Device`] what the driver of this rank says;
-    /// [`Error::Group`] the rank at fault, and what its driver says.
+    /// [`Mismatch`](drumline_error::ErrorKind::Mismatch) names an option that differs;
+    /// [`Device`](drumline_error::ErrorKind::Device) what the driver of this rank says; otherwise the error names the
+    /// rank at fault, and what its driver says.
     pub fn new(
         group: &ProcessGroup,
         device: Arc<dyn Device>,
@@ -81,7 +82,7 @@ impl DeviceGroup {
         if agreed.joined().is_none() {
             return Ok(());
         }
-        let failed = Error::of("DeviceGroup::new");
+        let failed = error::of("DeviceGroup::new");
         let bytes = self.options().window_bytes;
         let memory = self.device().memory(bytes).map_err(&failed)?;
         let data = DeviceSlice::new(memory.place(), DType::F32);
@@ -110,7 +111,7 @@ impl DeviceGroup {
     }
 
     fn set_up(shared: &Arc<Shared>) -> Result<DeviceGroup> {
-        let stream = || shared.device.stream().map_err(Error::of("DeviceGroup::new"));
+        let stream = || shared.device.stream().map_err(error::of("DeviceGroup::new"));
         let streams = [stream()?, stream()?];
         let (agreed, parts) = agreement::agree(&shared.group, &shared.device, &shared.options)?;
         let mut ring = Ring::new(parts.pipeline, parts.slots, parts.neighbours, streams.clone());
@@ -134,8 +135,8 @@ impl DeviceGroup {
         DeviceGroup(Arc::new(Handle { shared, agreed, watcher }))
     }
 
-    /// A device group of some of these ranks, which all call this together. They are numbered in their old order. It takes
-    /// the same options, and a way of its own.
+    /// A device group of some of these ranks, which all call this together. They are numbered in their old order. It
+    /// takes the same options, and a way of its own.
     ///
     /// # Errors
     ///
@@ -187,8 +188,8 @@ impl DeviceGroup {
 
     /// Fails all calls of this group, on this rank at once. The other ranks hear that this rank has aborted.
     pub fn abort(&self) {
-        let problem = "the program has aborted the group of this device".to_owned();
-        self.0.shared.fail(Error::Argument { operation: "abort", problem });
+        let problem = "the program has aborted the group of this device";
+        self.0.shared.fail(Error::argument("abort", problem));
     }
 
     /// Closes the group when all calls have ended and all ranks have called this.
@@ -224,7 +225,7 @@ impl DeviceGroup {
     /// What a driver says about an argument. If it is the driver that has failed, the call cannot be made, while other
     /// ranks make it: so they must hear.
     pub(crate) fn heed(&self, error: Error) -> Error {
-        if matches!(error, Error::Device { error: device::Error::Driver { .. }, .. }) {
+        if let Some(device::Error::Driver { .. }) = error.detail() {
             self.0.shared.fail(error.clone());
         }
         error
@@ -248,9 +249,9 @@ impl DeviceGroup {
         operation: &'static str,
         stream: &Arc<dyn Stream>,
     ) -> Result<Arc<dyn Event>> {
-        let failed = |error| self.heed(Error::Device { operation, error });
+        let failed = |error| self.heed(error::of(operation)(error));
         if stream.is_capturing().map_err(failed)? {
-            return Err(Error::Device { operation, error: device::Error::Capture });
+            return Err(error::of(operation)(device::Error::Capture));
         }
         stream.record().map_err(failed)
     }
@@ -270,7 +271,7 @@ impl DeviceGroup {
         }
         let call = Call { promise, after, body };
         shared.tell(|inbox| match &inbox.failed {
-            Some(by) => Err(Error::Poisoned { attempted: operation, by: by.clone() }),
+            Some(by) => Err(error::poisoned(operation, by)),
             None => {
                 inbox.calls.push(call);
                 Ok(work)
@@ -291,7 +292,7 @@ impl Handle {
                         let problem = "the thread that watches the device has panicked: its message stands in the \
                                        output of this rank"
                             .to_owned();
-                        let error = Error::Argument { operation: "device", problem };
+                        let error = Error::argument("device", problem);
                         shared.fail(error.clone());
                         Err(error)
                     })
@@ -301,15 +302,15 @@ impl Handle {
                     Ok(thread) => Running::Runs(OwnThread::new(thread)),
                     Err(error) => {
                         let what = "cannot start the thread that watches the device".to_owned();
-                        let error = drumline_group::Error::Io { what, error: Arc::new(error) };
-                        self.shared.fail(error.clone().into());
-                        return Err(error.into());
+                        let error = Error::io(what, error);
+                        self.shared.fail(error.clone());
+                        return Err(error);
                     }
                 }
             }
             Running::Ended => {
-                let problem = "the group of this device has been destroyed".to_owned();
-                return Err(Error::Argument { operation, problem });
+                let problem = "the group of this device has been destroyed";
+                return Err(Error::argument(operation, problem));
             }
             running => running,
         };
@@ -323,8 +324,8 @@ impl Handle {
             Running::Runs(thread) => {
                 self.shared.tell(|inbox| inbox.closing = Some(closing));
                 let panicked = |_| {
-                    let problem = "the thread that watches the device has panicked".to_owned();
-                    Err(Error::Argument { operation: "destroy", problem })
+                    let problem = "the thread that watches the device has panicked";
+                    Err(Error::argument("destroy", problem))
                 };
                 // In a fork there is no thread, and nothing ends.
                 thread.join().map_or(Ok(()), |ended| ended.unwrap_or_else(panicked))
@@ -342,8 +343,8 @@ impl Drop for Handle {
     /// Waits for nobody: the thread frees all memory when the last call has ended.
     fn drop(&mut self) {
         if thread::panicking() {
-            let problem = "a thread of this rank has panicked".to_owned();
-            self.shared.fail(Error::Argument { operation: "drop", problem });
+            let problem = "a thread of this rank has panicked";
+            self.shared.fail(Error::argument("drop", problem));
         }
         self.shared.tell(|inbox| *inbox.closing.get_or_insert(Closing::Drop));
     }

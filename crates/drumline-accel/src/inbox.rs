@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drumline_device::{Device, Event, Pinned};
+use drumline_error::ErrorKind;
 use drumline_group::{Cause, ProcessGroup, Result as HostResult, driving};
 
 use crate::direct::DirectCall;
@@ -33,7 +34,7 @@ pub(crate) struct Inbox {
     pub(crate) agreed: Vec<Result<()>>,
     pub(crate) closing: Option<Closing>,
     /// The first failure.
-    pub(crate) failed: Option<Arc<Error>>,
+    pub(crate) failed: Option<Error>,
     /// Whether the watcher has not seen something.
     is_new: bool,
 }
@@ -109,7 +110,7 @@ impl Shared {
         inbox.closing.filter(|_| inbox.calls.is_empty())
     }
 
-    pub(crate) fn failure(&self) -> Option<Arc<Error>> {
+    pub(crate) fn failure(&self) -> Option<Error> {
         self.lock().failed.clone()
     }
 
@@ -117,17 +118,16 @@ impl Shared {
     pub(crate) fn fail(&self, error: Error) {
         let is_first = self.tell(|inbox| {
             let is_first = inbox.failed.is_none();
-            inbox.failed.get_or_insert_with(|| Arc::new(error.clone()));
+            inbox.failed.get_or_insert_with(|| error.clone());
             is_first
         });
         if is_first {
             tracing::debug!(%error, "a device group has failed");
-            let (operation, problem) = match error {
-                Error::Device { operation, error } => (operation, error.to_string()),
-                Error::Argument { operation, problem } => (operation, problem),
-                error => ("device", error.to_string()),
+            let (operation, problem) = match (error.kind(), error.message().split_once(": ")) {
+                (ErrorKind::Device | ErrorKind::Argument, Some(told)) => told,
+                _ => ("device", &*error.to_string()),
             };
-            driving::fail(&self.group, operation, Cause::Device { problem });
+            driving::fail(&self.group, operation, Cause::Device { problem: problem.to_owned() });
         }
     }
 

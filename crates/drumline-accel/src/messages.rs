@@ -9,13 +9,13 @@ use crate::agreement::Agreed;
 use crate::host_call::Operation;
 use crate::inbox::Shared;
 use crate::ring::Ring;
-use crate::{DeviceGroup, DeviceOptions, DeviceSlice, DeviceWork, Error, Result};
+use crate::{DeviceGroup, DeviceOptions, DeviceSlice, DeviceWork, Result, error};
 
 /// Messages of a process group from and to the memory of a device of this rank.
 ///
 /// They are messages of that group: what is sent from a device may be received in memory of a host, and the other way
-/// round. So no other rank takes part when this is made. Messages with one receiver and one tag keep their order if they
-/// come from one device; those from other memory may overtake them. A message that fails poisons the group.
+/// round. So no other rank takes part when this is made. Messages with one receiver and one tag keep their order if
+/// they come from one device; those from other memory may overtake them. A message that fails poisons the group.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -39,9 +39,9 @@ impl DeviceMessages {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`]: the driver makes no stream.
+    /// [`Device`](drumline_error::ErrorKind::Device): the driver makes no stream.
     pub fn new(group: &ProcessGroup, device: Arc<dyn Device>) -> Result<DeviceMessages> {
-        let stream = || device.stream().map_err(Error::of("DeviceMessages::new"));
+        let stream = || device.stream().map_err(error::of("DeviceMessages::new"));
         let streams = [stream()?, stream()?];
         let options = DeviceOptions::default();
         // No window ever comes here.

@@ -24,5 +24,5 @@ pub(crate) fn builtin(op: &DeviceOp) -> Option<ReduceOp> {
 /// Checks that the operator can be applied to the data.
 pub(crate) fn check(operation: &'static str, op: &DeviceOp, data: DType) -> Result<()> {
     let problem = op.problem_with(data);
-    problem.map_or(Ok(()), |problem| Err(Error::Argument { operation, problem }))
+    problem.map_or(Ok(()), |problem| Err(Error::argument(operation, problem)))
 }

@@ -41,8 +41,8 @@ pub struct DeviceOptions {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
-    /// NCCL, where all ranks have it, each has a device of its own, and it was faster when the group was made. Else through
-    /// memory of the host.
+    /// NCCL, where all ranks have it, each has a device of its own, and it was faster when the group was made. Else
+    /// through memory of the host.
     #[default]
     Auto,
     /// Through memory of the host.
@@ -148,7 +148,7 @@ impl DeviceOptions {
 
     pub(crate) fn check(&self) -> Result<()> {
         let DeviceOptions { window_bytes, slots, lag, .. } = *self;
-        let invalid = |problem| Err(Error::Argument { operation: "DeviceGroup::new", problem });
+        let invalid = |problem| Err(Error::argument("DeviceGroup::new", problem));
         if window_bytes == 0 || !window_bytes.is_multiple_of(16) {
             return invalid(format!(
                 "windows of {window_bytes} bytes: take a multiple of 16, so that all types fit"

@@ -55,7 +55,8 @@ impl DeviceGroup {
         self.in_pieces(stream, Operation::ReduceScatterV(op, counts.to_vec()), input, output)
     }
 
-    /// Like [`gather_on`](DeviceGroup::gather_on), with `counts[k]` elements of rank `k`. All ranks pass the same counts.
+    /// Like [`gather_on`](DeviceGroup::gather_on), with `counts[k]` elements of rank `k`. All ranks pass the same
+    /// counts.
     ///
     /// # Errors
     ///
@@ -121,13 +122,13 @@ impl DeviceGroup {
         let ranks = self.world_size();
         if counts.len() != ranks {
             let problem = format!("there are {} counts for {ranks} ranks", counts.len());
-            return Err(Error::Argument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         match counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count)) {
             Some(total) => Ok(Blocks { operation, total }),
             None => {
-                let problem = "the counts add up to more than any memory holds".to_owned();
-                Err(Error::Argument { operation, problem })
+                let problem = "the counts add up to more than any memory holds";
+                Err(Error::argument(operation, problem))
             }
         }
     }
@@ -147,6 +148,6 @@ impl Blocks {
             return Ok(());
         }
         let problem = format!("{what} has {found} elements, and {expected} fit the counts");
-        Err(Error::Argument { operation: self.operation, problem })
+        Err(Error::argument(self.operation, problem))
     }
 }

@@ -12,7 +12,7 @@ use drumline_group::{DType, ProcessGroup, Rank, Result as HostResult};
 
 use crate::host_call::sum;
 use crate::options::Planted;
-use crate::{DeviceOp, Error, Result};
+use crate::{DeviceOp, Result, error};
 
 const OPERATION: &str = "all_reduce";
 
@@ -142,7 +142,7 @@ impl Ring {
         let window = self.window(window);
         if let Err(error) = window.after.iter().try_for_each(|event| self.out.wait(&**event)) {
             self.slots[slot] = Slot::Here(pinned, Action::CopyOut);
-            return Err(Error::of(OPERATION)(error));
+            return Err(error::of(OPERATION)(error));
         }
         let parts =
             window.laid_out().map(|(at, piece)| Part { place: piece.from, at, window: None });
@@ -239,7 +239,7 @@ impl Ring {
     ) -> Result<()> {
         let (flight, result) = match copied {
             Ok(flight) => (flight, Ok(())),
-            Err(refused) => (refused.1, Err(Error::of(OPERATION)(refused.0))),
+            Err(refused) => (refused.1, Err(error::of(OPERATION)(refused.0))),
         };
         self.slots[slot] = Slot::Flying(flight);
         result
@@ -254,11 +254,11 @@ impl Ring {
         let at = self.pipeline.slot(number);
         let slot = &mut self.slots[at];
         let Slot::Flying(flight) = slot else { return Ok(false) };
-        if !flight.has_landed().map_err(Error::of(OPERATION))? {
+        if !flight.has_landed().map_err(error::of(OPERATION))? {
             return Ok(false);
         }
         let Slot::Flying(flight) = replace(slot, Slot::Gone) else { unreachable!("it was flying") };
-        let mut pinned = flight.land().map_err(Error::of(OPERATION))?;
+        let mut pinned = flight.land().map_err(error::of(OPERATION))?;
         let next = match action {
             Action::CopyOut => Action::Reduce,
             Action::Reduce | Action::CopyIn => Action::CopyOut,
@@ -276,7 +276,7 @@ impl Ring {
         let mut parts = self.parts(self.window(number), slot);
         parts.retain(|part| self.is_early(part));
         let copied = self.into.copy_in(&parts, pinned.into()).map_err(|refused| refused.0);
-        copied.and_then(Flight::land).map_err(Error::of(OPERATION))
+        copied.and_then(Flight::land).map_err(error::of(OPERATION))
     }
 
     /// Whether tests have planted that a part is copied in before it is summed.
@@ -326,8 +326,8 @@ impl Drop for Ring {
     }
 }
 
-/// Gives a slot up whose sums neighbours may yet read. Memory that is freed holds zeros, which they would take for sums.
-/// What is detached keeps its values for them.
+/// Gives a slot up whose sums neighbours may yet read. Memory that is freed holds zeros, which they would take for
+/// sums. What is detached keeps its values for them.
 fn retire(slot: &mut Slot) {
     let pinned = match replace(slot, Slot::Gone) {
         Slot::Here(pinned, _) => Some(pinned),

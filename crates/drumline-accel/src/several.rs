@@ -5,13 +5,13 @@ use std::sync::Arc;
 use drumline_device::{Device, Stream};
 use drumline_group::{ProcessGroup, Rank, driving};
 
-use crate::{DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, DeviceWork, Error, Result};
+use crate::{DeviceGroup, DeviceOp, DeviceOptions, DeviceSlice, DeviceWork, Error, Result, error};
 
 /// The ranks of a group, each with as many devices: collectives on one piece of memory of each device.
 ///
 /// Every device counts as a rank of its own: device `i` of rank `r` is number `r * n + i`, where `n` is the number of
-/// devices of a rank. So sums are those of `n` times as many ranks, and devices of one process add in slices as those of
-/// several processes do. [`ends`](DeviceGroups::ends) has every other call.
+/// devices of a rank. So sums are those of `n` times as many ranks, and devices of one process add in slices as those
+/// of several processes do. [`ends`](DeviceGroups::ends) has every other call.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -39,11 +39,13 @@ pub struct DeviceGroups {
 
 /// One stream and one piece of memory for each device of this rank, in the order of the devices.
 impl DeviceGroups {
-    /// Makes the group. All ranks of `group` call this together, each with as many devices. A device may be there twice.
+    /// Makes the group. All ranks of `group` call this together, each with as many devices. A device may be there
+    /// twice.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] for no device; [`Error::Differs`] names a rank with more or fewer of them; otherwise as for
+    /// [`Argument`](drumline_error::ErrorKind::Argument) for no device;
+    /// [`Mismatch`](drumline_error::ErrorKind::Mismatch) names a rank with more or fewer of them; otherwise as for
     /// [`DeviceGroup::new`].
     pub fn new(
         group: &ProcessGroup,
@@ -56,11 +58,11 @@ impl DeviceGroups {
         group.all_gather(&[count as u64], &mut counts)?;
         if let Some(peer) = counts.iter().position(|theirs| *theirs != count as u64) {
             let (theirs, ours) = (format!("{} devices", counts[peer]), format!("{count} devices"));
-            return Err(Error::Differs { operation, peer, theirs, ours });
+            return Err(error::differs(operation, peer, &theirs, &ours));
         }
         if count == 0 {
-            let problem = "there is no device".to_owned();
-            return Err(Error::Argument { operation, problem });
+            let problem = "there is no device";
+            return Err(Error::argument(operation, problem));
         }
         let members = driving::with_members(group, "devices", count)?;
         // Each waits for the others.
@@ -70,8 +72,8 @@ impl DeviceGroups {
             };
             let made: Vec<_> = members.into_iter().zip(devices).map(make).collect();
             let panicked = |_| {
-                let problem = "a thread has panicked".to_owned();
-                Err(Error::Argument { operation, problem })
+                let problem = "a thread has panicked";
+                Err(Error::argument(operation, problem))
             };
             made.into_iter().map(|it| it.join().unwrap_or_else(panicked)).collect::<Result<_>>()
         })?;
@@ -87,7 +89,8 @@ impl DeviceGroups {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] unless there is one stream and one piece for each device; otherwise as for one device.
+    /// [`Argument`](drumline_error::ErrorKind::Argument) unless there is one stream and one piece for each device;
+    /// otherwise as for one device.
     pub fn all_reduce_multi_on(
         &self,
         streams: &[Arc<dyn Stream>],
@@ -183,16 +186,16 @@ impl DeviceGroups {
             let ends = self.ends.into_iter();
             let ending: Vec<_> = ends.map(|end| threads.spawn(|| end.destroy())).collect();
             let panicked = |_| {
-                let problem = "a thread has panicked".to_owned();
-                Err(Error::Argument { operation: "destroy", problem })
+                let problem = "a thread has panicked";
+                Err(Error::argument("destroy", problem))
             };
             ending.into_iter().map(|it| it.join().unwrap_or_else(panicked)).collect::<Vec<_>>()
         });
         ended.into_iter().collect()
     }
 
-    /// Makes a call on every device. All pieces are checked before. If a device refuses the call nevertheless, those before
-    /// it wait for it in vain: so the group has failed then.
+    /// Makes a call on every device. All pieces are checked before. If a device refuses the call nevertheless, those
+    /// before it wait for it in vain: so the group has failed then.
     fn on_all<const N: usize>(
         &self,
         operation: &'static str,
@@ -205,7 +208,7 @@ impl DeviceGroups {
             [streams.len()].into_iter().chain(lists.map(<[_]>::len)).find(|len| *len != count)
         {
             let problem = format!("there are {found} streams or pieces for {count} devices");
-            return Err(Error::Argument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         for (at, end) in self.ends.iter().enumerate() {
             lists.iter().try_for_each(|list| end.check(operation, list[at]))?;
@@ -231,6 +234,6 @@ impl DeviceGroups {
             return Ok(rank * count + device);
         }
         let problem = format!("there is no device {device} of rank {rank}");
-        Err(Error::Argument { operation, problem })
+        Err(Error::argument(operation, problem))
     }
 }

@@ -1,7 +1,7 @@
 use drumline_device::{Device, Place};
 use drumline_group::DType;
 
-use crate::{Error, Result};
+use crate::{Error, Result, error};
 
 /// Elements in the memory of a device.
 ///
@@ -46,7 +46,7 @@ impl DeviceSlice {
     pub(crate) fn check(&self, operation: &'static str, device: &dyn Device) -> Result<()> {
         let DeviceSlice { place, dtype } = self;
         let size = dtype.size();
-        let invalid = |problem| Err(Error::Argument { operation, problem });
+        let invalid = |problem| Err(Error::argument(operation, problem));
         if !place.bytes.is_multiple_of(size) {
             return invalid(format!(
                 "{place} are no whole number of {dtype}, which take {size} bytes each"
@@ -57,6 +57,6 @@ impl DeviceSlice {
                 "{place} are not aligned: {dtype} begin at multiples of {size}"
             ));
         }
-        device.check(*place).map_err(Error::of(operation))
+        device.check(*place).map_err(error::of(operation))
     }
 }

@@ -8,7 +8,7 @@ use drumline_group::{DType, ProcessGroup, Rank};
 
 use crate::host_call::{self, Brought, Operation, UnderWay};
 use crate::pool::{Lent, Pool};
-use crate::{Error, Result};
+use crate::{Result, error};
 
 /// What is asked for.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Staged {
     ) -> Result<()> {
         let Request { ref out, in_place, data_bytes, .. } = self.request;
         let parts = parts_of(out);
-        let failed = Error::of(self.request.operation.name());
+        let failed = error::of(self.request.operation.name());
         let data = match in_place {
             true => Lent::nothing(pool),
             false => pool.lend(data_bytes).map_err(&failed)?,
@@ -114,7 +114,7 @@ impl Staged {
     /// Makes the host's call, if the copy out has come. `true`: it is made.
     pub(crate) fn call_host(&mut self, group: &ProcessGroup, pool: &Arc<Pool>) -> Result<bool> {
         let name = self.request.operation.name();
-        let failed = Error::of(name);
+        let failed = error::of(name);
         let Stage::Out(flight, _) = &mut self.stage else { return Ok(false) };
         if let Some(flight) = flight
             && !flight.has_landed().map_err(&failed)?
@@ -142,7 +142,7 @@ impl Staged {
         pool: &Arc<Pool>,
         event: Option<&dyn Event>,
     ) -> Result<bool> {
-        let failed = Error::of(self.request.operation.name());
+        let failed = error::of(self.request.operation.name());
         match replace(&mut self.stage, Stage::Done) {
             Stage::Host(call) if call.has_ended() => {
                 let (memory, source) = call.end()?;

@@ -22,7 +22,7 @@ use crate::ring::{Ring, Window};
 use crate::rounds;
 use crate::staged::Staged;
 use crate::work::Promise;
-use crate::{Error, Result};
+use crate::{Result, error};
 
 /// What the watcher works with.
 pub(crate) struct Watcher {
@@ -142,7 +142,7 @@ impl Watcher {
     pub(crate) fn close(mut self, closing: Closing) -> Result<()> {
         let group = self.shared.group.clone();
         if let (Some(error), false) = (self.shared.failure(), matches!(closing, Closing::Drop)) {
-            return Err(Error::clone(&error));
+            return Err(error);
         }
         match closing {
             Closing::Drop => {}
@@ -171,7 +171,7 @@ impl Watcher {
         let mut failure = None;
         for (result, slot) in summed {
             self.ring.reduced(slot);
-            failure = failure.or(result.err().map(Error::from));
+            failure = failure.or(result.err());
         }
         for result in agreed {
             self.agreeing -= 1;
@@ -391,14 +391,14 @@ impl Watcher {
             }
             if staged.is_asked() {
                 let is_early = line.is_none() || self.shared.options.has(Planted::SendsEarly);
-                if !is_early && !after.has_come().map_err(Error::of(operation))? {
+                if !is_early && !after.has_come().map_err(error::of(operation))? {
                     held_up.extend(line);
                     continue;
                 }
                 let aside = match &self.aside {
                     Some(aside) => aside,
                     None => {
-                        let stream = self.shared.device.stream().map_err(Error::of(operation));
+                        let stream = self.shared.device.stream().map_err(error::of(operation));
                         self.aside.insert(stream?)
                     }
                 };
@@ -450,7 +450,7 @@ impl Watcher {
                 Part::Staged(staged) => staged.is_settled(),
             };
             if is_settled {
-                message.promise.complete(Err(Error::clone(&error)));
+                message.promise.complete(Err(error.clone()));
                 moved = true;
             }
             !is_settled
@@ -467,7 +467,7 @@ impl Watcher {
             if !is_settled {
                 break;
             }
-            call.promise.complete(Err(Error::clone(&error)));
+            call.promise.complete(Err(error.clone()));
             self.calls.pop_front();
             self.first += 1;
             moved = true;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use drumline_device::{self as device, Device, Gate, Stream};
 use drumline_group::Rank;
 
-use crate::{Error, Result};
+use crate::{Error, Result, error};
 
 /// A call on the memory of a device, which has been queued.
 ///
@@ -72,8 +72,8 @@ impl Promise {
 impl Drop for Promise {
     /// Nobody waits for ever, whatever became of the thread that had the call.
     fn drop(&mut self) {
-        let problem = "the call was given up before it ended".to_owned();
-        self.complete(Err(Error::Argument { operation: self.operation, problem }));
+        let problem = "the call was given up before it ended";
+        self.complete(Err(Error::argument(self.operation, problem)));
     }
 }
 
@@ -90,7 +90,7 @@ impl DeviceWork {
         let Some(gate) = self.gate()? else { return self.wait() };
         match stream.wait_gate(&gate) {
             Err(device::Error::Unsupported { .. }) => self.wait(),
-            joined => joined.map_err(Error::of(self.operation)),
+            joined => joined.map_err(error::of(self.operation)),
         }
     }
 
@@ -111,7 +111,7 @@ impl DeviceWork {
             state.gate = match self.device.gate() {
                 Ok(gate) => Some(gate),
                 Err(device::Error::Unsupported { .. }) => None,
-                Err(error) => return Err(Error::Device { operation: self.operation, error }),
+                Err(error) => return Err(error::of(self.operation)(error)),
             };
         }
         Ok(state.gate.clone())

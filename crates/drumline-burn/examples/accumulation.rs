@@ -21,7 +21,7 @@ const MICRO_BATCHES: usize = 3;
 /// Samples of a micro-batch.
 const SAMPLES: usize = 4;
 
-fn main() -> Result<(), drumline::train::Error> {
+fn main() -> Result<(), drumline::Error> {
     drumline::spawn(RANKS, |_| rank())?.join()
 }
 

@@ -17,7 +17,7 @@ use drumline_burn::{DdpOptions, DistributedDataParallel, Divisor, Result, parame
 /// How many batches each rank has.
 const BATCHES: [usize; 4] = [10, 7, 3, 0];
 
-fn main() -> Result<(), drumline::train::Error> {
+fn main() -> Result<(), drumline::Error> {
     drumline::spawn(BATCHES.len(), |_| rank())?.join()
 }
 

@@ -1,6 +1,9 @@
 //! The failures of models of candle, each with its text.
 
-use std::fmt::{self, Display};
+use std::{
+    fmt::{self, Display},
+    sync::Arc,
+};
 
 use drumline::{
     Section,
@@ -14,7 +17,7 @@ pub(crate) trait OrFail<T> {
 
 impl<T> OrFail<T> for candle_core::Result<T> {
     fn or_fail(self) -> Result<T> {
-        self.map_err(|error| candle(&error).with(error))
+        self.map_err(|error| candle(&error).with(Arc::new(error)))
     }
 }
 
@@ -26,7 +29,7 @@ pub(crate) fn candle(problem: impl Display) -> Error {
 /// Some ranks cannot take part. Every rank gets this error, with the same text, and nothing was averaged.
 pub(crate) fn ranks(problems: Vec<RankProblem>) -> Error {
     let told = problems.iter().map(RankProblem::to_string).collect::<Vec<_>>().join("; ");
-    Error::quoting(ErrorKind::Model, Section::ModelsOfCandle, told).with(problems)
+    Error::quoting(ErrorKind::Model, Section::ModelsOfCandle, told).with(Arc::new(problems))
 }
 
 /// A checkpoint has a part that cannot be used, or lacks one. Nothing was loaded.
@@ -44,7 +47,8 @@ pub(crate) fn unnamed_variable(shape: &[usize]) -> Error {
     Error::new(ErrorKind::Argument, Section::ModelsOfCandle, text)
 }
 
-/// What is wrong on which ranks. The detail of an error of kind [`Model`](drumline::ErrorKind::Model) is a list of these.
+/// What is wrong on which ranks. The detail of an error of kind [`Model`](drumline::ErrorKind::Model) is a list of
+/// these.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankProblem {

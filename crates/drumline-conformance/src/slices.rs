@@ -43,7 +43,7 @@ pub(crate) fn gathered<T: Element + Pod>(
             let size = size_of::<T>();
             let window = window_of(group, holder, offsets[holder] as usize, len * size);
             let bytes = window?.to_vec(range.start * size..range.end * size);
-            let bytes = bytes.map_err(|error| Error::Memory { problem: error.to_string() })?;
+            let bytes = bytes.map_err(Error::memory)?;
             found.extend(bytes.chunks_exact(size).map(bytemuck::pod_read_unaligned::<T>));
         }
     }

@@ -24,8 +24,9 @@ pub(crate) struct Choice {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] when the settings name an algorithm that is not eligible;
-/// [`Error::InvalidArgument`] for an operator that the elements do not have, and where no algorithm serves.
+/// [`Setting`](drumline_error::ErrorKind::Setting) when the settings name an algorithm that is not eligible;
+/// [`Argument`](drumline_error::ErrorKind::Argument) for an operator that the elements do not have, and where no
+/// algorithm serves.
 pub(crate) fn choose(
     call: &Call,
     situation: &Situation<'_>,
@@ -34,19 +35,16 @@ pub(crate) fn choose(
 ) -> Result<Choice> {
     let name = call.collective.name();
     if let Some(problem) = call.problem() {
-        return Err(Error::InvalidArgument { operation: name, problem });
+        return Err(Error::argument(name, problem));
     }
     let named = match named(situation, settings)? {
         None => chooser.choose(situation),
         named => named,
     };
-    let algorithm = named.ok_or_else(|| Error::InvalidArgument {
-        operation: name,
-        problem: format!(
+    let algorithm = named.ok_or_else(|| Error::argument(name, format!(
             "no algorithm of {name} over links sums by placement where hosts hold ranks that are no \
              node of the tree: take the order of ranks (DRUMLINE_SUM_ORDER=rank)"
-        ),
-    })?;
+        )))?;
     let (kind, wide) = (situation.kind, situation.widens(algorithm));
     Ok(Choice {
         algorithm,
@@ -68,10 +66,10 @@ fn named(situation: &Situation<'_>, settings: &Settings) -> Result<Option<&'stat
     match eligible(algorithm, situation) {
         Ok(()) => Ok(Some(algorithm)),
         Err(_) if situation.topology.world_size == 1 => Ok(None),
-        Err(why) => Err(Error::InvalidSetting {
-            setting: "the algorithm of all_reduce".to_owned(),
-            problem: format!("{name:?} cannot be used here: {why}"),
-        }),
+        Err(why) => Err(Error::setting(
+            "the algorithm of all_reduce",
+            format!("{name:?} cannot be used here: {why}"),
+        )),
     }
 }
 
@@ -79,12 +77,10 @@ fn named(situation: &Situation<'_>, settings: &Settings) -> Result<Option<&'stat
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] lists the known names.
+/// [`Setting`](drumline_error::ErrorKind::Setting) lists the known names.
 pub fn find(collective: Collective, name: &str) -> Result<&'static Algorithm> {
-    Algorithm::find(collective, name).map_err(|unknown| Error::InvalidSetting {
-        setting: format!("the algorithm of {collective}"),
-        problem: unknown.to_string(),
-    })
+    Algorithm::find(collective, name)
+        .map_err(|unknown| Error::setting(&format!("the algorithm of {collective}"), unknown))
 }
 
 #[cfg(test)]

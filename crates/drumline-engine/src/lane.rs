@@ -250,8 +250,7 @@ impl Lane {
         let _inside = self.running.as_ref().and_then(|running| running.open.enter());
         if let State::Failed(by) = &self.state {
             // A send or receive has failed while this collective ran.
-            let error =
-                Error::Poisoned { attempted: operation.call().collective.name(), by: by.clone() };
+            let error = by.poisoned(operation.call().collective.name());
             self.end(operation, now);
             if let Some(host) = &self.host {
                 operation.detach(host);
@@ -421,10 +420,7 @@ impl Lane {
             true => algorithm.narrow_schedule(&self.topology, rank, root),
             false => algorithm.schedule(&self.topology, rank, root),
         };
-        let schedule = schedule.map_err(|error| Error::InvalidArgument {
-            operation: call.collective.name(),
-            problem: error.to_string(),
-        })?;
+        let schedule = schedule.map_err(|error| Error::argument(call.collective.name(), error))?;
         let schedule = Arc::new(schedule);
         self.schedules.insert(key, schedule.clone());
         Ok(schedule)
@@ -434,11 +430,8 @@ impl Lane {
     fn check_open(&self, attempted: impl FnOnce() -> &'static str) -> Result<()> {
         match &self.state {
             State::Open => Ok(()),
-            State::Failed(by) => Err(Error::Poisoned { attempted: attempted(), by: by.clone() }),
-            State::Left => Err(Error::InvalidArgument {
-                operation: attempted(),
-                problem: "the group has been destroyed".to_owned(),
-            }),
+            State::Failed(by) => Err(by.poisoned(attempted())),
+            State::Left => Err(Error::argument(attempted(), "the group has been destroyed")),
         }
     }
 
@@ -452,7 +445,7 @@ impl Lane {
     fn fail_as(&mut self, failure: CollectiveError) -> Error {
         let failure = Arc::new(failure);
         self.fail_with(failure.clone());
-        Error::Collective(failure)
+        failure.error()
     }
 
     /// Poisons the group with a failure that this rank has found elsewhere, and tells the peers. A group that
@@ -529,11 +522,11 @@ impl Lane {
         self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
     }
 
-    /// Fails if the group has failed, which this rank may only find out now: the peers hear of it then. `attempted` began
-    /// at `began` outside of the lane.
+    /// Fails if the group has failed, which this rank may only find out now: the peers hear of it then. `attempted`
+    /// began at `began` outside of the lane.
     pub fn check(&mut self, attempted: &'static str, began: Instant, now: Instant) -> Result<()> {
         match &self.state {
-            State::Failed(by) => return Err(Error::Poisoned { attempted, by: by.clone() }),
+            State::Failed(by) => return Err(by.poisoned(attempted)),
             State::Left => return Ok(()),
             State::Open => {}
         }
@@ -551,7 +544,8 @@ impl Lane {
         self.hear(now).is_err() || self.transport.has_met_all()
     }
 
-    /// Why a peer that has left the group in good order can take no part any more. `None`: it is not known to have left.
+    /// Why a peer that has left the group in good order can take no part any more. `None`: it is not known to have
+    /// left.
     pub fn left(&self, peer: Rank) -> Option<Cause> {
         self.transport.left(peer)
     }

@@ -39,5 +39,5 @@ pub mod transport;
 pub mod usage;
 
 pub use drumline_kernels::{DType, Element, ReduceOp};
-pub use error::{Cause, CollectiveError, Error, Reason, Result};
+pub use error::{Cause, CollectiveError, Error, ErrorKind, Reason, Result};
 pub use settings::Settings;

@@ -38,14 +38,10 @@ impl<T: Element> RegisteredBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`] when the arena has no room.
+    /// [`Memory`](drumline_error::ErrorKind::Memory) when the arena has no room.
     pub fn allocate(arena: Option<&Arena>, len: usize) -> Result<RegisteredBuffer<T>> {
         let memory = match arena {
-            Some(arena) => Memory::Shared(
-                arena
-                    .allocate(len)
-                    .map_err(|error| Error::Memory { problem: error.to_string() })?,
-            ),
+            Some(arena) => Memory::Shared(arena.allocate(len).map_err(Error::memory)?),
             None => Memory::Private(vec![T::zeroed(); len]),
         };
         Ok(RegisteredBuffer(memory))

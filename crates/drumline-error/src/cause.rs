@@ -9,7 +9,7 @@ use crate::Section;
 /// Why a call failed.
 ///
 /// ```
-/// use drumline::{Cause, Error, ProcessGroup, ReduceOp};
+/// use drumline::{Cause, ProcessGroup, ReduceOp};
 ///
 /// std::thread::scope(|threads| {
 ///     for group in ProcessGroup::local_world(2)? {
@@ -18,8 +18,7 @@ use crate::Section;
 ///                 0 => group.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum),
 ///                 _ => group.all_reduce(&mut [1.0_f32; 9], ReduceOp::Sum),
 ///             };
-///             let Err(Error::Collective(error)) = called else { panic!() };
-///             match &error.cause {
+///             match called.unwrap_err().cause().unwrap() {
 ///                 Cause::Mismatch { peer, theirs, ours } => {
 ///                     assert_ne!(*peer, group.rank());
 ///                     assert!(theirs.contains("of 8 f32") != ours.contains("of 8 f32"));

@@ -1,10 +1,10 @@
 //! The error of all of Drumline.
 
-use std::{any::Any, fmt, io, sync::Arc};
+use std::{any::Any, fmt, io, sync::Arc, time::Duration};
 
 use drumline_schedule::step::Rank;
 
-use crate::{Cause, ErrorOrigin, Reason, Section};
+use crate::{Cause, ErrorOrigin, Reason, Section, spent};
 
 /// The result of fallible functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,13 +14,25 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A program tells failures apart by [`kind`](Error::kind), and those of a group of ranks by [`cause`](Error::cause),
 /// too. The text is for people. It ends with a command that tells more.
 ///
-/// ```
-/// use drumline::{sampler::DistributedSampler, train::ErrorKind};
+/// An error can be cloned, because a failed group returns its failure from every later call.
 ///
-/// let error = DistributedSampler::builder(100, 2, 2).build().unwrap_err();
+/// ```
+/// use drumline::{Cause, ErrorKind, ProcessGroup, ReduceOp};
+///
+/// let group = ProcessGroup::alone();
+/// // An argument that cannot be used: nothing has happened, and the group goes on.
+/// let error = group.broadcast(&mut [1.0_f32], 3).unwrap_err();
 /// assert_eq!((error.kind(), error.culprit()), (ErrorKind::Argument, None));
 /// assert!(error.to_string().ends_with("(drumline explain argument)"), "{error}");
 /// assert_eq!(format!("{error:?}"), error.to_string()); // what `unwrap` prints
+/// group.all_reduce(&mut [1.0_f32], ReduceOp::Sum)?;
+///
+/// // A failure poisons the group: later calls repeat it.
+/// group.abort();
+/// let later = group.barrier().unwrap_err();
+/// assert_eq!((later.kind(), later.culprit()), (ErrorKind::Poisoned, Some(0)));
+/// assert_eq!(later.cause(), Some(&Cause::Aborted));
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Error(Box<Failure>);
@@ -32,9 +44,27 @@ struct Failure {
     origin: ErrorOrigin,
     culprit: Option<Rank>,
     cause: Option<Cause>,
-    /// With its section.
-    text: String,
+    /// Without its section.
+    message: String,
     detail: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The [detail](Error::detail) of [`ErrorKind::StoreTimeout`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline::store::{HashStore, MissingKeys, Store};
+///
+/// let error = HashStore::new().wait(&["never"], Duration::ZERO).unwrap_err();
+/// assert_eq!(error.detail::<MissingKeys>().unwrap().keys, ["never"]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingKeys {
+    /// The keys that did not appear. Empty if the store does not know which.
+    pub keys: Vec<String>,
+    /// How long the call waited.
+    pub waited: Duration,
 }
 
 /// What has failed.
@@ -75,8 +105,8 @@ pub enum ErrorKind {
     ModelsDiffer,
     /// A parameter does not have the same value on all ranks. Every rank gets this error, with the same text.
     ParametersDiffer,
-    /// Gradients are missing or unusable, so a step cannot be averaged. Every rank gets this error (except for a gradient
-    /// that was handed in again after all buckets were launched).
+    /// Gradients are missing or unusable, so a step cannot be averaged. Every rank gets this error (except for a
+    /// gradient that was handed in again after all buckets were launched).
     Gradients,
     /// Tensors are missing in a step of an `AsyncReduce`. Every rank gets this error.
     NotBrought,
@@ -143,37 +173,79 @@ impl Error {
         self.0.detail.as_deref()?.downcast_ref()
     }
 
+    /// The text without the command that tells more.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The caller's argument of `operation` cannot be used. `problem` says what would be right.
+    pub fn argument(operation: &str, problem: impl fmt::Display) -> Error {
+        let message = format!("{operation}: {problem}");
+        Error::quoting(ErrorKind::Argument, Section::Argument, message)
+    }
+
+    /// A setting from the environment, a URL or a builder is missing or wrong. `problem` says what would be right.
+    pub fn setting(setting: &str, problem: impl fmt::Display) -> Error {
+        let is_secret = setting.starts_with("DRUMLINE_SECRET");
+        let section = if is_secret { Section::Secrets } else { Section::Settings };
+        Error::quoting(ErrorKind::Setting, section, format!("{setting}: {problem}"))
+    }
+
+    /// A call to a store, such as `tcp://host:port`, failed. `operation` is the call, with its key.
+    pub fn store(store: &str, operation: &str, problem: impl fmt::Display) -> Error {
+        let message = format!("store {store}: {operation}: {problem}");
+        Error::quoting(ErrorKind::Store, Section::Store, message)
+    }
+
+    /// A store has waited for `keys` in vain. They are its detail: [`MissingKeys`].
+    pub fn missing_keys(store: &str, keys: Vec<String>, waited: Duration) -> Error {
+        let message = format!(
+            "store {store}: waited {} for {}; is every rank started, and with the same address and world size?",
+            spent(waited),
+            keys.join(", ")
+        );
+        Error::new(ErrorKind::StoreTimeout, Section::StartUp, message)
+            .with(Arc::new(MissingKeys { keys, waited }))
+    }
+
+    /// This process tried `what`, and the system refused it.
+    pub fn io(what: impl fmt::Display, error: impl Into<io::Error>) -> Error {
+        let error = error.into();
+        let told = Error::quoting(ErrorKind::Io, Section::Io, format!("{what}: {error}"));
+        told.of_origin(ErrorOrigin::of_system(&error))
+    }
+
+    /// There is no more memory to register. `problem` says how much the caller asked for, and how much there is.
+    #[doc(hidden)]
+    pub fn memory(problem: impl fmt::Display) -> Error {
+        let message = format!("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit)");
+        Error::new(ErrorKind::Memory, Section::Memory, message)
+    }
+
     /// An error whose text has no section yet.
     #[doc(hidden)]
-    pub fn new(kind: ErrorKind, section: Section, text: impl fmt::Display) -> Error {
-        let text = format!("{text} {section}");
+    pub fn new(kind: ErrorKind, section: Section, message: impl fmt::Display) -> Error {
+        let (origin, message) = (kind.origin(), message.to_string());
         let (culprit, cause, detail) = (None, None, None);
-        let origin = kind.origin();
-        Error(Box::new(Failure { kind, section, origin, culprit, cause, text, detail }))
+        Error(Box::new(Failure { kind, section, origin, culprit, cause, message, detail }))
     }
 
     /// An error whose text may quote another one. That one's section tells more.
     #[doc(hidden)]
-    pub fn quoting(kind: ErrorKind, section: Section, text: impl fmt::Display) -> Error {
-        let text = text.to_string();
-        match Section::split(&text) {
-            Some((text, quoted)) => Error::new(kind, quoted.unwrap_or(section), text),
-            None => Error::new(kind, section, text),
+    pub fn quoting(kind: ErrorKind, section: Section, message: impl fmt::Display) -> Error {
+        let message = message.to_string();
+        match Section::split(&message) {
+            Some((message, quoted)) => Error::new(kind, quoted.unwrap_or(section), message),
+            None => Error::new(kind, section, message),
         }
     }
 
-    /// The caller's argument of `operation` cannot be used.
+    /// The same error with another text and kind. Origin, culprit, cause and detail stay.
     #[doc(hidden)]
-    pub fn argument(operation: &str, problem: impl fmt::Display) -> Error {
-        let text = format!("{operation}: {problem}");
-        Error::quoting(ErrorKind::Argument, Section::Argument, text)
-    }
-
-    /// This process tried `what`, and the system refused it.
-    #[doc(hidden)]
-    pub fn io(what: impl fmt::Display, error: &io::Error) -> Error {
-        let told = Error::quoting(ErrorKind::Io, Section::Io, format!("{what}: {error}"));
-        told.of_origin(ErrorOrigin::of_system(error))
+    #[must_use]
+    pub fn told_as(&self, kind: ErrorKind, message: impl fmt::Display) -> Error {
+        let Failure { section, message, .. } = *Error::quoting(kind, self.section(), message).0;
+        Error(Box::new(Failure { kind, section, message, ..(*self.0).clone() }))
     }
 
     #[doc(hidden)]
@@ -199,15 +271,15 @@ impl Error {
 
     #[doc(hidden)]
     #[must_use]
-    pub fn with(mut self, detail: impl Any + Send + Sync) -> Error {
-        self.0.detail = Some(Arc::new(detail));
+    pub fn with(mut self, detail: Arc<impl Any + Send + Sync>) -> Error {
+        self.0.detail = Some(detail);
         self
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.text)
+        write!(f, "{} {}", self.0.message, self.0.section)
     }
 }
 

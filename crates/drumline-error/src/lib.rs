@@ -9,7 +9,7 @@ mod section;
 mod text;
 
 pub use cause::{Cause, Reason};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, MissingKeys, Result};
 pub use origin::ErrorOrigin;
 pub use section::Section;
-pub use text::{in_section, of_setting, spent};
+pub use text::spent;

@@ -24,8 +24,8 @@ use crate::{Config, Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] when no interface has the name in the settings, or none is
-/// named and several come into question; [`Error::Io`] when there is no route to the master.
+/// [`Setting`](crate::ErrorKind::Setting) when no interface has the name in the settings, or none is
+/// named and several come into question; [`Io`](crate::ErrorKind::Io) when there is no route to the master.
 pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result<String> {
     let (addresses, why) = addresses(config, master)?;
     Ok(format!("{}: {why}", describe(&addresses)))
@@ -59,9 +59,7 @@ pub(crate) fn addresses(
 
 /// The addresses on which to listen for peers that are not near. Of these, `elsewhere` are on other hosts.
 pub(crate) fn addresses_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<Vec<IpAddr>> {
-    let invalid = |setting: &str, problem: String| {
-        Err(Error::InvalidSetting { setting: setting.to_owned(), problem })
-    };
+    let invalid = |setting: &str, problem: String| Err(Error::setting(setting, problem));
     let chosen = match (&config.socket_ifname, &config.bind_addresses[..]) {
         (Some(names), []) => addresses_of(names, None)?,
         (None, []) if elsewhere.is_empty() => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],

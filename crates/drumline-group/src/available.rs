@@ -28,12 +28,10 @@ pub fn is_mpi_available() -> bool {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] lists what was tried, and says what to install.
+/// [`Setting`](crate::ErrorKind::Setting) lists what was tried, and says what to install.
 pub fn describe_mpi(config: &Config) -> Result<String> {
-    mpi::describe(config.mpi_library.as_deref()).map_err(|problem| Error::InvalidSetting {
-        setting: "mpi_library (DRUMLINE_MPI_LIBRARY)".to_owned(),
-        problem,
-    })
+    mpi::describe(config.mpi_library.as_deref())
+        .map_err(|problem| Error::setting("mpi_library (DRUMLINE_MPI_LIBRARY)", problem))
 }
 
 /// Whether `torchrun` started this process: `TORCHELASTIC_RUN_ID` is set. See

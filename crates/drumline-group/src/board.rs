@@ -18,6 +18,7 @@ use drumline_store::{
 
 use crate::{
     Error, Result,
+    error::not_connected,
     start_up::{Outlook, Process, run},
     trace::{GroupTrace, Inquiry},
 };
@@ -35,7 +36,7 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] names the ranks that have not come before `deadline`.
+    /// [`Connect`](crate::ErrorKind::Connect) names the ranks that have not come before `deadline`.
     pub(crate) fn meet(
         member: &Membership,
         store: &Arc<dyn Store>,
@@ -101,7 +102,8 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when a rank has failed (with that rank's error), or when a rank writes nothing in time.
+    /// [`Connect`](crate::ErrorKind::Connect) when a rank has failed (with that rank's error), or when a rank writes
+    /// nothing in time.
     pub(crate) fn all_gather(&self, subject: Subject, word: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.run(async |desk, rules| rules.all_gather(desk, subject, word).await, |it| self.ask(it))
     }
@@ -126,10 +128,8 @@ pub(crate) fn failed(member: &Membership, failure: Failure<Error>) -> Error {
     match failure {
         Failure::Outside(error) => error,
         failure => {
-            let (group, rank) = (member.name.clone(), member.rank);
             let culprit = failure.culprit().map(|rank| member.global.of(rank));
-            let problem = failure.text(member);
-            Error::Connect { group, rank, problem, culprit }
+            not_connected(member, &failure.text(member)).blaming(culprit)
         }
     }
 }

@@ -235,7 +235,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] names the variable that cannot be understood.
+    /// [`Setting`](crate::ErrorKind::Setting) names the variable that cannot be understood.
     pub fn from_env() -> Result<Config> {
         let config = Config::from_variables(|name| std::env::var(name).ok())?;
         Ok(Config { secret: Secret::from_env()?, ..config })
@@ -370,9 +370,8 @@ impl Config {
             config.debug = level.map_err(|_| invalid(name, &text, "off, info or detail"))?;
         }
         if let Some(text) = variable("DRUMLINE_SECURITY") {
-            config.security = text.parse().map_err(|problem: NoLevel| Error::InvalidSetting {
-                setting: "DRUMLINE_SECURITY".to_owned(),
-                problem: format!("{text:?}: {problem}"),
+            config.security = text.parse().map_err(|problem: NoLevel| {
+                Error::setting("DRUMLINE_SECURITY", format!("{text:?}: {problem}"))
             })?;
         }
         for (name, setting) in [
@@ -394,8 +393,5 @@ impl Config {
 }
 
 fn invalid(setting: &str, value: &str, wanted: &str) -> Error {
-    Error::InvalidSetting {
-        setting: setting.to_owned(),
-        problem: format!("{value:?} should be {wanted}"),
-    }
+    Error::setting(setting, format!("{value:?} should be {wanted}"))
 }

@@ -122,5 +122,5 @@ pub(crate) fn inside(attempted: &'static str, call: &str, group: &str) -> Error 
         "this thread is in {call} of group {group:?}, and a handler of a signal interrupts it: wait until the \
          handler has returned, or abort or destroy the group"
     );
-    Error::InvalidArgument { operation: attempted, problem }
+    Error::argument(attempted, problem)
 }

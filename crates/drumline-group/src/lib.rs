@@ -35,7 +35,7 @@ pub use config::Config;
 #[doc(hidden)]
 pub use drumline_engine::deadline;
 pub use drumline_engine::{Cause, CollectiveError, Reason, operator::Operator};
-pub use drumline_error::{ErrorKind, ErrorOrigin, Section};
+pub use drumline_error::{Error, ErrorKind, ErrorOrigin, Result, Section};
 pub use drumline_kernels::{DType, Element, ReduceOp, bf16, f16};
 pub use drumline_schedule::step::Rank;
 #[doc(hidden)]
@@ -46,7 +46,6 @@ pub use drumline_store::{
     launched,
     net::{free_port, interface::interface_with, site},
 };
-pub use error::{Error, Result};
 #[doc(hidden)]
 pub use group::connect_members;
 pub use group::driving;

@@ -54,15 +54,17 @@ impl PriceSource {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] names the file, and the line with the error.
+    /// [`Setting`](crate::ErrorKind::Setting) names the file, and the line with the error.
     pub(crate) fn load(&self) -> Result<PriceList> {
         match self {
             PriceSource::Default | PriceSource::Measure => Ok(PriceList::default()),
             PriceSource::Given(list) => Ok(PriceList::clone(list)),
             PriceSource::File(path) => {
-                let invalid = |problem: String| Error::InvalidSetting {
-                    setting: "prices (DRUMLINE_PRICES)".to_owned(),
-                    problem: format!("{}: {problem}", path.display()),
+                let invalid = |problem: String| {
+                    Error::setting(
+                        "prices (DRUMLINE_PRICES)",
+                        format!("{}: {problem}", path.display()),
+                    )
                 };
                 let text = read_text(path, 1 << 20).map_err(|error| {
                     invalid(format!(

@@ -73,7 +73,7 @@ struct Door {
 ///
 /// # Errors
 ///
-/// [`Error::Io`] when the thread cannot be started.
+/// [`Io`](crate::ErrorKind::Io) when the thread cannot be started.
 pub(crate) fn get() -> Result<&'static ProgressThread> {
     static THREAD: PerProcess<Result<&'static ProgressThread>> = PerProcess::new();
     THREAD.get(ProgressThread::start).clone()
@@ -81,7 +81,7 @@ pub(crate) fn get() -> Result<&'static ProgressThread> {
 
 fn not_started(error: io::Error) -> Error {
     let what = "cannot start the progress thread".to_owned();
-    Error::Io { what, error: Arc::new(error) }
+    Error::io(what, error)
 }
 
 impl ProgressThread {

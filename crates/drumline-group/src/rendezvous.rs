@@ -97,8 +97,8 @@ pub use drumline_store::net::Endpoint;
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) if the URL or the environment is wrong; nothing
-/// has been opened. [`Error::Store`](crate::Error::Store) if the store cannot be hosted or reached, if ranks
+/// [`Setting`](crate::ErrorKind::Setting) if the URL or the environment is wrong; nothing
+/// has been opened. [`Store`](crate::ErrorKind::Store) if the store cannot be hosted or reached, if ranks
 /// are missing when the time is over, or if two processes claim one rank.
 pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
@@ -130,8 +130,8 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
 
 /// Whether a launcher started this process: `RANK` and `WORLD_SIZE` are set.
 ///
-/// [`ProcessGroup::init_or_alone`](crate::ProcessGroup::init_or_alone) asks this, so that one program runs with and without
-/// a launcher.
+/// [`ProcessGroup::init_or_alone`](crate::ProcessGroup::init_or_alone) asks this, so that one program runs with and
+/// without a launcher.
 pub fn is_launched() -> bool {
     env::var_os("RANK").is_some() && env::var_os("WORLD_SIZE").is_some()
 }

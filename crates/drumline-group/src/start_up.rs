@@ -9,12 +9,13 @@ use std::{
 
 use drumline_engine::start_up::{Answer, Answered, Ask, Desk, Outside, Step, Steps};
 use drumline_store::{
-    Error as StoreError,
     net::sign::{look, own},
-    store::Store,
+    store::{MissingKeys, Store},
 };
 
-use crate::{Config, Error, addresses::listen_for_others, transport::stream::PeerStream};
+use crate::{
+    Config, Error, ErrorKind, addresses::listen_for_others, transport::stream::PeerStream,
+};
 
 /// This process with its store and its sockets.
 #[derive(Debug)]
@@ -69,10 +70,10 @@ impl Outlook {
 
     /// Why start-up has failed: that may follow from a failure of the group from which this one is made.
     pub(crate) fn explain(&self, error: Error) -> Error {
-        match error {
-            Error::Connect { culprit: None, .. }
-            | Error::Store { .. }
-            | Error::StoreTimeout { .. } => self.check().err().unwrap_or(error),
+        match (error.kind(), error.culprit()) {
+            (ErrorKind::Connect, None) | (ErrorKind::Store | ErrorKind::StoreTimeout, _) => {
+                self.check().err().unwrap_or(error)
+            }
             _ => error,
         }
     }
@@ -130,14 +131,14 @@ pub(crate) fn ask_store(store: &dyn Store, question: Ask) -> Answered<Process> {
 }
 
 fn wait(store: &dyn Store, keys: Vec<String>, limit: Duration) -> Answered<Process> {
-    match store.wait(&as_str(&keys), limit) {
-        Ok(()) => Ok(Answer::Done),
-        // A store may not know which keys are missing.
-        Err(StoreError::StoreTimeout { keys: none, .. }) if none.is_empty() => {
-            Ok(Answer::Missing(keys))
+    let Err(error) = store.wait(&as_str(&keys), limit) else { return Ok(Answer::Done) };
+    match (error.kind(), error.detail::<MissingKeys>()) {
+        (ErrorKind::StoreTimeout, Some(missing)) if !missing.keys.is_empty() => {
+            Ok(Answer::Missing(missing.keys.clone()))
         }
-        Err(StoreError::StoreTimeout { keys, .. }) => Ok(Answer::Missing(keys)),
-        Err(error) => Err(error.into()),
+        // A store may not know which keys are missing.
+        (ErrorKind::StoreTimeout, _) => Ok(Answer::Missing(keys)),
+        _ => Err(error),
     }
 }
 

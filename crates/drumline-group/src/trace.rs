@@ -93,10 +93,10 @@ use crate::Result;
 ///
 /// # Errors
 ///
-/// [`Error::Trace`](crate::Error::Trace) names the file and the line that cannot be read, or says that there
+/// [`Trace`](crate::ErrorKind::Trace) names the file and the line that cannot be read, or says that there
 /// is no file. A file that ends in the middle of an event, because its rank was killed, is no error.
 pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
-    Ok(drumline_trace::merge(dir, out)?)
+    drumline_trace::merge(dir, out)
 }
 
 /// Sums up what the ranks in `dir` did.
@@ -105,5 +105,5 @@ pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
 ///
 /// As for [`merge`](merge()).
 pub fn summarize(dir: &Path) -> Result<Summary> {
-    Ok(drumline_trace::summarize(dir)?)
+    drumline_trace::summarize(dir)
 }

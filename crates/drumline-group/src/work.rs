@@ -57,16 +57,16 @@ pub struct Work<B> {
 /// What every function returns that ends in `_async`: the call that has begun, or why it cannot begin.
 ///
 /// It cannot begin if an argument cannot be used. Then nothing was sent to any peer, the group goes on, and the buffer
-/// comes back with the error, which is an [`Error::InvalidArgument`]. All other errors come with the end of the call, from
-/// the [`Work`]. Both are of one type, so one place can handle both:
+/// comes back with the error, which is an [`Argument`](crate::ErrorKind::Argument). All other errors come with the end
+/// of the call, from the [`Work`]. Both are of one type, so one place can handle both:
 ///
 /// ```
 /// # use drumline_group as drumline;
-/// use drumline::{Error, ProcessGroup, Work};
+/// use drumline::{ErrorKind, ProcessGroup, Work};
 ///
 /// let group = ProcessGroup::alone();
 /// let failed = group.broadcast_async(vec![1.0, 2.0], 3).and_then(Work::wait).unwrap_err();
-/// assert!(matches!(failed.error, Error::InvalidArgument { operation: "broadcast", .. }));
+/// assert_eq!(failed.error.kind(), ErrorKind::Argument);
 /// assert_eq!(failed.buffer, Some(vec![1.0, 2.0]));
 /// # Ok::<_, drumline::Error>(())
 /// ```
@@ -91,10 +91,10 @@ impl<B> Promise<B> {
 impl<B> Drop for Promise<B> {
     fn drop(&mut self) {
         if !self.0.is_done() {
-            self.0.complete(Err(WorkError::without_buffer(Error::InvalidArgument {
-                operation: "wait",
-                problem: "the operation was given up before it ended".to_owned(),
-            })));
+            self.0.complete(Err(WorkError::without_buffer(Error::argument(
+                "wait",
+                "the operation was given up before it ended",
+            ))));
         }
     }
 }
@@ -141,12 +141,6 @@ pub(crate) fn give_back<B>(result: Result<()>, buffer: B) -> Result<B, WorkError
 impl<B> From<WorkError<B>> for Error {
     fn from(failed: WorkError<B>) -> Error {
         failed.error
-    }
-}
-
-impl<B> From<WorkError<B>> for drumline_error::Error {
-    fn from(failed: WorkError<B>) -> drumline_error::Error {
-        failed.error.into()
     }
 }
 
@@ -237,8 +231,8 @@ impl<B> Work<B> {
     ///
     /// # Errors
     ///
-    /// As for the blocking call: [`Error::Collective`] says which rank did what, and [`Error::Poisoned`] that
-    /// an earlier call has failed. The buffer comes back with the error.
+    /// As for the blocking call: [`Collective`](crate::ErrorKind::Collective) says which rank did what, and
+    /// [`Poisoned`](crate::ErrorKind::Poisoned) that an earlier call has failed. The buffer comes back with the error.
     pub fn wait(self) -> Result<B, WorkError<B>> {
         match self.wait_until(None) {
             Ok(result) => result,
@@ -264,8 +258,8 @@ impl<B> Work<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the thread cannot be started. Then the callback is not called, and the call goes
-    /// on. The callback gets the errors of [`Work::wait`].
+    /// [`Io`](crate::ErrorKind::Io) when the thread cannot be started. Then the callback is not called, and the call
+    /// goes on. The callback gets the errors of [`Work::wait`].
     pub fn on_complete<F>(self, callback: F) -> Result<()>
     where
         B: Send + 'static,
@@ -384,10 +378,10 @@ impl<B> Future for WorkFuture<B> {
 /// The error for a result that was taken before. The types rule that out, except for a future that is polled
 /// after it was ready.
 fn taken_already<B>() -> WorkError<B> {
-    WorkError::without_buffer(Error::InvalidArgument {
-        operation: "wait",
-        problem: "the result of this operation has been taken already".to_owned(),
-    })
+    WorkError::without_buffer(Error::argument(
+        "wait",
+        "the result of this operation has been taken already",
+    ))
 }
 
 impl<B> fmt::Debug for Work<B> {

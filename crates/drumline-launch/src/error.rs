@@ -86,14 +86,12 @@ impl Error {
     /// use drumline::ErrorOrigin;
     /// use drumline_launch::Error;
     ///
-    /// let of_store = |error| Error::Store(error);
-    /// let (setting, problem) = ("DRUMLINE_SECRET".to_owned(), "a secret of 5 bytes".to_owned());
-    /// let mistake = of_store(drumline::Error::InvalidSetting { setting, problem });
+    /// let mistake = drumline::Error::setting("DRUMLINE_SECRET", "a secret of 5 bytes");
+    /// let mistake = Error::Store(mistake);
     /// assert_eq!((mistake.origin(), mistake.exit_code()), (ErrorOrigin::User, 2));
     ///
-    /// let (store, operation) = ("tcp://10.0.0.1:29400".to_owned(), "connect".to_owned());
-    /// let problem = "No route to host (os error 113)".to_owned();
-    /// let network = of_store(drumline::Error::Store { store, operation, problem });
+    /// let problem = "No route to host (os error 113)";
+    /// let network = Error::Store(drumline::Error::store("tcp://10.0.0.1:29400", "connect", problem));
     /// assert_eq!((network.origin(), network.exit_code()), (ErrorOrigin::Surroundings, 1));
     /// ```
     pub fn origin(&self) -> ErrorOrigin {
@@ -125,11 +123,5 @@ impl Error {
     /// For `map_err`: makes an [`Error::System`] about `what`.
     pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
         |error| Error::System { what: what.into(), error: error.into() }
-    }
-}
-
-impl From<drumline::store::Error> for Error {
-    fn from(error: drumline::store::Error) -> Error {
-        drumline::Error::from(error).into()
     }
 }

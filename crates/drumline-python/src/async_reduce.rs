@@ -187,8 +187,8 @@ pub(crate) fn registry_of(
 }
 
 /// The error of a call in a handler that interrupts `synchronize`.
-pub(crate) fn in_use() -> drumline::train::Error {
-    drumline::train::Error::argument("AsyncReduce", "this thread is in a call of it, and a handler of a signal interrupts that: wait until the handler \
+pub(crate) fn in_use() -> drumline::Error {
+    drumline::Error::argument("AsyncReduce", "this thread is in a call of it, and a handler of a signal interrupts that: wait until the handler \
                   has returned, or abort it"
             .to_owned())
 }

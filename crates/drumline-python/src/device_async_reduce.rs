@@ -154,9 +154,7 @@ impl DeviceAsyncReduce {
     fn on_core<R>(&self, call: impl FnOnce(&mut Core) -> Result<R>) -> Result<R> {
         let used = self.core.with(|core| match core {
             Some(core) => call(core),
-            None => {
-                Err(drumline::train::Error::argument("AsyncReduce", "it was stopped".to_owned()))
-            }
+            None => Err(drumline::Error::argument("AsyncReduce", "it was stopped".to_owned())),
         });
         used.unwrap_or_else(|| Err(in_use()))
     }

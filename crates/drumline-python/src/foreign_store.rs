@@ -8,8 +8,8 @@ use std::{
 };
 
 use drumline::{
-    deadline,
-    store::{DEFAULT_TIMEOUT, Error, Result, Store},
+    Error, Result, deadline,
+    store::{DEFAULT_TIMEOUT, Store},
 };
 use pyo3::{
     exceptions::{PyAttributeError, PyNotImplementedError, PyRuntimeError},
@@ -26,8 +26,8 @@ pub(crate) struct ForeignStore {
     timeout: Mutex<Duration>,
 }
 
-/// torch's client of a store logs two warnings for each wait in vain. So a wait up to this long asks again and again, with
-/// pauses up to [`PAUSE_MAX`].
+/// torch's client of a store logs two warnings for each wait in vain. So a wait up to this long asks again and again,
+/// with pauses up to [`PAUSE_MAX`].
 const ASKED_MAX: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
@@ -90,7 +90,7 @@ impl ForeignStore {
     }
 
     fn error(&self, operation: &str, problem: String) -> Error {
-        Error::Store { store: self.name.clone(), operation: operation.to_owned(), problem }
+        Error::store(&self.name, operation, problem)
     }
 
     fn lacks(&self, operation: &str) -> Error {
@@ -263,7 +263,7 @@ impl ForeignStore {
     fn missing(&self, keys: &[&str], started: Instant) -> Error {
         let is_missing = |key: &&&str| !matches!(self.check(&[key]), Ok(true));
         let missing = keys.iter().filter(is_missing).map(ToString::to_string).collect();
-        Error::StoreTimeout { store: self.name.clone(), keys: missing, waited: started.elapsed() }
+        Error::missing_keys(&self.name, missing, started.elapsed())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Collectives on lists of buffers, as torch spells them. They travel as one, and are copied from and to their places.
 //!
-//! Those that end in `coalesced` are several calls of one kind. In those that end in `multi`, each buffer of a rank counts
-//! as a member of its own.
+//! Those that end in `coalesced` are several calls of one kind. In those that end in `multi`, each buffer of a rank
+//! counts as a member of its own.
 
 use drumline::{
     DType, Error, ReduceOp,
@@ -303,7 +303,8 @@ struct Members {
 type Summed<T> = PyResult<(Ask<'static>, Bytes, T)>;
 
 impl Members {
-    /// A call that reduces sums of members, in the type in which such sums are kept, and the sum of this rank's members.
+    /// A call that reduces sums of members, in the type in which such sums are kept, and the sum of this rank's
+    /// members.
     fn summed(
         self,
         collective: Collective,
@@ -452,5 +453,5 @@ fn type_of(operation: &str, buffers: &[Memory]) -> PyResult<DType> {
 }
 
 fn invalid(operation: &'static str, problem: String) -> PyErr {
-    raise(Error::InvalidArgument { operation, problem })
+    raise(Error::argument(operation, problem))
 }

@@ -33,7 +33,7 @@ pub(crate) fn on_main_thread() -> bool {
 
 /// Runs a blocking call of a group without the interpreter's lock. If a signal handler raises meanwhile
 /// (Ctrl-C), this aborts the group and raises the handler's exception.
-pub(crate) fn run<R: Send, E: Into<drumline::train::Error> + Send>(
+pub(crate) fn run<R: Send, E: Into<drumline::Error> + Send>(
     py: Python<'_>,
     call: impl FnOnce() -> Result<R, E> + Send,
 ) -> PyResult<R> {
@@ -123,7 +123,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Runs `call`, which signals do not interrupt, without the interpreter's lock. If a signal handler
 /// raises meanwhile, this raises the handler's exception, and `call` runs to its end in the background.
-pub(crate) fn run_beside<R: Send + 'static, E: Into<drumline::train::Error> + Send + 'static>(
+pub(crate) fn run_beside<R: Send + 'static, E: Into<drumline::Error> + Send + 'static>(
     py: Python<'_>,
     call: impl FnOnce() -> Result<R, E> + Send + 'static,
 ) -> PyResult<R> {

@@ -38,7 +38,7 @@ impl Store {
     }
 
     /// Calls the store without the interpreter's lock. Ctrl-C ends the wait.
-    fn wait_for<R: Send + 'static, E: Into<drumline::train::Error> + Send + 'static>(
+    fn wait_for<R: Send + 'static, E: Into<drumline::Error> + Send + 'static>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&dyn store::Store) -> Result<R, E> + Send + 'static,
@@ -47,7 +47,7 @@ impl Store {
         run_beside(py, move || call(&*store))
     }
 
-    fn run<R: Send, E: Into<drumline::train::Error> + Send>(
+    fn run<R: Send, E: Into<drumline::Error> + Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&dyn store::Store) -> Result<R, E> + Send,

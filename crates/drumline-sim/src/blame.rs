@@ -33,11 +33,8 @@ impl Simulation {
             return Err("an error although nothing is wrong".to_owned());
         };
         let rank = process.rank;
-        let error = match error {
-            Error::Collective(error) => error,
-            Error::Poisoned { by, .. } => by,
-            _ => return Err("an error of the wrong kind".to_owned()),
-        };
+        let error =
+            error.detail::<CollectiveError>().ok_or("an error of the wrong kind".to_owned())?;
         let mut guilty: BTreeSet<usize> = match fault {
             FaultKind::SilentHost(_) => {
                 let inside = self.scenario.same_host(rank, victim);

@@ -2,7 +2,7 @@
 
 use std::{cell::OnceCell, collections::BTreeSet, sync::Arc};
 
-use drumline_engine::Error;
+use drumline_engine::{Error, ErrorKind};
 
 use crate::member::posting::Side;
 use drumline_launch::{Ending, supervisor::Verdict};
@@ -157,21 +157,17 @@ impl Simulation {
         let mut first: Vec<Option<&Error>> = vec![None; self.scenario.groups.len()];
         // Calls and messages that end at the same time are recorded in any order.
         let mut records: Vec<&Record> = process.records.iter().collect();
-        records.sort_by_key(|it| {
-            let turn = match it.error {
-                None => 0,
-                Some(Error::Poisoned { .. }) => 2,
-                Some(_) => 1,
-            };
-            (it.ended, turn)
-        });
+        let is_poisoned = |error: &Error| error.kind() == ErrorKind::Poisoned;
+        records.sort_by_key(|it| (it.ended, it.error.as_ref().map(is_poisoned)));
         for Record { group, error, .. } in records {
             match (first[*group], error) {
-                (None, Some(Error::Poisoned { .. })) if !self.was_aborted(process.rank, *group) => {
+                (None, Some(error))
+                    if is_poisoned(error) && !self.was_aborted(process.rank, *group) =>
+                {
                     return Err(format!("rank {}: poisoned by nothing", process.rank));
                 }
                 (None, error) => first[*group] = error.as_ref(),
-                (Some(_), Some(Error::Poisoned { .. })) => {}
+                (Some(_), Some(error)) if is_poisoned(error) => {}
                 (Some(_), other) => {
                     return Err(format!(
                         "rank {}: a call on a poisoned group gave {other:?}",

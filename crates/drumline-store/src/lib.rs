@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 pub mod auth;
-mod error;
 #[doc(hidden)]
 pub mod launched;
 pub mod net;
@@ -19,7 +18,7 @@ pub mod secured;
 pub mod store;
 pub mod text;
 
-pub use error::{Error, Result};
+pub use drumline_error::{Error, Result};
 #[doc(hidden)]
 pub use net::Endpoint;
 

@@ -46,11 +46,7 @@ impl Store for Least {
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let refused = |problem: String| Error::Store {
-            store: "least".to_owned(),
-            operation: format!("add {key}"),
-            problem,
-        };
+        let refused = |problem: String| Error::store("least", &format!("add {key}"), problem);
         self.change(|map| {
             let before = map.get(key).map_or("0".into(), |text| String::from_utf8_lossy(text));
             let before: i64 = before.parse().map_err(|_| refused(format!("{before} there")))?;
@@ -82,7 +78,7 @@ impl Store for Least {
             }
             let waited = started.elapsed();
             let Some(left) = timeout.checked_sub(waited).filter(|left| !left.is_zero()) else {
-                return Err(Error::StoreTimeout { store: "least".to_owned(), keys, waited });
+                return Err(Error::missing_keys("least", keys, waited));
             };
             map = self.shared.1.wait_timeout(map, left).unwrap().0;
         }

@@ -102,8 +102,6 @@ pub fn tree_sum(values: &[f32]) -> f32 {
 
 /// The failure behind an error, whether this call or another one failed.
 pub fn failure(error: impl Into<Error>) -> CollectiveError {
-    match error.into() {
-        Error::Collective(failure) | Error::Poisoned { by: failure, .. } => (*failure).clone(),
-        other => panic!("not a failed operation: {other}"),
-    }
+    let error = error.into();
+    error.detail::<CollectiveError>().unwrap_or_else(|| panic!("no failed call: {error}")).clone()
 }

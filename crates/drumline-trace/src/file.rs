@@ -100,9 +100,11 @@ impl TraceFile {
     /// this one was forked.
     pub(crate) fn open(trace: &Trace, rank: Rank) -> Result<Option<Arc<TraceFile>>> {
         let path = trace.dir.join(file_name(rank));
-        let refused = |source: io::Error| Error::InvalidSetting {
-            setting: "the trace (DRUMLINE_TRACE)".to_owned(),
-            problem: format!("cannot write {}: {source}", path.display()),
+        let refused = |source: io::Error| {
+            Error::setting(
+                "the trace (DRUMLINE_TRACE)",
+                format!("cannot write {}: {source}", path.display()),
+            )
         };
         fs::create_dir_all(&trace.dir).map_err(refused)?;
         let dir = trace.dir.canonicalize().map_err(refused)?;

@@ -53,7 +53,7 @@ impl GroupTrace {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the file cannot be written.
+    /// [`Setting`](drumline_error::ErrorKind::Setting) when the file cannot be written.
     pub fn start(trace: Option<&Trace>, group: &str, rank: Rank) -> Result<GroupTrace> {
         let spans = GroupTrace::of(group, rank);
         let Some(trace) = trace else { return Ok(spans) };

@@ -14,7 +14,6 @@
 
 mod clock;
 mod destination;
-mod error;
 mod file;
 mod format;
 mod group_trace;
@@ -28,7 +27,7 @@ mod summary;
 
 pub use clock::{Inquiry, Offset};
 pub use destination::Trace;
-pub use error::{Error, Result};
+pub use drumline_error::{Error, Result};
 pub use group_trace::GroupTrace;
 pub use merge::{Merged, merge};
 pub use outlet::{ERASE, Outlet, Stderr, stderr, write_all};

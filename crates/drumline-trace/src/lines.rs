@@ -1,11 +1,13 @@
 //! Reads a trace file line by line.
 
 use std::{
+    fmt,
     fs::File,
     io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
 
+use drumline_error::{ErrorKind, Section};
 use drumline_shm::files::open_to_read;
 use serde_json::{Map, Value};
 
@@ -92,11 +94,12 @@ impl Iterator for Lines {
     }
 }
 
-/// An [`Error::Trace`] about line `line` of `path`, or about the whole file if `line` is 0.
-pub(crate) fn trouble(path: &Path, line: u64, problem: impl ToString) -> Error {
+/// An error about line `line` of `path`, or about the whole file if `line` is 0.
+pub(crate) fn trouble(path: &Path, line: u64, problem: impl fmt::Display) -> Error {
     let place = match line {
         0 => String::new(),
         line => format!(", line {line}"),
     };
-    Error::Trace { path: path.to_owned(), place, problem: problem.to_string() }
+    let text = format!("trace {}{place}: {problem}", path.display());
+    Error::new(ErrorKind::Trace, Section::Traces, text)
 }

@@ -34,7 +34,7 @@ pub struct Merged {
 ///
 /// # Errors
 ///
-/// [`Error::Trace`](crate::Error::Trace) names the file and the line that cannot be read, or says that there
+/// [`Trace`](drumline_error::ErrorKind::Trace) names the file and the line that cannot be read, or says that there
 /// is no file.
 pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
     let run = Run::open(dir)?;

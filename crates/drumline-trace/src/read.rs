@@ -82,7 +82,7 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// [`Error::Trace`](crate::Error::Trace) when there is no file, when one is broken, or when they belong
+    /// [`Trace`](drumline_error::ErrorKind::Trace) when there is no file, when one is broken, or when they belong
     /// to two runs.
     pub(crate) fn open(dir: &Path) -> Result<Run> {
         let entries = fs::read_dir(dir).map_err(|error| {

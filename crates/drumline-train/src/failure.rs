@@ -1,6 +1,6 @@
 //! The failures of training: their texts, and what a program may ask of them.
 
-use std::{fmt::Display, path::Path};
+use std::{fmt::Display, path::Path, sync::Arc};
 
 use drumline_error::{Error, ErrorKind, Section};
 
@@ -21,8 +21,8 @@ pub(crate) fn models_differ(problem: impl Display) -> Error {
     Error::new(ErrorKind::ModelsDiffer, Section::ModelsThatDiffer, text)
 }
 
-/// After so many steps, `parameter` (and `count` − 1 others) has on `ranks` another value than on rank `reference` and on
-/// most others.
+/// After so many steps, `parameter` (and `count` − 1 others) has on `ranks` another value than on rank `reference` and
+/// on most others.
 pub(crate) fn parameters_differ(
     step: u64,
     parameter: &str,
@@ -49,7 +49,7 @@ pub(crate) fn parameters_differ(
 pub fn gradients(step: u64, faults: Vec<GradientFault>) -> Error {
     let (told, advice) = (GradientFault::list(&faults), GradientFault::advice(&faults));
     let text = format!("step {step}: {told}; {advice}");
-    Error::new(ErrorKind::Gradients, Section::MissingGradients, text).with(faults)
+    Error::new(ErrorKind::Gradients, Section::MissingGradients, text).with(Arc::new(faults))
 }
 
 /// Tensors are missing in this step, counted from 1. They are its detail. If `by` has ended the step, these ranks no
@@ -63,7 +63,7 @@ pub(crate) fn not_brought(step: u64, missing: Vec<MissingTensors>, by: Option<&E
     Error::quoting(ErrorKind::NotBrought, Section::MissingGradients, text)
         .blaming(by.and_then(Error::culprit))
         .because(by.and_then(Error::cause).cloned())
-        .with(missing)
+        .with(Arc::new(missing))
 }
 
 /// This rank of a local world has failed first.

@@ -27,7 +27,7 @@ type Failure = Box<dyn StdError + Send + Sync>;
 ///     Ok(sum[0])
 /// })?;
 /// assert_eq!(sums, [3, 3, 3]);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 ///
 /// # Errors
@@ -53,7 +53,7 @@ pub fn local<R: Send>(
 /// let over_sockets = Config::default().shared_memory(false);
 /// let share = drumline::local_with(2, &over_sockets, |group| Ok(group.shares_memory()))?;
 /// assert_eq!(share, [false, false]);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 ///
 /// # Errors

@@ -25,7 +25,7 @@ use std::{
 };
 
 use drumline_group::{
-    Config, Error, PerProcess, Result,
+    Config, Error, ErrorKind, PerProcess, Result,
     auth::Secret,
     launched,
     rendezvous::Endpoint,
@@ -180,10 +180,7 @@ impl Launcher {
                 }
             };
             let thread = thread::Builder::new().name("steps".into()).stack_size(256 * 1024);
-            thread.spawn(answer).map_err(|error| Error::Io {
-                what: "start a thread".into(),
-                error: error.into(),
-            })?;
+            thread.spawn(answer).map_err(|error| Error::io("start a thread", error))?;
             Ok(telling)
         });
         let failed = listening.inspect_err(|error| {
@@ -194,9 +191,11 @@ impl Launcher {
 
     fn connect(self) -> Result<Telling> {
         let config = Config::from_env()?;
-        let secret = Secret::from_env()?.ok_or_else(|| Error::InvalidSetting {
-            setting: "DRUMLINE_SECRET_FILE".into(),
-            problem: "not set, but the launcher's store asks for the job's secret".into(),
+        let secret = Secret::from_env()?.ok_or_else(|| {
+            Error::setting(
+                "DRUMLINE_SECRET_FILE",
+                "not set, but the launcher's store asks for the job's secret",
+            )
         })?;
         let store = TcpStore::connect_at(&self.store, &secret, config.security, CONNECT_WITHIN)?;
         Ok(Telling { store, rank: self.rank, progress: Progress::default() })
@@ -222,7 +221,7 @@ impl Telling {
     }
 
     fn tell(&self, key: &str, value: &str) -> Result<()> {
-        Ok(self.store.set(&format!("{key}{}", self.rank), value.as_bytes())?)
+        self.store.set(&format!("{key}{}", self.rank), value.as_bytes())
     }
 
     fn answer(&self, first: u64) -> Result<()> {
@@ -251,8 +250,8 @@ impl Telling {
                 told = Some(begun);
             }
             match self.store.wait(&[keys::ASK], every.unwrap_or(FOR_EVER)) {
-                Err(drumline_group::store::Error::StoreTimeout { .. }) => {}
-                other => return Ok(other?),
+                Err(error) if error.kind() == ErrorKind::StoreTimeout => {}
+                other => return other,
             }
         }
     }

@@ -55,7 +55,7 @@ struct Settings {
     len: usize,
 }
 
-fn measure(group: ProcessGroup, settings: Settings) -> drumline::train::Result<()> {
+fn measure(group: ProcessGroup, settings: Settings) -> drumline::Result<()> {
     let Settings { warm_up, steps, len } = settings;
     let names: Vec<String> = (0..TENSORS).map(|number| format!("layer{number}.weight")).collect();
     let engine = |bucket_bytes: usize| {
@@ -145,7 +145,7 @@ fn by_name(
     engine: &mut AsyncReduce,
     order: &[&str],
     value: f32,
-) -> drumline::train::Result<(Duration, f32)> {
+) -> drumline::Result<(Duration, f32)> {
     for name in order {
         engine.gradient_mut::<f32>(name)?.fill(value);
     }

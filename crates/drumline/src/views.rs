@@ -93,16 +93,13 @@ pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> 
 ///
 /// # Errors
 ///
-/// [`Error::InvalidArgument`] if they are not. [`on_slice`] makes a copy then.
+/// [`Argument`](crate::ErrorKind::Argument) if they are not. [`on_slice`] makes a copy then.
 pub fn as_slice_mut<'a, T: Element, D: Dimension>(
     view: &'a mut ArrayViewMut<'_, T, D>,
 ) -> Result<&'a mut [T]> {
     let strides = view.strides().to_vec();
-    view.as_slice_mut().ok_or_else(|| Error::InvalidArgument {
-        operation: "as_slice_mut",
-        problem: format!(
+    view.as_slice_mut().ok_or_else(|| Error::argument("as_slice_mut", format!(
             "the elements of this view, with strides {strides:?}, do not lie side by side in the \
              order of its indices: use on_slice, which copies them"
-        ),
-    })
+        )))
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use drumline::{
-    Config, DType, Error, ProcessGroup, ReduceOp,
+    Config, DType, ErrorKind, ProcessGroup, ReduceOp,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
     trace::{Trace, merge, summarize},
 };
@@ -151,7 +151,7 @@ fn a_directory_that_cannot_be_written_is_named() {
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
     let error = ProcessGroup::local_world_with(1, &traced(&file)).unwrap_err();
-    assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Setting, "{error}");
     let text = error.to_string();
     assert!(text.contains("DRUMLINE_TRACE") && text.contains("file/rank-0.json"), "{text}");
 }
@@ -320,7 +320,7 @@ fn broken_files_are_refused_by_name_and_line() {
         fs::write(dir.path().join("rank-0.json"), text).unwrap();
         let out = dir.path().join("all.json");
         let error = merge(dir.path(), &out).unwrap_err();
-        assert!(matches!(error, Error::Trace { .. }));
+        assert!(error.kind() == ErrorKind::Trace);
         assert!(error.to_string().contains(expected), "{error} is not {expected}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
     }

@@ -13,7 +13,7 @@
 //!     group.destroy()?;
 //!     Ok(())
 //! })?;
-//! # Ok::<_, drumline::train::Error>(())
+//! # Ok::<_, drumline::Error>(())
 //! ```
 //!
 //! `hub` is the switch, `wire` has its frames, and this file is a rank's end: a thread sorts frames from

@@ -1,8 +1,8 @@
 //! What is refused before any rank hears.
 
 use drumline_accel::{DeviceGroup, DeviceWork};
-use drumline_accel::{DeviceOptions, DeviceSlice, Error, Place, Result};
-use drumline_group::{DType, Operator, ReduceOp};
+use drumline_accel::{DeviceOptions, DeviceSlice, Place, Result};
+use drumline_group::{DType, ErrorKind, Operator, ReduceOp};
 use std::sync::Arc;
 
 use crate::common::{bench, config, finish, small};
@@ -95,7 +95,8 @@ fn options_that_differ_are_named() {
         };
         let device = Arc::new(member.device.clone());
         let error = DeviceGroup::new(&member.group, device, &options).unwrap_err();
-        assert!(matches!(error, Error::Differs { .. } | Error::Group(_)), "{error:?}");
+        let kinds = [ErrorKind::Mismatch, ErrorKind::Collective, ErrorKind::Poisoned];
+        assert!(kinds.contains(&error.kind()), "{error:?}");
         let error = error.to_string();
         for part in ["windows of 4096 bytes, 5 slots, a lag of 2", "4 slots, a lag of 2"] {
             assert!(error.contains(part), "{error}");
@@ -140,7 +141,8 @@ fn ranks_in_different_calls_hear_of_it() {
                 work.wait().expect_err(&format!("{lens:?}, rank {}", member.rank())).to_string();
             assert!(error.contains(part), "{error}");
             let later = on.barrier_on(&stream).unwrap_err();
-            assert!(matches!(later, Error::Poisoned { attempted: "barrier", .. }), "{later:?}");
+            assert_eq!(later.kind(), ErrorKind::Poisoned, "{later:?}");
+            assert!(later.to_string().starts_with("barrier did not happen"), "{later:?}");
             assert!(later.to_string().contains(part), "{later}");
             // A stream that has joined goes on.
             finish(&stream);

@@ -12,7 +12,7 @@ use drumline::sampler::{DistributedSampler, SamplerState};
 /// sampler.advance(3); // this rank has used three, so the other one has, too
 /// assert_eq!(DataPosition::state(&sampler).unwrap().consumed, 6);
 /// assert!(().state().is_none());
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 pub trait DataPosition {
     /// How far all ranks are. The same on all ranks.
@@ -23,7 +23,7 @@ pub trait DataPosition {
     /// # Errors
     ///
     /// The state is of other data, or of another order; the error names the setting.
-    fn resume(&mut self, state: &SamplerState) -> drumline::train::Result<()>;
+    fn resume(&mut self, state: &SamplerState) -> drumline::Result<()>;
 }
 
 impl DataPosition for () {
@@ -31,7 +31,7 @@ impl DataPosition for () {
         None
     }
 
-    fn resume(&mut self, _: &SamplerState) -> drumline::train::Result<()> {
+    fn resume(&mut self, _: &SamplerState) -> drumline::Result<()> {
         Ok(())
     }
 }
@@ -41,7 +41,7 @@ impl DataPosition for DistributedSampler {
         Some(self.state())
     }
 
-    fn resume(&mut self, state: &SamplerState) -> drumline::train::Result<()> {
+    fn resume(&mut self, state: &SamplerState) -> drumline::Result<()> {
         self.resume(state)
     }
 }

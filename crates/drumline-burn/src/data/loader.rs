@@ -142,7 +142,7 @@ impl<I: 'static, O: Send + 'static> DataPosition for Arc<DistributedDataLoader<I
         self.order.state()
     }
 
-    fn resume(&mut self, state: &SamplerState) -> drumline::train::Result<()> {
+    fn resume(&mut self, state: &SamplerState) -> drumline::Result<()> {
         self.order.change(|sampler| sampler.resume(state))
     }
 }

@@ -132,8 +132,8 @@ impl Order {
     /// Iterators that exist already do not move the new place.
     pub(super) fn change(
         &self,
-        change: impl FnMut(&mut DistributedSampler) -> drumline::train::Result<()>,
-    ) -> drumline::train::Result<()> {
+        change: impl FnMut(&mut DistributedSampler) -> drumline::Result<()>,
+    ) -> drumline::Result<()> {
         if let Order::Training(position) | Order::Part(position, _) = self {
             let mut position = lock(position);
             position.samplers.iter_mut().try_for_each(change)?;

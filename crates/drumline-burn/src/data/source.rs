@@ -46,7 +46,7 @@ impl<I, O> Source<I, O> {
         // After a panic nothing of this batch is used again.
         let error = match catch_unwind(AssertUnwindSafe(load)) {
             Ok(Ok(batch)) => return Ok(batch),
-            Ok(Err(error)) => self.error(samples, error.to_string()).with(error),
+            Ok(Err(error)) => self.error(samples, error.to_string()).with(Arc::new(error)),
             Err(panic) => {
                 let text = text_of(panic.as_ref());
                 self.error(samples, format!("the data set or the batcher panicked: {text}"))

@@ -38,7 +38,7 @@ impl Mark {
 
 impl Sent {
     pub(super) fn wait(self) -> Result<Marks> {
-        let marks = self.0.and_then(Work::wait).map_err(drumline::train::Error::from)?;
+        let marks = self.0.and_then(Work::wait).map_err(drumline::Error::from)?;
         let count = |at: usize| marks.get(at).map_or(0, |&count| count as usize);
         Ok(Marks { ends: count(0), stops: count(1), incomplete: count(2) })
     }

@@ -3,7 +3,7 @@
 use std::{fmt::Display, sync::Arc};
 
 use drumline::{
-    Config, DType, ProcessGroup, ReduceOp, backend,
+    Config, DType, ErrorKind, ProcessGroup, ReduceOp, Section, backend,
     device::{
         CudaDevice, Device as _, DeviceGroup, DeviceMemory, DeviceOptions, DeviceSlice, DeviceWork,
         Driver, DriverError, Result, Stream, Wanted,
@@ -146,8 +146,9 @@ fn slice(memory: &DeviceMemory) -> DeviceSlice {
     DeviceSlice::new(memory.place(), DType::F32)
 }
 
-fn of_driver(error: DriverError) -> drumline::device::Error {
-    drumline::device::Error::Device { operation: "drumline check", error }
+fn of_driver(error: DriverError) -> drumline::Error {
+    let text = format!("drumline check: {error}");
+    drumline::Error::new(ErrorKind::Device, Section::Device, text)
 }
 
 impl Rank<'_> {

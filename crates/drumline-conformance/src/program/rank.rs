@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use drumline::{Error, GroupOptions, ProcessGroup};
+use drumline::{ErrorKind, GroupOptions, ProcessGroup};
 use drumline_schedule::step::Rank;
 use fastrand::Rng;
 
@@ -224,7 +224,9 @@ fn new_group(
     let options = if keep_order { options.keep_order() } else { options };
     match group.new_group(ranks, &options) {
         Ok(new) => Ok(Some(new)),
-        Err(Error::NotAMember { .. }) if !ranks.contains(&group.rank()) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotAMember && !ranks.contains(&group.rank()) => {
+            Ok(None)
+        }
         Err(error) => Err(error.to_string()),
     }
 }

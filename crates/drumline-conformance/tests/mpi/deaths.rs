@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use drumline::{Cause, Config, Error, ProcessGroup, ReduceOp, init_process_group};
+use drumline::{Cause, Config, ErrorKind, ProcessGroup, ReduceOp, init_process_group};
 use drumline_conformance::under_mpi::{Installed, VARIABLE};
 
 use super::launched::{finish, last_word};
@@ -122,8 +122,8 @@ fn live(group: &ProcessGroup, moment: &str, notes: &Path) -> Result<Duration, St
         }
     };
     let heard = since_epoch();
-    let Error::Collective(failure) = &error else { return Err(format!("not told: {error}")) };
-    if failure.cause != (Cause::PeerExited { peer: VICTIM }) {
+    let cause = Some(&Cause::PeerExited { peer: VICTIM });
+    if (error.kind(), error.cause()) != (ErrorKind::Collective, cause) {
         return Err(format!("another cause: {error}"));
     }
     let digest = || data.iter().map(|it| u64::from(it.to_bits())).sum::<u64>();
@@ -133,7 +133,7 @@ fn live(group: &ProcessGroup, moment: &str, notes: &Path) -> Result<Duration, St
         return Err("memory that was given back has changed".to_owned());
     }
     match group.barrier() {
-        Err(Error::Poisoned { by, .. }) if by.cause == failure.cause => {}
+        Err(error) if (error.kind(), error.cause()) == (ErrorKind::Poisoned, cause) => {}
         other => return Err(format!("the group is not poisoned: {other:?}")),
     }
     let killed: u64 = read_to_string(killed).unwrap().parse().unwrap();

@@ -10,7 +10,8 @@ use std::{
 };
 
 use drumline::{
-    Cause, Config, Error, ProcessGroup, ReduceOp, algorithms::SumOrder, init_process_group,
+    Cause, Config, Error, ErrorKind, ProcessGroup, ReduceOp, algorithms::SumOrder,
+    init_process_group,
 };
 use drumline_conformance::under_mpi::Installed;
 
@@ -245,9 +246,13 @@ fn see(case: &str, group: ProcessGroup, config: &Config, notes: &Path) -> Result
         _ => (0..).map(|_| sum()).find(Result::is_err).unwrap_or(Ok(())),
     };
     let Err(error) = failed else { return Err("no error".to_owned()) };
-    let Error::Collective(failure) = &error else { return Err(error.to_string()) };
     let told = error.to_string();
-    let is_well = match (case, &failure.cause) {
+    let cause = match error.kind() {
+        ErrorKind::Collective => error.cause(),
+        _ => None,
+    };
+    let Some(cause) = cause else { return Err(told) };
+    let is_well = match (case, cause) {
         ("calls", Cause::Mismatch { .. }) => {
             told.contains("all_reduce") && told.contains("broadcast")
         }

@@ -1,22 +1,24 @@
 //! The failure of a collective or of a message, and its cause.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use drumline_error::Cause;
+use drumline_error::{Cause, Error, ErrorKind, ErrorOrigin, Reason};
 use drumline_schedule::step::Rank;
 
 use crate::membership::{GlobalRanks, Membership, SeenFailure};
 
-/// A call that failed, and the rank at fault.
+/// A call that failed, and the rank at fault: the [detail](Error::detail) of an error of kind
+/// [`Collective`](ErrorKind::Collective) or [`Poisoned`](ErrorKind::Poisoned).
 ///
 /// ```
-/// use drumline::{Cause, CollectiveError, Error, ProcessGroup};
+/// use drumline::{Cause, CollectiveError, ProcessGroup};
 ///
 /// let group = ProcessGroup::alone();
 /// group.barrier()?;
 /// group.abort();
-/// let Err(Error::Poisoned { by, .. }) = group.barrier() else { panic!() };
-/// let CollectiveError { group, rank, sequence, cause, .. } = &*by;
+/// let error = group.barrier().unwrap_err();
+/// let by = error.detail::<CollectiveError>().unwrap();
+/// let CollectiveError { group, rank, cause, .. } = by;
 /// assert_eq!((&group[..], *rank, cause), ("alone", 0, &Cause::Aborted));
 /// assert_eq!(by.culprit().map(|rank| by.global_rank(rank)), Some(0));
 /// # Ok::<_, drumline::Error>(())
@@ -89,41 +91,82 @@ impl CollectiveError {
         }
     }
 
+    /// The error of the call itself.
+    pub fn error(self: &Arc<Self>) -> Error {
+        self.as_error(ErrorKind::Collective, self.text())
+    }
+
+    /// The error of a later call, or of one that this failure has cut short: `attempted` did not happen.
+    pub fn poisoned(self: &Arc<Self>, attempted: &str) -> Error {
+        let text = self.text();
+        let text = format!(
+            "{attempted} did not happen, because the group is poisoned by an earlier failure: {text}"
+        );
+        self.as_error(ErrorKind::Poisoned, text)
+    }
+
+    fn as_error(self: &Arc<Self>, kind: ErrorKind, text: String) -> Error {
+        let section = self.cause.section();
+        let error = match self.cause {
+            // The rank that reports has told the section.
+            Cause::Reported { .. } => Error::quoting(kind, section, text),
+            _ => Error::new(kind, section, text),
+        };
+        error
+            .of_origin(self.origin())
+            .blaming(self.culprit().map(|rank| self.global_rank(rank)))
+            .because(Some(self.cause.clone()))
+            .with(self.clone())
+    }
+
+    fn origin(&self) -> ErrorOrigin {
+        match (&self.cause, self.cause.reason()) {
+            (_, Reason::Mismatch) => ErrorOrigin::User,
+            (Cause::Protocol { .. }, _) => ErrorOrigin::Bug,
+            _ if self.culprit() == Some(self.rank) => ErrorOrigin::Surroundings,
+            _ => ErrorOrigin::Peer,
+        }
+    }
+
     /// The same as other groups of this rank tell it, with the number of the culprit in the job.
     pub(crate) fn seen(&self) -> SeenFailure {
         let culprit = self.culprit().map(|rank| self.global.of(rank));
         SeenFailure { culprit, text: self.to_string() }
     }
-}
 
-impl fmt::Display for CollectiveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The text without its section.
+    fn text(&self) -> String {
         let CollectiveError { group, rank, global, sequence, operation, elapsed, cause, .. } = self;
-        write!(
-            f,
-            "group {group:?}, {}: {operation}, call #{sequence}, failed ",
-            global.who(*rank)
-        )?;
+        let rank = global.who(*rank);
         // A call that never waits does not look at the clock.
-        match elapsed.is_zero() {
-            true => write!(f, "at once: {cause}")?,
-            false => write!(f, "after {elapsed:.1?}: {cause}")?,
-        }
+        let after = match elapsed.is_zero() {
+            true => "at once".to_owned(),
+            false => format!("after {elapsed:.1?}"),
+        };
+        let mut text = format!(
+            "group {group:?}, {rank}: {operation}, call #{sequence}, failed {after}: {cause}"
+        );
         if let Cause::Timeout { .. } = cause {
-            write!(f, " ({})", limit_of(self.is_own_limit))?;
+            text += &format!(" ({})", limit_of(self.is_own_limit));
             if self.is_open {
-                f.write_str("; whether other ranks complete this call cannot be known")?;
+                text += "; whether other ranks complete this call cannot be known";
             }
         }
         let differ = cause.named().into_iter().filter(|&rank| global.of(rank) != rank);
         let differ: Vec<String> =
             differ.map(|rank| format!("rank {rank} is global rank {}", global.of(rank))).collect();
         if !differ.is_empty() {
-            write!(f, " ({})", differ.join(", "))?;
+            text += &format!(" ({})", differ.join(", "));
         }
-        match cause {
-            Cause::Reported { .. } => Ok(()), // the text of the other rank has it
-            _ => write!(f, " {}", cause.section()),
+        text
+    }
+}
+
+impl fmt::Display for CollectiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cause {
+            Cause::Reported { .. } => f.write_str(&self.text()), // the text of the other rank has the section
+            _ => write!(f, "{} {}", self.text(), self.cause.section()),
         }
     }
 }
@@ -133,8 +176,6 @@ impl fmt::Debug for CollectiveError {
         fmt::Display::fmt(self, f)
     }
 }
-
-impl std::error::Error for CollectiveError {}
 
 /// Who has set a time limit.
 pub(crate) fn limit_of(is_own: bool) -> &'static str {
@@ -146,8 +187,6 @@ pub(crate) fn limit_of(is_own: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use drumline_error::Reason;
-
     use super::*;
 
     fn text(elapsed: Duration, cause: Cause) -> String {

@@ -6,7 +6,7 @@ use super::{
     patience::lead,
     state::{Closing, Lane, State},
 };
-use crate::{Cause, Error, Result, transport::Lack};
+use crate::{Cause, Result, transport::Lack};
 
 impl Lane {
     /// Says goodbye to the peers. Then call [`Lane::closed`] until it returns true.
@@ -25,7 +25,7 @@ impl Lane {
     pub fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
         if let State::Failed(by) = &self.state {
             // Another thread has broken it off.
-            return Err(Error::Poisoned { attempted: "destroy", by: by.clone() });
+            return Err(by.poisoned("destroy"));
         }
         let lead = lead(self.settings.timeout, &self.settings);
         let give_up_at = started + self.settings.timeout;

@@ -96,9 +96,7 @@ impl Lane {
                     self.usage.add_message(&point.call, time);
                     Ok(())
                 }
-                Outcome::Refused(problem) => {
-                    Err(Error::InvalidArgument { operation: point.call.name(), problem })
-                }
+                Outcome::Refused(problem) => Err(Error::argument(point.call.name(), problem)),
                 Outcome::Failed(cause) => Err(self.fail_point(&point, cause, now)),
             };
             point.complete(result);
@@ -313,6 +311,6 @@ impl Late {
 fn complete_poisoned(points: Vec<Point>, by: &Arc<CollectiveError>) {
     for point in points {
         let attempted = point.call.name();
-        point.complete(Err(Error::Poisoned { attempted, by: by.clone() }));
+        point.complete(Err(by.poisoned(attempted)));
     }
 }

@@ -11,7 +11,7 @@ use super::{
     message::{Arrived, Outgoing, Wanted},
     request::Request,
 };
-use crate::{Config, DType, Error};
+use crate::{Config, DType, Error, error::unconnected};
 
 /// One rank's end of one group.
 ///
@@ -128,7 +128,7 @@ pub struct BackendOptions {
 impl BackendOptions {
     /// Why this rank could not be connected.
     pub fn error(&self, problem: String) -> Error {
-        Error::Connect { group: self.name.clone(), rank: self.rank, problem, culprit: None }
+        unconnected(&self.name, self.rank, &problem)
     }
 
     /// A guard for a backend that does not notice dead, late and failed ranks itself. If one rank's factory
@@ -136,7 +136,7 @@ impl BackendOptions {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when the ranks cannot be connected in time.
+    /// [`Connect`](crate::ErrorKind::Connect) when the ranks cannot be connected in time.
     pub fn guard(&self) -> Result<Guard, Error> {
         self.guards.guard()
     }

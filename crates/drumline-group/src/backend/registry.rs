@@ -21,7 +21,11 @@ use super::{
     mpi::{self, MPI},
 };
 use crate::{
-    Config, Error, Result, available::is_mpi_available, board::Board, trace::GroupTrace,
+    Config, Error, Result,
+    available::is_mpi_available,
+    board::Board,
+    error::{not_connected, not_connected_to},
+    trace::GroupTrace,
     trace::Inquiry,
 };
 
@@ -64,7 +68,7 @@ impl Factory {
         let own = Card::of_backend(&self.name);
         for (rank, card) in board.all_gather(Subject::Card, own.as_bytes())?.iter().enumerate() {
             Card::check_backend(card, &self.name)
-                .map_err(|problem| Error::connect_to(member, rank, &problem))?;
+                .map_err(|problem| not_connected_to(member, rank, &problem))?;
         }
         let store = PrefixStore::new("backend", Arc::new(board.store_of_life()));
         let options = BackendOptions {
@@ -79,7 +83,7 @@ impl Factory {
         let made = catch_unwind(AssertUnwindSafe(|| (self.make)(&options)));
         let backend = made.unwrap_or_else(|panic| {
             let text = panic_text(&*panic);
-            Err(Error::connect(member, format!("backend {:?} has panicked: {text}", self.name)))
+            Err(not_connected(member, &format!("backend {:?} has panicked: {text}", self.name)))
         })?;
         drop(phase);
         recorder.align(&board.store_of_life(), inquiry)?;
@@ -104,17 +108,17 @@ fn registry() -> MutexGuard<'static, BTreeMap<String, Factory>> {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidArgument`] for a name that is empty or that the library uses itself.
+/// [`Argument`](crate::ErrorKind::Argument) for a name that is empty or that the library uses itself.
 pub fn register_backend(
     name: &str,
     factory: impl Fn(&BackendOptions) -> Result<Arc<dyn Backend>> + Send + Sync + 'static,
 ) -> Result<()> {
     let name = name.trim().to_lowercase();
     if RESERVED.contains(&&*name) {
-        return Err(Error::InvalidArgument {
-            operation: "register_backend",
-            problem: format!("{name:?} cannot be registered: choose another name"),
-        });
+        return Err(Error::argument(
+            "register_backend",
+            format!("{name:?} cannot be registered: choose another name"),
+        ));
     }
     let factory = Factory { name: name.as_str().into(), make: Arc::new(factory) };
     registry().insert(name, factory);
@@ -142,7 +146,7 @@ pub fn is_backend_available(name: &str) -> bool {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] lists the known names.
+/// [`Setting`](crate::ErrorKind::Setting) lists the known names.
 pub(crate) fn find(setting: Option<&str>) -> Result<Option<Factory>> {
     let name = setting.unwrap_or(BUILT_IN).trim().to_lowercase();
     if [BUILT_IN, AUTO].contains(&&*name) {
@@ -152,13 +156,15 @@ pub(crate) fn find(setting: Option<&str>) -> Result<Option<Factory>> {
         return Ok(Some(Factory { name: MPI.into(), make: Arc::new(mpi::connect) }));
     }
     let found = registry().get(&name).cloned();
-    found.map(Some).ok_or_else(|| Error::InvalidSetting {
-        setting: "backend (DRUMLINE_BACKEND)".to_owned(),
-        problem: format!(
-            "{name:?} is not registered; there is {}, and {AUTO} for the best of them; \
+    found.map(Some).ok_or_else(|| {
+        Error::setting(
+            "backend (DRUMLINE_BACKEND)",
+            format!(
+                "{name:?} is not registered; there is {}, and {AUTO} for the best of them; \
              register_backend adds others",
-            backends().join(", ")
-        ),
+                backends().join(", ")
+            ),
+        )
     })
 }
 

@@ -11,7 +11,7 @@ use serde::{
 };
 
 use super::Config;
-use crate::{Error, algorithms::PriceSource};
+use crate::{ErrorKind, algorithms::PriceSource};
 
 const PREFIX: &str = "DRUMLINE_";
 
@@ -25,12 +25,12 @@ impl<'de> Deserialize<'de> for Config {
             known.borrow_mut().push(name);
             value
         });
-        let config = config.map_err(|error| match error {
-            Error::InvalidSetting { setting, problem } => {
+        let config = config.map_err(|error| match error.message().split_once(": ") {
+            Some((setting, problem)) if error.kind() == ErrorKind::Setting => {
                 let name = setting.trim_start_matches(PREFIX).to_lowercase();
                 de::Error::custom(format_args!("{name}: {problem}"))
             }
-            other => de::Error::custom(other),
+            _ => de::Error::custom(error),
         })?;
         let known = known.into_inner();
         match settings.keys().find(|name| !known.contains(name)) {

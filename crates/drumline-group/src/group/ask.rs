@@ -138,7 +138,7 @@ impl<'a> Ask<'a> {
         let problem = operator.and_then(|it| it.problem_with(self.dtype));
         match problem.or_else(|| call.problem()) {
             None => Ok(()),
-            Some(problem) => Err(Error::InvalidArgument { operation: self.operation, problem }),
+            Some(problem) => Err(Error::argument(self.operation, problem)),
         }
     }
 
@@ -198,14 +198,14 @@ impl ProcessGroup {
         if rank < self.world_size() {
             return Ok(());
         }
-        Err(Error::InvalidArgument {
+        Err(Error::argument(
             operation,
-            problem: format!(
+            format!(
                 "there is no rank {rank}: the ranks of group {:?} are 0 to {}",
                 self.name(),
                 self.world_size() - 1
             ),
-        })
+        ))
     }
 
     /// The counts of a call in which this rank has one block, of `own` elements, in one buffer. The other buffer, of
@@ -246,14 +246,14 @@ impl ProcessGroup {
         if block.checked_mul(self.world_size()) == Some(long) {
             return Ok(());
         }
-        Err(Error::InvalidArgument {
+        Err(Error::argument(
             operation,
-            problem: format!(
+            format!(
                 "{what} of {long} elements does not hold a block of {block} elements for each of \
                  {} ranks",
                 self.world_size()
             ),
-        })
+        ))
     }
 
     fn check_exchange(&self, ask: &Ask<'_>, output: usize, input: usize) -> Result<Counts> {
@@ -272,14 +272,14 @@ impl ProcessGroup {
         if to_self != from_self {
             let problem =
                 format!("this rank sends {to_self} elements to itself but expects {from_self}");
-            return Err(Error::InvalidArgument { operation, problem });
+            return Err(Error::argument(operation, problem));
         }
         Ok(Counts::Own { sent, received })
     }
 
     /// The borders of blocks that have `counts` elements, one count for each rank.
     fn borders(&self, operation: &'static str, what: &str, counts: &[usize]) -> Result<Borders> {
-        let invalid = |problem| Error::InvalidArgument { operation, problem };
+        let invalid = |problem| Error::argument(operation, problem);
         if counts.len() != self.world_size() {
             return Err(invalid(format!(
                 "{what} has {} entries, but the group has {} ranks",
@@ -308,7 +308,7 @@ pub(super) fn check_len(
 #[cold]
 fn other_length(operation: &'static str, what: &str, found: usize, expected: usize) -> Error {
     let problem = format!("{what} has {found} elements where there should be {expected}");
-    Error::InvalidArgument { operation, problem }
+    Error::argument(operation, problem)
 }
 
 /// Checks that the bytes are whole elements, and aligned for them.
@@ -325,5 +325,5 @@ pub(super) fn check_elements(ask: &Ask<'_>, bytes: &[u8]) -> Result<()> {
         bytes,
         dtype.size()
     );
-    Err(Error::InvalidArgument { operation: ask.operation, problem })
+    Err(Error::argument(ask.operation, problem))
 }

@@ -40,6 +40,7 @@ use crate::{
     algorithms::{PriceSource, SumOrder},
     backend,
     board::Board,
+    error::not_connected_to,
     prices::probe,
     start_up::{Origin, Outlook, WHY_COMES},
     trace::{GroupTrace, Inquiry},
@@ -71,8 +72,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a world of no ranks; [`Error::Io`] or [`Error::Connect`] when sockets
-    /// are not available.
+    /// [`Argument`](crate::ErrorKind::Argument) for a world of no ranks; [`Io`](crate::ErrorKind::Io) or
+    /// [`Connect`](crate::ErrorKind::Connect) when sockets are not available.
     pub fn local_world(world_size: usize) -> Result<Vec<ProcessGroup>> {
         ProcessGroup::local_world_with(world_size, &Config::default())
     }
@@ -84,10 +85,7 @@ impl ProcessGroup {
     /// As for [`ProcessGroup::local_world`].
     pub fn local_world_with(world_size: usize, config: &Config) -> Result<Vec<ProcessGroup>> {
         if world_size == 0 {
-            return Err(Error::InvalidArgument {
-                operation: "local_world",
-                problem: "a world needs at least one rank".to_owned(),
-            });
+            return Err(Error::argument("local_world", "a world needs at least one rank"));
         }
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         std::thread::scope(|threads| {
@@ -114,8 +112,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `rank` is not below `world_size`; otherwise the error of the store or
-    /// of the sockets. The time limit is [`Config::timeout`].
+    /// [`Argument`](crate::ErrorKind::Argument) when `rank` is not below `world_size`; otherwise the error of the store
+    /// or of the sockets. The time limit is [`Config::timeout`].
     pub fn connect(
         name: &str,
         store: Arc<dyn Store>,
@@ -124,12 +122,12 @@ impl ProcessGroup {
         config: &Config,
     ) -> Result<ProcessGroup> {
         if rank >= world_size {
-            return Err(Error::InvalidArgument {
-                operation: "connect",
-                problem: format!(
+            return Err(Error::argument(
+                "connect",
+                format!(
                     "rank {rank} does not exist in a world of {world_size}; ranks count from 0"
                 ),
-            });
+            ));
         }
         let family = Arc::new(Family::new(name, store));
         let place = (rank, world_size);
@@ -163,13 +161,12 @@ impl ProcessGroup {
         let prices = config.prices.load()?;
         let foreign = backend::find(config.backend.as_deref())?;
         if foreign.is_none() && config.sum_order == SumOrder::Backend {
-            return Err(Error::InvalidSetting {
-                setting: "sum_order (DRUMLINE_SUM_ORDER)".to_owned(),
-                problem:
-                    "`backend` leaves sums to a foreign backend, and this group has none: name one \
+            return Err(Error::setting(
+                "sum_order (DRUMLINE_SUM_ORDER)",
+                "`backend` leaves sums to a foreign backend, and this group has none: name one \
                           (DRUMLINE_BACKEND=mpi), or write rank or placement"
-                        .to_owned(),
-            });
+                    .to_owned(),
+            ));
         }
         let deadline = deadline::after(Instant::now(), config.timeout);
         let seen = family.seen.clone();
@@ -261,8 +258,7 @@ impl ProcessGroup {
             // The rank is alone on its host, but ranks of other hosts share memory. It needs a segment of its
             // own to take part in their schedules.
             None if topology.ranks_by_host().len() < member.world_size => {
-                let own = Segment::create(size)
-                    .map_err(|error| Error::Memory { problem: error.to_string() })?;
+                let own = Segment::create(size).map_err(Error::memory)?;
                 Some((own, BTreeMap::new()))
             }
             segments => segments,
@@ -325,7 +321,7 @@ impl ProcessGroup {
         }
         let told = board.all_gather(Subject::Prices, measured.as_bytes())?;
         let told: PriceList = String::from_utf8_lossy(&told[0]).parse().map_err(|error| {
-            Error::connect_to(
+            not_connected_to(
                 &self.inner.member,
                 0,
                 &format!("it has measured what is no price: {error}"),

@@ -14,8 +14,8 @@ static WORLDS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 ///
-/// [`Error::InvalidArgument`] when this process has no such group, or several. It may have several if ranks
-/// are threads of one process, and then the caller's group is unknown.
+/// [`Argument`](crate::ErrorKind::Argument) when this process has no such group, or several. It may have several if
+/// ranks are threads of one process, and then the caller's group is unknown.
 pub fn default_group() -> Result<ProcessGroup> {
     let problem = match &living(&mut worlds())[..] {
         [one] => return Ok(ProcessGroup::whole(one.clone())),
@@ -25,7 +25,7 @@ pub fn default_group() -> Result<ProcessGroup> {
             several.len()
         ),
     };
-    Err(Error::InvalidArgument { operation: "default_group", problem })
+    Err(Error::argument("default_group", problem))
 }
 
 /// Whether this process has a group made by [`init_process_group`](crate::init_process_group) that is not

@@ -173,7 +173,7 @@ impl Driven {
                 "the thread that drives group {:?} is stuck in an operator or a buffer of the program",
                 self.member.name
             );
-            Error::InvalidArgument { operation: "ask", problem }
+            Error::argument("ask", problem)
         })
     }
 
@@ -185,7 +185,7 @@ impl Driven {
     /// Which algorithm a call would take, and why.
     pub(super) fn explain(&self, call: &Call, registered: bool) -> Result<Explanation> {
         let call = call.clone();
-        Ok(self.ask(move |lane| lane.explain(&call, registered))??)
+        self.ask(move |lane| lane.explain(&call, registered))?
     }
 
     pub(super) fn submit(&self, job: Job) {
@@ -239,7 +239,7 @@ impl Driven {
                     lane = self.sleep_interruptibly(lane, |lane| lane.name_of(operation), true);
                 }
                 Ok(Progress::Stuck | Progress::Moved) => {}
-                Err(error) => break Err(error.into()),
+                Err(error) => break Err(error),
             }
         };
         self.say_why(&mut lane);
@@ -315,8 +315,8 @@ impl Driven {
     ///
     /// # Errors
     ///
-    /// This thread itself is in a call, and the program's handler makes another one. Or for as long as the time limit of
-    /// the group no call has ended: then the group fails.
+    /// This thread itself is in a call, and the program's handler makes another one. Or for as long as the time limit
+    /// of the group no call has ended: then the group fails.
     #[cold]
     fn wait(&self, attempted: &'static str) -> Result<Driver<'_, Lane, Outside>> {
         let (mut since, mut ended) = (Instant::now(), self.usage.collectives_ended());
@@ -330,7 +330,7 @@ impl Driven {
                 Err(aside) => aside,
             };
             if let Some(Aside { call, .. }) = aside.as_ref().filter(|aside| is_own(aside)) {
-                return Err(interrupt::inside(attempted, call, &self.member.name).into());
+                return Err(interrupt::inside(attempted, call, &self.member.name));
             }
             let ended_now = self.usage.collectives_ended();
             if ended_now != std::mem::replace(&mut ended, ended_now) {
@@ -360,7 +360,7 @@ impl Driven {
         let elapsed = started.elapsed();
         let failure = Arc::new(CollectiveError::new(&self.member, sequence, call, elapsed, cause));
         self.fail_with(&failure);
-        Error::Collective(failure)
+        failure.error()
     }
 
     /// The lane, once its driver has left it, to begin `attempted`.
@@ -369,14 +369,14 @@ impl Driven {
         self.handoff.try_drive().map_or_else(|| self.wait(attempted), Ok)
     }
 
-    /// Why this thread cannot wait for a collective of the background: it is in a handler of a signal, and must first go
-    /// on with a call of its own.
+    /// Why this thread cannot wait for a collective of the background: it is in a handler of a signal, and must first
+    /// go on with a call of its own.
     pub(crate) fn hindrance(&self) -> Option<Error> {
         let is_own = |aside: &Aside| interrupt::is_this(aside.thread);
         let wait = || self.handoff.wait(Instant::now() + MOMENT, is_own).err().flatten();
         let aside = interrupt::is_handling().then(wait).flatten()?;
         let hinders = is_own(&aside) && aside.has_begun;
-        hinders.then(|| interrupt::inside("wait", &aside.call, &self.member.name).into())
+        hinders.then(|| interrupt::inside("wait", &aside.call, &self.member.name))
     }
 
     /// The lane, unless another thread drives it.
@@ -453,7 +453,7 @@ impl Driven {
         let Some(mut lane) = self.handoff.try_drive() else { return Ok(()) };
         let checked = lane.check(attempted, began, Instant::now());
         self.say_why(&mut lane);
-        Ok(checked?)
+        checked
     }
 
     /// Fails because `peer` has ended, as another rank has told, unless it had left the group before.
@@ -478,14 +478,15 @@ impl Driven {
     /// Tells the peers that this rank leaves, unless it has failed or left.
     pub(super) fn take_leave(&self) {
         if !self.without_goodbye.load(Ordering::SeqCst)
-            && let Err(error) = self.drive("leave").and_then(|mut lane| Ok(lane.close()?))
+            && let Err(error) = self.drive("leave").and_then(|mut lane| lane.close())
         {
             tracing::debug!(%error, "no goodbye is due");
         }
     }
 
-    /// Closes the lane once all ranks have called this, or leaves without them. Calls that are under way end first; but a
-    /// handler of a signal breaks them off. Returns whether it has left with the other ranks, or at least waited for them.
+    /// Closes the lane once all ranks have called this, or leaves without them. Calls that are under way end first; but
+    /// a handler of a signal breaks them off. Returns whether it has left with the other ranks, or at least waited for
+    /// them.
     pub(super) fn close(&self, started: Instant, leave_at: Option<Instant>) -> Result<bool> {
         let _wakers = Later::begin();
         let break_off = || {
@@ -522,7 +523,7 @@ impl Driven {
                 Ok(false) => {}
                 Err(error) => {
                     self.say_why(&mut lane);
-                    return Err(error.into());
+                    return Err(error);
                 }
             }
             if leave_at.is_some_and(|until| Instant::now() >= until) {

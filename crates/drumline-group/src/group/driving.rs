@@ -50,7 +50,7 @@ pub fn slice_holders(group: &ProcessGroup, dtype: DType) -> Result<Option<Vec<Ra
 /// ([`slice_holders`]). All else in the buffers is undefined then. Neighbours may read a rank's slice until they call
 /// again, so the rank must not write there before it knows that they have done so.
 ///
-/// `end` gets [`Error::InvalidArgument`] for a buffer that is not registered. It gets the buffer after a failure, too.
+/// `end` gets [`Argument`](crate::ErrorKind::Argument) for a buffer that is not registered. It gets the buffer after a failure, too.
 pub fn reduce_slices_then<T, B>(
     group: &ProcessGroup,
     buffer: B,
@@ -67,7 +67,7 @@ pub fn reduce_slices_then<T, B>(
 ///
 /// # Errors
 ///
-/// [`Error::Memory`] when there are no such bytes.
+/// [`Memory`](crate::ErrorKind::Memory) when there are no such bytes.
 pub fn window_of(
     group: &ProcessGroup,
     peer: Rank,
@@ -79,7 +79,7 @@ pub fn window_of(
     });
     let no_memory = || Err("the ranks share no memory".to_owned());
     let window = window.transpose()?.flatten();
-    window.unwrap_or_else(no_memory).map_err(|problem| Error::Memory { problem })
+    window.unwrap_or_else(no_memory).map_err(Error::memory)
 }
 
 /// Drives the group on this thread until `done` or `deadline`. `false`: another thread drives it or wants to,
@@ -106,8 +106,8 @@ pub fn on_device(group: &ProcessGroup) -> Option<Arc<dyn Any + Send + Sync>> {
     }
 }
 
-/// Looks whether a peer has ended or failed, or `peer` has left, also when no call is under way. What it says is a hint:
-/// a call that needs the peer names it.
+/// Looks whether a peer has ended or failed, or `peer` has left, also when no call is under way. What it says is a
+/// hint: a call that needs the peer names it.
 pub fn hear(group: &ProcessGroup, peer: Option<Rank>) -> Option<Cause> {
     let lane = group.inner.driven().upgrade()?;
     let mut lane = lane.try_lane()?;
@@ -124,7 +124,7 @@ pub fn meet_all(group: &ProcessGroup, deadline: Instant) {
 
 /// Poisons the group for a cause that an engine has found elsewhere, and tells the peers. A group that has failed stays
 /// as it is. Not to be called by an `end`.
-pub fn fail(group: &ProcessGroup, operation: &'static str, cause: Cause) {
+pub fn fail(group: &ProcessGroup, operation: &str, cause: Cause) {
     match &group.inner.carrier {
         Carrier::Lane(lane) => drop(lane.break_off(operation.into(), Instant::now(), cause)),
         Carrier::Backend(backend) => backend.fail_because(operation, cause),

@@ -12,7 +12,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As for the call itself: [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the settings name
+    /// As for the call itself: [`Setting`](crate::ErrorKind::Setting) when the settings name
     /// an algorithm that cannot be used.
     pub fn explain(
         &self,

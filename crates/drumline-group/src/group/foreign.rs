@@ -175,7 +175,7 @@ impl Foreign {
         if !self.backend.has_messages() {
             let problem = format!("backend {:?} carries no messages from rank to rank", self.name);
             let operation = point.call.name();
-            return point.complete(Err(Error::InvalidArgument { operation, problem }));
+            return point.complete(Err(Error::argument(operation, problem)));
         }
         let queue = match (point.call.direction, point.call.peer) {
             (Direction::Send, peer) => Queue::Sends(peer.unwrap_or_default(), point.call.tag),
@@ -188,7 +188,7 @@ impl Foreign {
                 "messages of {QUEUES_MAX} ranks and tags are under way already: wait for some"
             );
             let operation = point.call.name();
-            return point.complete(Err(Error::InvalidArgument { operation, problem }));
+            return point.complete(Err(Error::argument(operation, problem)));
         }
         self.enqueue(state, queue, Task::Message(point));
     }
@@ -204,7 +204,7 @@ impl Foreign {
     }
 
     /// Poisons the group for a cause that this rank has found elsewhere, and tells the peers.
-    pub(super) fn fail_because(&self, operation: &'static str, cause: Cause) {
+    pub(super) fn fail_because(&self, operation: &str, cause: Cause) {
         let sequence = self.lock().sequence;
         self.fail(operation, operation.to_owned(), sequence, Instant::now(), cause);
     }
@@ -418,17 +418,14 @@ impl Foreign {
     fn check_open(&self, attempted: &'static str) -> Result<()> {
         match &self.lock().ended {
             None => Ok(()),
-            Some(Ended::Failed(by)) => Err(Error::Poisoned { attempted, by: by.clone() }),
-            Some(Ended::Left) => Err(Error::InvalidArgument {
-                operation: attempted,
-                problem: "the group has been destroyed".to_owned(),
-            }),
+            Some(Ended::Failed(by)) => Err(by.poisoned(attempted)),
+            Some(Ended::Left) => Err(Error::argument(attempted, "the group has been destroyed")),
         }
     }
 
     fn check_supported(&self, call: &drumline_engine::call::Call) -> Result<()> {
         let (collective, dtype) = (call.collective, call.dtype);
-        let invalid = |problem| Error::InvalidArgument { operation: collective.name(), problem };
+        let invalid = |problem| Error::argument(collective.name(), problem);
         if let Some(problem) = call.problem() {
             return Err(invalid(problem));
         }
@@ -444,7 +441,7 @@ impl Foreign {
     /// Poisons the group, if it is not poisoned yet, and tells the backend.
     fn fail(
         &self,
-        attempted: &'static str,
+        attempted: &str,
         operation: String,
         sequence: u64,
         started: Instant,
@@ -455,7 +452,7 @@ impl Foreign {
             Arc::new(CollectiveError::new(&self.member, sequence, operation, elapsed, cause));
         let mut state = self.lock();
         if let Some(Ended::Failed(by)) = &state.ended {
-            return Error::Poisoned { attempted, by: by.clone() };
+            return by.poisoned(attempted);
         }
         state.ended = Some(Ended::Failed(failure.clone()));
         drop(state);
@@ -466,7 +463,7 @@ impl Foreign {
             guard.fail(&failure);
         }
         shielded(|| self.backend.abort(&failure));
-        Error::Collective(failure)
+        failure.error()
     }
 
     /// Waits for the turn of a ticket. The program may interrupt that.

@@ -101,7 +101,7 @@ impl Warden {
     /// Begins a round in which this rank says `word`. The round before must be over.
     pub(super) fn begin(&self, word: Word, timeout: Duration) -> Result<(), Cause> {
         self.known()?;
-        let mut lane = self.driven.drive("round").map_err(cause_of)?;
+        let mut lane = self.driven.drive("round").map_err(|error| cause_of(&error))?;
         self.round().begin(word, timeout);
         self.in_round.store(true, Ordering::Release);
         self.turn(&mut lane, &Now::lazy(Instant::now), Spin::No).map(drop)
@@ -138,7 +138,7 @@ impl Warden {
                 same.map(|()| Progress::Done)
             }
             Ok(progress) => return Ok(progress),
-            Err(error) => Err(at_first_hand(cause_of(error.into()), lane)),
+            Err(error) => Err(at_first_hand(cause_of(&error), lane)),
         };
         let result = result.map_err(|cause| self.note(cause));
         // Whoever sees that the round is over also sees how it has ended.
@@ -194,7 +194,7 @@ impl Warden {
 
     /// Says goodbye, and waits until all ranks have.
     pub(super) fn close(&self, started: Instant) -> Result<(), Cause> {
-        self.driven.close(started, None).map(drop).map_err(cause_of)
+        self.driven.close(started, None).map(drop).map_err(|error| cause_of(&error))
     }
 
     /// Says goodbye without waiting. Until the process ends it must hear whether the others come to their end.
@@ -263,8 +263,8 @@ impl fmt::Debug for Warden {
     }
 }
 
-/// A peer may report that another has ended or left before this rank hears of it, because a process that ends closes one
-/// connection after the other.
+/// A peer may report that another has ended or left before this rank hears of it, because a process that ends closes
+/// one connection after the other.
 fn at_first_hand(cause: Cause, lane: &mut Lane) -> Cause {
     let Cause::Reported { by, culprit: Some(culprit), reason: Reason::Other, .. } = cause else {
         return cause;
@@ -283,11 +283,8 @@ fn at_first_hand(cause: Cause, lane: &mut Lane) -> Cause {
     cause
 }
 
-fn cause_of(error: Error) -> Cause {
-    match error {
-        Error::Collective(failure) | Error::Poisoned { by: failure, .. } => failure.cause.clone(),
-        other => Cause::Backend { problem: other.to_string() },
-    }
+fn cause_of(error: &Error) -> Cause {
+    error.cause().cloned().unwrap_or_else(|| Cause::Backend { problem: error.to_string() })
 }
 
 type Connect = dyn Fn() -> Result<Arc<Driven>> + Send + Sync;

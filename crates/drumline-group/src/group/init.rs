@@ -62,8 +62,8 @@ impl ProcessGroup {
 ///
 /// # Errors
 ///
-/// [`InvalidSetting`](crate::Error::InvalidSetting) names the part of the URL or the variable that is missing
-/// or wrong. [`Store`](crate::Error::Store) and [`Connect`](crate::Error::Connect) name the ranks that could
+/// [`Setting`](crate::ErrorKind::Setting) names the part of the URL or the variable that is missing
+/// or wrong. [`Store`](crate::ErrorKind::Store) and [`Connect`](crate::ErrorKind::Connect) name the ranks that could
 /// not be reached or never came. A failed call leaves nothing behind and may be repeated.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     let started = Instant::now();

@@ -25,8 +25,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages to it
-    /// wait already. [`Collective`](crate::Error::Collective) names both calls when type or count differ from the
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `to`, or when 65,536 messages to it
+    /// wait already. [`Collective`](crate::ErrorKind::Collective) names both calls when type or count differ from the
     /// receiver's; otherwise it names the rank that died, left, or did not receive in time
     /// ([`Config::timeout`](crate::Config::timeout)). Then the group is poisoned, as after a failed collective.
     pub fn send<T: Element>(&self, data: &[T], to: Rank, tag: u64) -> Result<()> {
@@ -40,7 +40,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`.
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `to`.
     pub fn send_async<T, B>(&self, buffer: B, to: Rank, tag: u64) -> Begun<B>
     where
         T: Element,
@@ -66,7 +66,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `from`.
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `from`.
     pub fn recv_async<T, B>(&self, buffer: B, from: Rank, tag: u64) -> Begun<B>
     where
         T: Element,
@@ -206,7 +206,7 @@ fn whole<B: AsRef<[u8]>>(
         || format!("{bytes} bytes are no whole number of {dtype}, which take {size} bytes each");
     let fits = match bytes.is_multiple_of(size) {
         true => Ok(()),
-        false => Err(Error::InvalidArgument { operation, problem: problem() }),
+        false => Err(Error::argument(operation, problem())),
     };
     give_back(fits, buffer)
 }
@@ -235,6 +235,6 @@ where
 
     fn complete(self: Box<Self>, result: drumline_engine::Result<Rank>) {
         let Owned { buffer, promise, then, .. } = *self;
-        promise.complete(then(result.map_err(Error::from), buffer));
+        promise.complete(then(result, buffer));
     }
 }

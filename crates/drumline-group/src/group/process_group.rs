@@ -136,8 +136,8 @@ impl ProcessGroup {
         }
     }
 
-    /// What start-up of a group asks that is made from this one. Nothing if this one has failed before: then the program
-    /// knows.
+    /// What start-up of a group asks that is made from this one. Nothing if this one has failed before: then the
+    /// program knows.
     pub(super) fn origin(&self) -> Option<Arc<dyn Origin>> {
         let known = || self.inner.family().map_or_else(BTreeSet::new, |it| it.seen.ended());
         let parent = || Arc::new(Parent { group: self.clone(), known: known() });
@@ -172,20 +172,21 @@ impl ProcessGroup {
 
     /// Closes the group once all ranks have called this, so that no rank waits for a rank that has gone.
     /// Calls that are under way end first. Dropping the last handle instead leaves without waiting. A handler of a
-    /// signal that interrupts a wait of this library ([`interruptible`](crate::backend::interruptible)) cannot wait for calls
-    /// that are under way: it breaks them off, as [`ProcessGroup::abort`] does, and succeeds. For ranks that do not call
-    /// this it waits half a second.
+    /// signal that interrupts a wait of this library ([`interruptible`](crate::backend::interruptible)) cannot wait for
+    /// calls that are under way: it breaks them off, as [`ProcessGroup::abort`] does, and succeeds. For ranks that do
+    /// not call this it waits half a second.
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`] when a peer fails or never comes, or when a peer has
+    /// [`Collective`](crate::ErrorKind::Collective) when a peer fails or never comes, or when a peer has
     /// made a call that no other rank has made.
     pub fn destroy(self) -> Result<()> {
         self.close(None)
     }
 
     /// Like [`destroy`](ProcessGroup::destroy), but waits at most `patience` for ranks that have not called
-    /// it. Then it leaves without them, as if the last handle had been dropped, and breaks off calls that are under way.
+    /// it. Then it leaves without them, as if the last handle had been dropped, and breaks off calls that are under
+    /// way.
     ///
     /// # Errors
     ///
@@ -265,7 +266,8 @@ impl Inner {
 #[derive(Debug)]
 struct Parent {
     group: ProcessGroup,
-    /// The ranks, by their numbers in the job, whose ends the program knows from other groups: it may go on without them.
+    /// The ranks, by their numbers in the job, whose ends the program knows from other groups: it may go on without
+    /// them.
     known: BTreeSet<Rank>,
 }
 
@@ -273,7 +275,7 @@ impl Parent {
     fn find_failure(&self, began: Instant) -> Result<()> {
         let lane = match &self.group.inner.carrier {
             Carrier::Lane(lane) => lane,
-            Carrier::Backend(backend) => return Ok(backend.check("new_group", began)?),
+            Carrier::Backend(backend) => return backend.check("new_group", began),
         };
         lane.check("new_group", began)?;
         // This rank may have no connection to a rank that has ended.

@@ -20,9 +20,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`](crate::Error::Memory) says how much the caller asked for and how much there is.
+    /// [`Memory`](crate::ErrorKind::Memory) says how much the caller asked for and how much there is.
     pub fn alloc_registered<T: Element>(&self, len: usize) -> Result<RegisteredBuffer<T>> {
-        Ok(RegisteredBuffer::allocate(self.arena(), len)?)
+        RegisteredBuffer::allocate(self.arena(), len)
     }
 
     /// The arena of this rank, if ranks of its host share memory.

@@ -6,7 +6,7 @@ use drumline_engine::membership::{GlobalRanks, list};
 use drumline_schedule::step::Rank;
 
 use super::{ProcessGroup, family::Family};
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Result, error::not_a_member};
 
 /// How a group of some ranks differs from the group that it is made from.
 ///
@@ -76,11 +76,11 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::NotAMember`] on a rank that is not listed; it has not contacted any rank.
-    /// [`Error::InvalidArgument`] when a rank does not exist or is listed twice. Otherwise as for
+    /// [`NotAMember`](crate::ErrorKind::NotAMember) on a rank that is not listed; it has not contacted any rank.
+    /// [`Argument`](crate::ErrorKind::Argument) when a rank does not exist or is listed twice. Otherwise as for
     /// [`ProcessGroup::connect`]; the error names members that do not come in time, and what they do instead.
-    /// If this group fails while the call waits for a member, the call ends with that failure, and this group is poisoned.
-    /// A failed attempt leaves nothing behind and may be repeated.
+    /// If this group fails while the call waits for a member, the call ends with that failure, and this group is
+    /// poisoned. A failed attempt leaves nothing behind and may be repeated.
     pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let mut ranks = ranks.to_vec();
         self.check_members("new_group", &ranks)?;
@@ -89,21 +89,22 @@ impl ProcessGroup {
         }
         let global: Vec<Rank> =
             ranks.iter().map(|&rank| self.inner.member.global.of(rank)).collect();
-        let family = self.inner.family().ok_or_else(|| Error::InvalidArgument {
-            operation: "new_group",
-            problem: format!("group {:?} has been destroyed", self.name()),
+        let family = self.inner.family().ok_or_else(|| {
+            Error::argument("new_group", format!("group {:?} has been destroyed", self.name()))
         })?;
         let label = options.name.as_ref().map(|name| format!("/{name}")).unwrap_or_default();
         let name = format!("{}{label}[{}]", family.root, list(&global));
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
-            return Err(Error::NotAMember { group: name, rank: self.global_rank_of(self.rank()) });
+            return Err(not_a_member(&name, self.global_rank_of(self.rank())));
         };
-        let joining = family.begin_to_join(&name).ok_or_else(|| Error::InvalidArgument {
-            operation: "new_group",
-            problem: format!(
-                "another thread is joining group {name:?}: give the two groups names \
+        let joining = family.begin_to_join(&name).ok_or_else(|| {
+            Error::argument(
+                "new_group",
+                format!(
+                    "another thread is joining group {name:?}: give the two groups names \
                  (GroupOptions::name) to tell them apart"
-            ),
+                ),
+            )
         })?;
         let config = self.config_for(options);
         let size = ranks.len();
@@ -119,12 +120,11 @@ impl ProcessGroup {
         group
     }
 
-    /// A group in which every rank of this one has `count` members, all of them in its process. Member `i` of rank `r` is
-    /// rank `r * count + i`. Always over the library's own transports.
+    /// A group in which every rank of this one has `count` members, all of them in its process. Member `i` of rank `r`
+    /// is rank `r * count + i`. Always over the library's own transports.
     pub(super) fn with_members(&self, label: &str, count: usize) -> Result<Vec<ProcessGroup>> {
-        let family = self.inner.family().ok_or_else(|| Error::InvalidArgument {
-            operation: "with_members",
-            problem: format!("group {:?} has been destroyed", self.name()),
+        let family = self.inner.family().ok_or_else(|| {
+            Error::argument("with_members", format!("group {:?} has been destroyed", self.name()))
         })?;
         let ranks = self.ranks();
         let of_here = list(&ranks);
@@ -141,7 +141,7 @@ impl ProcessGroup {
         std::thread::scope(|threads| {
             let joining: Vec<_> =
                 (0..count).map(|member| threads.spawn(move || join(member))).collect();
-            let panicked = |_| Err(Error::Memory { problem: "a thread has panicked".to_owned() });
+            let panicked = |_| Err(Error::memory("a thread has panicked"));
             joining.into_iter().map(|it| it.join().unwrap_or_else(panicked)).collect()
         })
     }
@@ -151,18 +151,18 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `size` does not divide the number of ranks; otherwise as for
+    /// [`Argument`](crate::ErrorKind::Argument) when `size` does not divide the number of ranks; otherwise as for
     /// [`ProcessGroup::new_group`].
     pub fn new_subgroups(&self, size: usize, options: &GroupOptions) -> Result<ProcessGroup> {
         if size == 0 || !self.world_size().is_multiple_of(size) {
-            return Err(Error::InvalidArgument {
-                operation: "new_subgroups",
-                problem: format!(
+            return Err(Error::argument(
+                "new_subgroups",
+                format!(
                     "the {} ranks of group {:?} cannot be divided into groups of {size}",
                     self.world_size(),
                     self.name()
                 ),
-            });
+            ));
         }
         let first = self.rank() / size * size;
         self.new_group(&(first..first + size).collect::<Vec<_>>(), options)
@@ -173,8 +173,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when a rank does not exist or is in two groups; [`Error::NotAMember`] when
-    /// this rank is in none; otherwise as for [`ProcessGroup::new_group`].
+    /// [`Argument`](crate::ErrorKind::Argument) when a rank does not exist or is in two groups;
+    /// [`NotAMember`](crate::ErrorKind::NotAMember) when this rank is in none; otherwise as for
+    /// [`ProcessGroup::new_group`].
     pub fn new_subgroups_by_enumeration(
         &self,
         groups: &[Vec<Rank>],
@@ -185,7 +186,7 @@ impl ProcessGroup {
             Some(ranks) => self.new_group(ranks, options),
             None => {
                 let group = format!("{}, of groups {groups:?}", self.name());
-                Err(Error::NotAMember { group, rank: self.global_rank_of(self.rank()) })
+                Err(not_a_member(&group, self.global_rank_of(self.rank())))
             }
         }
     }
@@ -254,7 +255,7 @@ impl ProcessGroup {
             self.check_rank(operation, rank)?;
             if std::mem::replace(&mut seen[rank], true) {
                 let problem = format!("rank {rank} is listed twice");
-                return Err(Error::InvalidArgument { operation, problem });
+                return Err(Error::argument(operation, problem));
             }
         }
         Ok(())

@@ -10,14 +10,13 @@ use drumline_engine::{
     },
 };
 use drumline_store::{
-    Error as StoreError,
     auth::Nonce,
     net::{
         Endpoint,
         site::{is_loopback, is_loopback_name, reach_resolver},
     },
     store::{
-        Store,
+        MissingKeys, Store,
         tcp::{Door, TcpStore, TcpStoreServer},
     },
 };
@@ -28,7 +27,7 @@ use super::{
     settings::invalid,
 };
 use crate::{
-    Config, Error, Result,
+    Config, Error, ErrorKind, Result,
     board::failed,
     start_up::{Outlook, WHY_COMES, run},
 };
@@ -51,8 +50,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if the store is no safe place to meet and the settings do not trust it;
-    /// [`Error::Store`] as for [`rendezvous`](super::rendezvous).
+    /// [`Setting`](crate::ErrorKind::Setting) if the store is no safe place to meet and the settings do not trust it;
+    /// [`Store`](crate::ErrorKind::Store) as for [`rendezvous`](super::rendezvous).
     pub fn meet(&self, config: &Config) -> Result<Rendezvous> {
         let joining = Joining {
             rank: self.rank,
@@ -86,7 +85,7 @@ impl Plan {
                         Some(_) if !last => Ok(Answer::Missing(Vec::new())),
                         Some(joined) => {
                             let error = tcp.too_few(joined, self.world_size, config.timeout);
-                            Err(self.name_the_missing(tcp, error.into()))
+                            Err(self.name_the_missing(tcp, error))
                         }
                     }
                 }
@@ -114,8 +113,8 @@ impl Plan {
         Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed, config))
     }
 
-    /// Refuses at once if a launcher says that there are other hosts, and a store without a secret would be out of their
-    /// reach: the own name of a host is often loopback.
+    /// Refuses at once if a launcher says that there are other hosts, and a store without a secret would be out of
+    /// their reach: the own name of a host is often loopback.
     pub(super) fn check_reach(
         &self,
         config: &Config,
@@ -142,7 +141,7 @@ impl Plan {
                 reach_resolver(host, *port, timeout)?;
             }
             let server = TcpStoreServer::open(&[door], config.store_bytes_max)?;
-            Ok::<_, Error>(TcpStore::to_own(server)?)
+            TcpStore::to_own(server)
         };
         let connect = match config.trust_store {
             true => TcpStore::connect_trusting,
@@ -154,10 +153,10 @@ impl Plan {
                 host(Door::Secured { endpoint, secret, level: config.security })
             }
             (Some(_), Endpoint::Tcp { host, port }, StoreHost::Launcher) => {
-                Ok(connect(host, *port, timeout)?)
+                connect(host, *port, timeout)
             }
             (Some(secret), store, _) => {
-                Ok(TcpStore::connect_at(store, secret, config.security, timeout)?)
+                TcpStore::connect_at(store, secret, config.security, timeout)
             }
             (None, _, StoreHost::Drumline) | (None, Endpoint::Unix(_), _) => Err(invalid(
                 "DRUMLINE_SECRET_FILE",
@@ -188,28 +187,23 @@ impl Plan {
     }
 
     fn refused(&self, tcp: &TcpStore, problem: String) -> Error {
-        Error::Store {
-            store: tcp.name().into(),
-            operation: format!("join as rank {}", self.rank),
-            problem,
-        }
+        Error::store(tcp.name(), &format!("join as rank {}", self.rank), problem)
     }
 
     /// Adds the ranks that have not come to the host's time-out. (Processes that use torch leave no name.)
     fn name_the_missing(&self, tcp: &TcpStore, error: Error) -> Error {
         let keys: Vec<_> = (0..self.world_size.min(RANKS_NAMED_MAX)).map(rank_key).collect();
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-        match (error, tcp.wait(&keys, Duration::ZERO)) {
-            (
-                Error::Store { store, operation, problem },
-                Err(StoreError::StoreTimeout { keys: missing, .. }),
-            ) if self.hosts_store() => {
+        let waited = tcp.wait(&keys, Duration::ZERO).err();
+        let missing = waited.as_ref().and_then(|waited| waited.detail::<MissingKeys>());
+        match (error.kind(), missing) {
+            (kind @ ErrorKind::Store, Some(missing)) if self.hosts_store() => {
                 let ranks: Vec<_> =
-                    missing.iter().filter_map(|key| key.strip_prefix(RANK_KEYS)).collect();
-                let problem = format!("{problem}; not heard from: rank {}", ranks.join(", "));
-                Error::Store { store, operation, problem }
+                    missing.keys.iter().filter_map(|key| key.strip_prefix(RANK_KEYS)).collect();
+                let (told, ranks) = (error.message(), ranks.join(", "));
+                error.told_as(kind, format!("{told}; not heard from: rank {ranks}"))
             }
-            (error, _) => error,
+            _ => error,
         }
     }
 }

@@ -78,7 +78,8 @@ impl Everybody {
         }
     }
 
-    /// Whether all ranks reach a socket of the first one. Hosts that are copies of one virtual machine tell the same name.
+    /// Whether all ranks reach a socket of the first one. Hosts that are copies of one virtual machine tell the same
+    /// name.
     fn all_on_one_host(&self) -> Result<bool> {
         const NAME_BYTES: usize = 108;
         let (rank, size) = (self.world.rank(), self.world.size());
@@ -138,9 +139,8 @@ fn propose(are_neighbours: bool, config: &Config) -> Result<(Endpoint, Secret)> 
     })?;
     let ports = config.port_range.clone().unwrap_or(0..=0);
     let free = ports.into_iter().find_map(|port| free_port(address, port).ok());
-    let port = free.ok_or_else(|| Error::InvalidSetting {
-        setting: "DRUMLINE_PORT_RANGE".to_owned(),
-        problem: format!("no port of {address} is free for the store"),
+    let port = free.ok_or_else(|| {
+        Error::setting("DRUMLINE_PORT_RANGE", format!("no port of {address} is free for the store"))
     })?;
     Ok((Endpoint::Tcp { host: address.to_string(), port }, secret))
 }

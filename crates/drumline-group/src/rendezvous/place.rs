@@ -39,7 +39,8 @@ impl Rendezvous {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `rank` is not below `world_size`; otherwise the error of the store.
+    /// [`Argument`](crate::ErrorKind::Argument) when `rank` is not below `world_size`; otherwise the error of the
+    /// store.
     pub fn with_store(
         store: Arc<dyn Store>,
         rank: usize,
@@ -49,7 +50,7 @@ impl Rendezvous {
         if rank >= world_size {
             let problem =
                 format!("rank {rank} does not exist in a job of {world_size}; ranks count from 0");
-            return Err(Error::InvalidArgument { operation: "rendezvous", problem });
+            return Err(Error::argument("rendezvous", problem));
         }
         let name = "the store that the program has opened";
         Rendezvous::in_store(store, name, (rank, world_size), config)

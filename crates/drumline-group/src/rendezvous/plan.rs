@@ -79,7 +79,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) names everything that is missing, or the wrong
+    /// [`Setting`](crate::ErrorKind::Setting) names everything that is missing, or the wrong
     /// part and what it should be.
     pub fn parse(url: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         let in_url = |problem: String| invalid(url, problem);

@@ -43,7 +43,7 @@ const BUILT_IN: [&str; 4] = ["env", "tcp", "file", "mpi"];
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the scheme is registered already, or has
+/// [`Setting`](crate::ErrorKind::Setting) when the scheme is registered already, or has
 /// other characters than letters and digits.
 pub fn register_rendezvous_handler<H>(scheme: &str, handler: H) -> Result<()>
 where

@@ -112,5 +112,5 @@ pub(super) fn without_brackets(host: &str) -> &str {
 }
 
 pub(super) fn invalid(setting: &str, problem: String) -> Error {
-    Error::InvalidSetting { setting: setting.into(), problem }
+    Error::setting(setting, problem)
 }

@@ -108,7 +108,7 @@ impl Far {
         addresses: BTreeMap<Rank, Vec<SocketAddr>>,
         gates: Vec<Gate>,
     ) -> Result<Far> {
-        let failed = |error: Errno| Error::io("cannot wait for peers", error.into());
+        let failed = |error: Errno| Error::io("cannot wait for peers", error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         for (gate, key) in gates.iter().zip((0..=LAST_GATE).rev()) {
             let key = epoll::EventData::new_u64(key);

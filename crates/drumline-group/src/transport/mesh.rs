@@ -32,8 +32,8 @@ use super::{
     stream::PeerStream,
 };
 use crate::{
-    Config, Error, Result, addresses::addresses_for_peers, board::Board, config::STREAMS_MAX,
-    progress_thread,
+    Config, Error, ErrorKind, Result, addresses::addresses_for_peers, board::Board,
+    config::STREAMS_MAX, error::not_connected, progress_thread,
 };
 
 /// A peer on this host, in this network, of the same user.
@@ -57,8 +57,8 @@ pub(crate) struct Mesh {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] when ranks are on other hosts, and the address or the secret for them is
-/// missing; [`Error::Connect`] names the rank that could not be reached, never came or was refused.
+/// [`Setting`](crate::ErrorKind::Setting) when ranks are on other hosts, and the address or the secret for them is
+/// missing; [`Connect`](crate::ErrorKind::Connect) names the rank that could not be reached, never came or was refused.
 pub(crate) fn connect(
     member: &Membership,
     board: &Board,
@@ -107,13 +107,15 @@ struct Sockets<'a> {
 
 impl Sockets<'_> {
     /// Adds why some connections were refused. The reason may be a failure of this rank.
-    fn explain(&self, mut error: Error) -> Error {
-        if let (Error::Connect { problem, .. }, Some(gate)) = (&mut error, &self.near)
-            && let Some(reason) = gate.objection()
-        {
-            *problem = format!("{problem} (The last connection that did not get in: {reason})");
+    fn explain(&self, error: Error) -> Error {
+        match (error.kind(), self.near.as_ref().and_then(Gate::objection)) {
+            (kind @ ErrorKind::Connect, Some(reason)) => {
+                let told = error.message();
+                let told = format!("{told} (The last connection that did not get in: {reason})");
+                error.told_as(kind, told)
+            }
+            _ => error,
         }
-        error
     }
 
     fn card(&mut self) -> Result<Answer<PeerStream>> {
@@ -133,26 +135,26 @@ impl Sockets<'_> {
     fn listen(&mut self, elsewhere: &[Rank]) -> Result<Answer<PeerStream>> {
         let Sockets { member, config, .. } = *self;
         if !(1..=STREAMS_MAX).contains(&config.streams) {
-            return Err(Error::InvalidSetting {
-                setting: "DRUMLINE_STREAMS".to_owned(),
-                problem: format!("{} connections; there can be 1 to {STREAMS_MAX}", config.streams),
-            });
+            return Err(Error::setting(
+                "DRUMLINE_STREAMS",
+                format!("{} connections; there can be 1 to {STREAMS_MAX}", config.streams),
+            ));
         }
         if config.security == Level::Tls && cfg!(not(feature = "tls")) {
-            return Err(Error::InvalidSetting {
-                setting: "DRUMLINE_SECURITY".to_owned(),
-                problem: "tls: this program is built without the feature `tls`".to_owned(),
-            });
+            return Err(Error::setting(
+                "DRUMLINE_SECURITY",
+                "tls: this program is built without the feature `tls`",
+            ));
         }
         if let (None, Level::Tls) = (&config.secret, config.security) {
-            return Err(Error::InvalidSetting {
-                setting: "DRUMLINE_SECURITY".to_owned(),
-                problem: format!(
+            return Err(Error::setting(
+                "DRUMLINE_SECURITY",
+                format!(
                     "the level {} takes a secret: give all processes of the job one DRUMLINE_SECRET or \
                      DRUMLINE_SECRET_FILE",
                     config.security
                 ),
-            });
+            ));
         }
         if config.port_range.is_some() {
             progress_thread::get()?.end_lingering();
@@ -161,7 +163,7 @@ impl Sockets<'_> {
         for ip in addresses_for_peers(config, elsewhere)? {
             let listener = Listener::for_peers(ip, config.port_range.clone(), member.rank)?;
             let address = listener.address().ok_or_else(|| {
-                Error::connect(member, format!("the system does not tell the port on {ip}"))
+                not_connected(member, &format!("the system does not tell the port on {ip}"))
             })?;
             told.push(address.to_string());
             self.far.push(gate(member, listener, 0, config)?);

@@ -126,7 +126,7 @@ impl Sockets {
     pub(crate) fn add_doorbell(&mut self, doorbell: BorrowedFd<'_>) -> Result<()> {
         let key = epoll::EventData::new_u64(DOORBELL);
         epoll::add(&self.epoll, doorbell, key, epoll::EventFlags::IN)
-            .map_err(|error| Error::io("cannot wait for neighbours", error.into()))
+            .map_err(|error| Error::io("cannot wait for neighbours", error))
     }
 
     /// Sends a beat on the control connections to other hosts when it is due. A kernel that does not acknowledge it in

@@ -16,7 +16,7 @@ use std::{
 
 use crate::common::{everywhere, everywhere_with, failure, log::Log, on_threads, world_with};
 use drumline_group::{
-    Cause, Config, Error, ProcessGroup, ReduceOp, Result, Work,
+    Cause, Config, Error, ErrorKind, ProcessGroup, ReduceOp, Result, Work,
     store::{HashStore, Store},
 };
 use drumline_testing::{itself, tree_sum};
@@ -323,7 +323,7 @@ fn an_abort_in_mid_operation_names_the_rank_everywhere() {
                     let work =
                         group.all_reduce_async(vec![1.0_f32; 100_000], ReduceOp::Sum).unwrap();
                     let behind = group.all_reduce_async(vec![1.0_f32; 10], ReduceOp::Sum).unwrap();
-                    assert!(matches!(behind.wait().unwrap_err().error, Error::Poisoned { .. }));
+                    assert!(behind.wait().unwrap_err().error.kind() == ErrorKind::Poisoned);
                     failure(block_on(work).unwrap_err())
                 }
             });
@@ -379,10 +379,8 @@ fn a_deadline_ends_the_operation_and_all_behind_it() {
             let first = failure(errors.next().unwrap());
             assert_eq!(first.cause, Cause::Timeout { waiting_for: vec![1] });
             for error in errors {
-                assert!(
-                    matches!(error.error, Error::Poisoned { attempted: "all_reduce", .. }),
-                    "{error}"
-                );
+                assert_eq!(error.error.kind(), ErrorKind::Poisoned, "{error}");
+                assert!(error.to_string().starts_with("all_reduce did not happen"), "{error}");
             }
             given_up.wait();
         });
@@ -436,7 +434,9 @@ fn a_buffer_that_panics_fails_its_group_and_no_other() {
                         assert!(failure.to_string().contains("stumbles on purpose"), "{failure}");
                     }
                 }
-                assert!(matches!(stumbles.barrier(), Err(Error::Poisoned { .. })));
+                assert!(
+                    matches!(stumbles.barrier(), Err(error) if error.kind() == ErrorKind::Poisoned)
+                );
                 assert_eq!(slow.wait().unwrap(), [2; 10]);
                 stands.barrier().unwrap();
             });

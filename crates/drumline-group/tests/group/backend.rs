@@ -13,12 +13,15 @@ use std::{
 };
 
 use drumline_group::{
-    Begun, Cause, CollectiveError, Config, DType, Error, Operator, ProcessGroup, ReduceOp,
+    Begun, Cause, CollectiveError, Config, DType, Error, ErrorKind, Operator, ProcessGroup,
+    ReduceOp,
     backend::{
         Arrived, Backend, BackendOptions, Collective, Outgoing, Request, Wanted, register_backend,
     },
     store::HashStore,
 };
+
+use crate::common::failure;
 
 /// Serves one rank, and tells what it was asked for.
 #[derive(Debug, Default)]
@@ -103,7 +106,10 @@ fn what_is_not_supported_is_refused_and_the_group_goes_on() {
         group.send(&[1_u8], 0, 0),
         group.recv(&mut [1_u8], 0, 0),
     ] {
-        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ref error) if error.kind() == ErrorKind::Argument),
+            "{refused:?}"
+        );
     }
     assert!(group.alloc_registered::<u8>(3).is_ok() && !group.shares_memory());
     group.barrier().unwrap();
@@ -114,13 +120,12 @@ fn what_is_not_supported_is_refused_and_the_group_goes_on() {
 #[test]
 fn a_failure_poisons_the_group() {
     let (backend, group) = solo("failing");
-    let Err(Error::Collective(failure)) = group.gather(&[1_u8], &mut [0_u8], 0) else {
-        panic!("it cannot gather");
-    };
+    let failure = failure(group.gather(&[1_u8], &mut [0_u8], 0).unwrap_err());
     assert_eq!(failure.to_string().matches("the backend says: no fabric").count(), 1);
     assert_eq!((failure.sequence, &*failure.group), (0, "local"));
     let error = group.barrier_async().unwrap().wait().unwrap_err().error;
-    assert!(matches!(&error, Error::Poisoned { by, .. } if by.to_string() == failure.to_string()));
+    assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
+    assert!(error.to_string().ends_with(&failure.to_string()), "{error}");
     assert!(group.clone().destroy().is_err());
     let seen = backend.seen.lock().unwrap();
     assert_eq!(
@@ -142,9 +147,9 @@ fn a_panic_of_a_backend_is_an_error_of_the_call() {
                 .map_err(Error::from),
             false => group.all_to_all(&[1_u8], &mut [0]),
         };
-        let Err(Error::Collective(failure)) = result else { panic!("exchanges panic") };
+        let failure = failure(result.unwrap_err());
         assert!(matches!(&failure.cause, Cause::Panicked { text } if text.contains("too much")));
-        assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
+        assert!(matches!(group.barrier(), Err(error) if error.kind() == ErrorKind::Poisoned));
     }
 }
 
@@ -255,7 +260,7 @@ fn a_rank_that_leaves_breaks_off_what_does_not_end_in_time() {
         assert!(*backend.goes_on.lock().unwrap(), "it was not aborted");
         // What is under way when a group is aborted may succeed nevertheless.
         drop(work.wait());
-        assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
+        assert!(matches!(group.barrier(), Err(error) if error.kind() == ErrorKind::Poisoned));
     }
 }
 

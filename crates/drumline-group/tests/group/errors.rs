@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use drumline_engine::membership::{GlobalRanks, Membership};
-use drumline_group::{Cause, CollectiveError, Error, ErrorOrigin, Reason};
+use drumline_group::{Cause, CollectiveError, Error, ErrorKind, ErrorOrigin, Reason};
 
 /// Text and number of sections.
 fn told(error: Error) -> (String, usize) {
@@ -14,12 +14,10 @@ fn told(error: Error) -> (String, usize) {
 
 #[test]
 fn an_error_that_quotes_another_ends_with_the_section_of_that_one() {
-    let setting =
-        |name: &str| Error::InvalidSetting { setting: name.into(), problem: "is 0".into() };
+    let setting = |name: &str| Error::setting(name, "is 0");
     let quoted = setting("DRUMLINE_STREAMS").to_string();
     let problem = format!("rank 1 reports ({quoted}), and ends");
-    let (text, sections) =
-        told(Error::Connect { group: "world".into(), rank: 0, problem, culprit: None });
+    let (text, sections) = told(Error::store("hash", "join", problem));
     assert!(text.ends_with("is 0), and ends (drumline explain settings)"), "{text}");
     assert_eq!(sections, 1, "{text}");
     let (text, _) = told(setting("DRUMLINE_SECRET_FILE"));
@@ -29,8 +27,7 @@ fn an_error_that_quotes_another_ends_with_the_section_of_that_one() {
 #[test]
 fn no_time_is_not_told_in_nanoseconds() {
     let keys = vec!["never".to_owned()];
-    let (text, sections) =
-        told(Error::StoreTimeout { store: "hash".into(), keys, waited: Duration::ZERO });
+    let (text, sections) = told(Error::missing_keys("hash", keys, Duration::ZERO));
     assert!(text.starts_with("store hash: waited no time for never; "), "{text}");
     assert_eq!(sections, 1, "{text}");
 }
@@ -55,7 +52,12 @@ fn only_a_mistake_of_the_user_makes_another_attempt_senseless() {
         let failure =
             CollectiveError::new(&member, 0, "barrier".into(), Duration::ZERO, cause.clone());
         let by = Arc::new(failure);
-        assert_eq!(Error::Collective(by.clone()).origin(), origin, "{cause}");
-        assert_eq!(Error::Poisoned { attempted: "barrier", by }.origin(), origin, "{cause}");
+        for (error, kind) in
+            [(by.error(), ErrorKind::Collective), (by.poisoned("barrier"), ErrorKind::Poisoned)]
+        {
+            assert_eq!((error.kind(), error.origin()), (kind, origin), "{cause}");
+            assert_eq!(error.culprit(), by.culprit(), "{cause}");
+            assert!(error.to_string().ends_with(&error.section().to_string()), "{error}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use drumline_group::{
     Config, ProcessGroup, ReduceOp,
     auth::{Channel, Hello, Level, Secret},
-    store::{HashStore, Result as StoreResult, Store},
+    store::{HashStore, Store},
 };
 
 /// Nothing here takes that long unless something hangs.
@@ -125,7 +125,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, plan: Option<Plan>, mut before:
 macro_rules! passed_on {
     ($($name:ident($($argument:ident: $type:ty),*) -> $returned:ty;)*) => {
         impl Store for Detour {
-            fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> StoreResult<Vec<u8>> {
+            fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> drumline_group::Result<Vec<u8>> {
                 self.store.compare_set(key, expected, &self.rewrite(desired))
             }
 
@@ -137,25 +137,25 @@ macro_rules! passed_on {
 }
 
 passed_on! {
-    set(key: &str, value: &[u8]) -> StoreResult<()>;
-    get(key: &str) -> StoreResult<Vec<u8>>;
-    add(key: &str, amount: i64) -> StoreResult<i64>;
-    wait(keys: &[&str], timeout: Duration) -> StoreResult<()>;
-    check(keys: &[&str]) -> StoreResult<bool>;
-    num_keys() -> StoreResult<usize>;
-    delete_key(key: &str) -> StoreResult<bool>;
-    append(key: &str, value: &[u8]) -> StoreResult<()>;
-    multi_get(keys: &[&str]) -> StoreResult<Vec<Vec<u8>>>;
-    multi_set(pairs: &[(&str, &[u8])]) -> StoreResult<()>;
-    queue_push(key: &str, value: &[u8]) -> StoreResult<()>;
-    queue_pop(key: &str) -> StoreResult<Vec<u8>>;
-    queue_try_pop(key: &str) -> StoreResult<Option<Vec<u8>>>;
-    queue_len(key: &str) -> StoreResult<usize>;
-    list_keys() -> StoreResult<Vec<String>>;
-    barrier(key: &str, world_size: usize, timeout: Duration) -> StoreResult<()>;
+    set(key: &str, value: &[u8]) -> drumline_group::Result<()>;
+    get(key: &str) -> drumline_group::Result<Vec<u8>>;
+    add(key: &str, amount: i64) -> drumline_group::Result<i64>;
+    wait(keys: &[&str], timeout: Duration) -> drumline_group::Result<()>;
+    check(keys: &[&str]) -> drumline_group::Result<bool>;
+    num_keys() -> drumline_group::Result<usize>;
+    delete_key(key: &str) -> drumline_group::Result<bool>;
+    append(key: &str, value: &[u8]) -> drumline_group::Result<()>;
+    multi_get(keys: &[&str]) -> drumline_group::Result<Vec<Vec<u8>>>;
+    multi_set(pairs: &[(&str, &[u8])]) -> drumline_group::Result<()>;
+    queue_push(key: &str, value: &[u8]) -> drumline_group::Result<()>;
+    queue_pop(key: &str) -> drumline_group::Result<Vec<u8>>;
+    queue_try_pop(key: &str) -> drumline_group::Result<Option<Vec<u8>>>;
+    queue_len(key: &str) -> drumline_group::Result<usize>;
+    list_keys() -> drumline_group::Result<Vec<String>>;
+    barrier(key: &str, world_size: usize, timeout: Duration) -> drumline_group::Result<()>;
     timeout() -> Duration;
     set_timeout(timeout: Duration) -> ();
-    try_clone() -> StoreResult<Box<dyn Store>>;
+    try_clone() -> drumline_group::Result<Box<dyn Store>>;
 }
 
 fn config(level: Level) -> Config {

@@ -10,8 +10,8 @@ use std::{
 
 use crate::common::{everywhere, failure, world_with};
 use drumline_group::{
-    Cause, Config, DType, Element, Error, Operator, ProcessGroup, ReduceOp, RegisteredBuffer, bf16,
-    f16,
+    Cause, Config, DType, Element, Error, ErrorKind, Operator, ProcessGroup, ReduceOp,
+    RegisteredBuffer, bf16, f16,
     types::{Bool, Complex, F8E4M3, F8E5M2},
 };
 
@@ -23,13 +23,12 @@ fn operators_that_a_type_does_not_have_are_refused() {
         let lacking = ReduceOp::ALL.into_iter().filter(|op| !op.supports(T::DTYPE));
         let refused = lacking.map(|op| {
             let mut data = vec![T::zeroed(); 3];
-            let Err(Error::InvalidArgument { operation, problem }) =
-                group.all_reduce(&mut data, op)
-            else {
+            let Err(error) = group.all_reduce(&mut data, op) else {
                 panic!("{op} of {}", T::DTYPE)
             };
             let expected = format!("{} has no operator {op}, but sum, ", T::DTYPE);
-            assert!(operation == "all_reduce" && problem.starts_with(&expected), "{problem}");
+            assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
+            assert!(error.message().starts_with(&format!("all_reduce: {expected}")), "{error}");
         });
         refused.count()
     }
@@ -96,7 +95,7 @@ fn an_input_is_multiplied_but_stays_as_it_is() {
             assert_eq!(work.unwrap().wait().unwrap(), [f16::from_f32(1.5)]);
             assert!(matches!(
                 group.all_reduce(&mut [Bool::TRUE], Operator::premul_sum(Bool::TRUE)),
-                Err(Error::InvalidArgument { .. })
+                Err(error) if error.kind() == ErrorKind::Argument
             ));
         });
     });
@@ -110,7 +109,7 @@ fn an_operator_that_a_type_does_not_have_harms_nobody() {
             if group.rank() == 1 {
                 let data = vec![Complex::new(1.0_f32, 2.0); 3];
                 let error = group.all_reduce_async(data, ReduceOp::Max).unwrap_err();
-                assert!(matches!(error.error, Error::InvalidArgument { .. }), "{error}");
+                assert_eq!(error.error.kind(), ErrorKind::Argument, "{error}");
                 assert_eq!(
                     error.to_string(),
                     "all_reduce: complex64 has no operator max, but sum, avg, product (drumline explain argument)"
@@ -175,7 +174,9 @@ fn a_function_that_panics_fails_the_call_on_every_rank() {
                     (false, false) => group.all_reduce(&mut vec![1; 20_000], operator),
                 };
                 let error = result.and_then(|()| group.barrier()).unwrap_err();
-                assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
+                assert!(
+                    matches!(group.barrier(), Err(error) if error.kind() == ErrorKind::Poisoned)
+                );
                 failure(error)
             });
             for (rank, failure) in told.iter().enumerate() {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use drumline_group::{
-    Config, Error, ProcessGroup, ReduceOp,
+    Config, ErrorKind, ProcessGroup, ReduceOp,
     auth::Secret,
     rendezvous::Endpoint,
     store::{
@@ -70,9 +70,9 @@ fn rank_process() {
     for round in 0..rounds {
         let result = work(&group, &mut registered, round);
         if let Err(error) = result {
-            let Error::Collective(failure) = &error else { panic!("{error}") };
-            let culprit = failure.culprit().map_or(-1, |rank| rank as i64);
-            println!("failed {} {culprit} {failure}", now_us());
+            assert_eq!(error.kind(), ErrorKind::Collective, "{error}");
+            let culprit = error.culprit().map_or(-1, |rank| rank as i64);
+            println!("failed {} {culprit} {error}", now_us());
             // Whoever is late must not change what has been given back.
             registered.fill(7.0);
             thread::sleep(Duration::from_millis(variable("DEATHS_LINGER_MS").parse().unwrap()));

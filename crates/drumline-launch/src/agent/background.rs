@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{named, store::Error as StoreError};
+use drumline::{Error as StoreError, named};
 use rustix::io::ioctl_fionbio;
 
 use super::keys::{BEAT, COUNT, HOST, PLAN, REPORT, WORLD, key};
@@ -64,10 +64,10 @@ pub(super) struct Arrival {
 pub(super) enum Message {
     /// The store is open, or cannot be opened.
     Opened(Result<()>),
-    Arrived(drumline::store::Result<Arrival>),
-    Heard(drumline::store::Result<Heard>),
+    Arrived(drumline::Result<Arrival>),
+    Heard(drumline::Result<Heard>),
     /// The plan that is in the store now.
-    Planned(drumline::store::Result<Option<Vec<u8>>>),
+    Planned(drumline::Result<Option<Vec<u8>>>),
 }
 
 #[derive(Debug)]
@@ -184,13 +184,15 @@ fn serve(mut place: Place, requested: &Receiver<Request>, tell: &mut impl FnMut(
     }
 }
 
-fn arrive(place: &Place) -> drumline::store::Result<Arrival> {
+fn arrive(place: &Place) -> drumline::Result<Arrival> {
     let count = place.store.add(COUNT, 1)?;
     let number = u64::try_from(count).ok().filter(|&number| number > 0);
-    let number = number.ok_or_else(|| StoreError::Store {
-        store: place.name.clone(),
-        operation: "count hosts".into(),
-        problem: format!("somebody has set the number to {count}: start with another --rdzv-id"),
+    let number = number.ok_or_else(|| {
+        StoreError::store(
+            &place.name,
+            "count hosts",
+            format!("somebody has set the number to {count}: start with another --rdzv-id"),
+        )
     })?;
     Ok(Arrival {
         number,
@@ -202,10 +204,7 @@ fn arrive(place: &Place) -> drumline::store::Result<Arrival> {
 }
 
 /// Writes what was not written yet.
-fn write(
-    place: &Place,
-    unwritten: &mut VecDeque<(String, Vec<u8>)>,
-) -> drumline::store::Result<()> {
+fn write(place: &Place, unwritten: &mut VecDeque<(String, Vec<u8>)>) -> drumline::Result<()> {
     while let Some((key, value)) = unwritten.front() {
         place.store.set(key, value)?;
         unwritten.pop_front();
@@ -213,7 +212,7 @@ fn write(
     Ok(())
 }
 
-fn hear(place: &Place, number: u64, round: Round) -> drumline::store::Result<Heard> {
+fn hear(place: &Place, number: u64, round: Round) -> drumline::Result<Heard> {
     let began = BootTime::now();
     let store = &place.store;
     if let Some(report) = round.report {

@@ -1,9 +1,9 @@
 //! Tells the jobs apart that have run with one name in one file or one etcd.
 //!
-//! A job that is over leaves its plan there, so that a host that was cut off hears how it ended. A launcher that comes for
-//! the first time and finds such a plan begins the next generation, with keys of its own.
+//! A job that is over leaves its plan there, so that a host that was cut off hears how it ended. A launcher that comes
+//! for the first time and finds such a plan begins the next generation, with keys of its own.
 
-use drumline::store::Result;
+use drumline::Result;
 
 use super::{
     keys::{BEAT, COUNT, HOST, PLAN, REPORT, WORLD, key},

@@ -334,7 +334,7 @@ fn own_address(own: &Own, towards: Option<SocketAddr>, deadline: Instant) -> Res
 }
 
 /// Why the first host is not reached. A stranger may listen there.
-fn unreached(endpoint: &Endpoint, address: (&str, u16), error: &drumline::store::Error) -> String {
+fn unreached(endpoint: &Endpoint, address: (&str, u16), error: &drumline::Error) -> String {
     let until = Instant::now() + STRANGER_MAX;
     let listens = resolve(address.0, address.1, until).is_ok_and(|addresses| {
         addresses.iter().any(|it| TcpStream::connect_timeout(it, STRANGER_MAX).is_ok())

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use drumline::{Section, store::Error as StoreError};
+use drumline::{Error as StoreError, Section};
 
 use super::{
     background::{Arrival, Background, Heard, Message, Request, Round, Told},
@@ -508,7 +508,8 @@ impl Session<'_, '_, '_> {
         }
     }
 
-    /// If a worker cannot be started, or the keeper is lost, all workers of this host are ended, and the world has failed.
+    /// If a worker cannot be started, or the keeper is lost, all workers of this host are ended, and the world has
+    /// failed.
     fn go_on_after(&mut self, done: Result<()>) {
         let Err(error) = done else { return };
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);

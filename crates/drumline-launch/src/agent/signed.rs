@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use drumline::{
-    auth::Secret,
-    store::{Result, Store},
-};
+use drumline::{Result, auth::Secret, store::Store};
 
 /// A store whose values are signed with the job's secret. Everybody may be able to write to a file or to etcd. A value
 /// with a wrong signature counts as absent, and the log says so.

@@ -14,7 +14,7 @@ impl Nonce {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the system gives no random bytes.
+    /// [`Io`](drumline_error::ErrorKind::Io) if the system gives no random bytes.
     pub fn random() -> Result<Nonce> {
         random_bytes().map(Nonce)
     }
@@ -23,7 +23,7 @@ impl Nonce {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the system gives no random bytes.
+    /// [`Io`](drumline_error::ErrorKind::Io) if the system gives no random bytes.
     pub fn name() -> Result<String> {
         Ok(random_bytes()?[..12].iter().map(|byte| format!("{byte:02x}")).collect())
     }

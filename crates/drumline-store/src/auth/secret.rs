@@ -42,7 +42,8 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] unless the length is from [`Secret::BYTES_MIN`] to [`Secret::BYTES_MAX`].
+    /// [`Setting`](drumline_error::ErrorKind::Setting) unless the length is from [`Secret::BYTES_MIN`] to
+    /// [`Secret::BYTES_MAX`].
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Secret> {
         Secret::named("the secret", bytes.into())
     }
@@ -51,7 +52,7 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the system gives no random bytes.
+    /// [`Io`](drumline_error::ErrorKind::Io) if the system gives no random bytes.
     pub fn random() -> Result<Secret> {
         let bytes = Zeroizing::new(super::nonce::random_bytes()?);
         let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default() as u8;
@@ -79,8 +80,8 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if the file cannot be read, if every user of this machine can read it, or if
-    /// it is too short or too long.
+    /// [`Setting`](drumline_error::ErrorKind::Setting) if the file cannot be read, if every user of this machine can
+    /// read it, or if it is too short or too long.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Secret> {
         let path = path.as_ref();
         let setting = format!("{FILE_VARIABLE} ({})", path.display());
@@ -126,7 +127,7 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if both are set, or as [`Secret::from_file`].
+    /// [`Setting`](drumline_error::ErrorKind::Setting) if both are set, or as [`Secret::from_file`].
     pub fn from_env() -> Result<Option<Secret>> {
         Secret::from_variables(|name| std::env::var_os(name))
     }
@@ -221,7 +222,7 @@ fn text_of(variable: &impl Fn(&str) -> Option<OsString>) -> impl Fn(&str) -> Opt
 }
 
 fn invalid(setting: &str, problem: String) -> Error {
-    Error::InvalidSetting { setting: setting.to_owned(), problem }
+    Error::setting(setting, problem)
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if all of them are in use; otherwise the system's.
+    /// [`Setting`](drumline_error::ErrorKind::Setting) if all of them are in use; otherwise the system's.
     pub fn for_peers(
         ip: IpAddr,
         ports: Option<RangeInclusive<u16>>,
@@ -78,12 +78,10 @@ impl Listener {
             }
         }
         let (first, last) = (ports.start(), ports.end());
-        Err(Error::InvalidSetting {
-            setting: "DRUMLINE_PORT_RANGE".to_owned(),
-            problem: format!(
-                "all ports from {first} to {last} of {ip} are in use; allow some more"
-            ),
-        })
+        Err(Error::setting(
+            "DRUMLINE_PORT_RANGE",
+            format!("all ports from {first} to {last} of {ip} are in use; allow some more"),
+        ))
     }
 
     fn on_tcp(listener: Unforked<TcpListener>) -> io::Result<Listener> {

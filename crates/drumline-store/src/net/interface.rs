@@ -67,7 +67,7 @@ pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAdd
     let mut names: Vec<&str> = usable.iter().map(|one| one.name.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    let invalid = |problem: String| Error::InvalidSetting { setting: SETTING.to_owned(), problem };
+    let invalid = |problem: String| Error::setting(SETTING, problem);
     let pattern = Pattern::parse(text).ok_or_else(|| {
         invalid(format!(
             "{text:?} should be names of interfaces, such as eth,ib or =eth1 or ^docker"
@@ -104,13 +104,14 @@ pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAdd
 
 const SETTING: &str = "DRUMLINE_SOCKET_IFNAME, GLOO_SOCKET_IFNAME";
 
-/// The address at which other hosts probably reach this one, and the reason. It is the one on the route to `towards`. If
-/// that is not known, it is the one on the default route, and in a closed network, without a default route, that of the
-/// only interface. A host that has nothing but loopback gets that.
+/// The address at which other hosts probably reach this one, and the reason. It is the one on the route to `towards`.
+/// If that is not known, it is the one on the default route, and in a closed network, without a default route, that of
+/// the only interface. A host that has nothing but loopback gets that.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if no route leads to `towards`; [`Error::InvalidSetting`] if several interfaces are left, lists them.
+/// [`Io`](drumline_error::ErrorKind::Io) if no route leads to `towards`;
+/// [`Setting`](drumline_error::ErrorKind::Setting) if several interfaces are left, lists them.
 pub fn outward(towards: Option<SocketAddr>) -> Result<(IpAddr, String)> {
     if let Some(place) = towards {
         let address = address_towards(place)?;
@@ -164,14 +165,14 @@ fn only_one(up: &[(&str, IpAddr)]) -> Result<(IpAddr, String)> {
         return Ok((*address, format!("{name} is the only network of this host")));
     }
     let listed: Vec<_> = outside.iter().map(|(name, it)| format!("{it} ({name})")).collect();
-    Err(Error::InvalidSetting {
-        setting: "DRUMLINE_SOCKET_IFNAME, DRUMLINE_BIND_ADDRESS".to_owned(),
-        problem: format!(
+    Err(Error::setting(
+        "DRUMLINE_SOCKET_IFNAME, DRUMLINE_BIND_ADDRESS",
+        format!(
             "not set, and this host has several networks and no default route: {}; name the interface that leads to \
              the other hosts (a launcher: or --local-addr)",
             listed.join(", ")
         ),
-    })
+    ))
 }
 
 /// The address of this host on the route to `place`. Other hosts on the way can reach it; if `place` is on

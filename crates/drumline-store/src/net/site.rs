@@ -27,8 +27,8 @@ pub enum Site {
     Elsewhere(Vec<IpAddr>),
 }
 
-/// The addresses to which `host` resolves, and loopback for the own name of a host that nobody knows. The system's resolver has no time limit, so it runs on a thread of
-/// its own, which is left behind at the deadline.
+/// The addresses to which `host` resolves, and loopback for the own name of a host that nobody knows. The system's
+/// resolver has no time limit, so it runs on a thread of its own, which is left behind at the deadline.
 pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![(ip, port).into()]);
@@ -54,14 +54,14 @@ pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Socke
 ///
 /// # Errors
 ///
-/// [`Error::Store`] if it is not known, or not within `timeout`.
+/// [`Store`](drumline_error::ErrorKind::Store) if it is not known, or not within `timeout`.
 pub fn reach_resolver(host: &str, port: u16, timeout: Duration) -> Result<()> {
     resolve(host, port, Instant::now() + timeout.min(HOUR)).map(drop).map_err(|error| {
-        Error::Store {
-            store: Endpoint::Tcp { host: host.to_owned(), port }.to_string(),
-            operation: "listen".into(),
-            problem: format!("the name {host} cannot be resolved: {error}"),
-        }
+        Error::store(
+            &Endpoint::Tcp { host: host.to_owned(), port }.to_string(),
+            "listen",
+            format!("the name {host} cannot be resolved: {error}"),
+        )
     })
 }
 

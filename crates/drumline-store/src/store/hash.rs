@@ -73,11 +73,7 @@ impl HashStore {
     ) -> Result<T> {
         let result = change(&mut self.values());
         self.shared.changed.notify_all();
-        result.map_err(|misfit| Error::Store {
-            store: NAME.into(),
-            operation: operation(),
-            problem: misfit.to_string(),
-        })
+        result.map_err(|misfit| Error::store(NAME, &operation(), misfit))
     }
 
     /// Waits until `is_there` holds for all `keys`. Returns the map, locked in that state.
@@ -99,11 +95,11 @@ impl HashStore {
             return Ok(values);
         }
         let missing = keys.iter().filter(|key| !is_there(&values, key.as_bytes()));
-        Err(Error::StoreTimeout {
-            store: NAME.into(),
-            keys: missing.map(|key| shown(key.as_bytes())).collect(),
-            waited: start.elapsed(),
-        })
+        Err(Error::missing_keys(
+            NAME,
+            missing.map(|key| shown(key.as_bytes())).collect(),
+            start.elapsed(),
+        ))
     }
 }
 

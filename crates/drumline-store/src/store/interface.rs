@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_error::ErrorKind;
+
 use super::limits;
 use crate::{Error, Result};
 
@@ -41,9 +43,10 @@ pub const BYTES_MAX: usize = 1 << 30;
 ///
 /// # Errors
 ///
-/// For every method: [`Error::InvalidArgument`] for an argument that exceeds a limit; [`Error::Store`] if the
-/// store is gone, is full, or holds a value that does not fit the call; [`Error::Io`] if the system fails.
-/// For methods that wait: [`Error::StoreTimeout`], which names the missing keys. A time-out of zero looks
+/// For every method: [`Argument`](drumline_error::ErrorKind::Argument) for an argument that exceeds a limit;
+/// [`Store`](drumline_error::ErrorKind::Store) if the store is gone, is full, or holds a value that does not fit the
+/// call; [`Io`](drumline_error::ErrorKind::Io) if the system fails. For methods that wait:
+/// [`StoreTimeout`](drumline_error::ErrorKind::StoreTimeout), which names the missing keys. A time-out of zero looks
 /// once.
 ///
 /// # A store of your own
@@ -76,7 +79,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn check(&self, keys: &[&str]) -> Result<bool> {
         match self.wait(keys, Duration::ZERO) {
             Ok(()) => Ok(true),
-            Err(Error::StoreTimeout { .. }) => Ok(false),
+            Err(error) if error.kind() == ErrorKind::StoreTimeout => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -201,11 +204,11 @@ pub trait Store: fmt::Debug + Send + Sync {
 /// The error of a method that stores of type `S` do not have.
 fn missing<S: ?Sized, T>(operation: String) -> Result<T> {
     let name = std::any::type_name::<S>();
-    Err(Error::Store {
-        store: name.to_owned(),
-        operation,
-        problem: "this kind of store does not have the method; `TcpStore`, `FileStore` and `HashStore` do".to_owned(),
-    })
+    Err(Error::store(
+        name,
+        &operation,
+        "this kind of store does not have the method; `TcpStore`, `FileStore` and `HashStore` do",
+    ))
 }
 
 /// Why a handle that `process` has made cannot be used here: this process is a fork.

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 pub(super) fn raw_key(operation: &'static str, key: &str) -> Result<String> {
     if key.len() >= KEY_BYTES_MAX {
         let problem = format!("a key of {} bytes exceeds {}", key.len(), KEY_BYTES_MAX - 1);
-        return Err(Error::InvalidArgument { operation, problem });
+        return Err(Error::argument(operation, problem));
     }
     Ok(format!("/{key}"))
 }
@@ -38,16 +38,15 @@ pub(super) fn raw_pairs<'v>(
 pub(super) fn check_value(operation: &'static str, value: &[u8]) -> Result<()> {
     if value.len() > VALUE_BYTES_MAX {
         let problem = format!("a value of {} bytes exceeds {VALUE_BYTES_MAX}", value.len());
-        return Err(Error::InvalidArgument { operation, problem });
+        return Err(Error::argument(operation, problem));
     }
     Ok(())
 }
 
 /// The world size of a barrier. A barrier of no callers has no meaning.
 pub(super) fn check_world_size(world_size: usize) -> Result<i64> {
-    i64::try_from(world_size).ok().filter(|&size| size > 0).ok_or_else(|| Error::InvalidArgument {
-        operation: "barrier",
-        problem: format!("a world size of {world_size}; it must be at least 1"),
+    i64::try_from(world_size).ok().filter(|&size| size > 0).ok_or_else(|| {
+        Error::argument("barrier", format!("a world size of {world_size}; it must be at least 1"))
     })
 }
 
@@ -62,7 +61,7 @@ fn check_size(operation: &'static str, items: usize, bytes: usize) -> Result<()>
     } else {
         return Ok(());
     };
-    Err(Error::InvalidArgument { operation, problem })
+    Err(Error::argument(operation, problem))
 }
 
 /// A raw key as the user gave it.

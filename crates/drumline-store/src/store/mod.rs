@@ -23,9 +23,9 @@
 //! # Ok::<(), drumline::Error>(())
 //! ```
 //!
-//! Every store has limits: a key has at most 8,191 bytes, a value 8 MiB (in etcd 1 MiB), and a call 131,072 keys and 32 MiB.
-//! A store holds at most [`BYTES_MAX`] bytes, unless it was opened with another limit.
-//! What torch calls each method, and where ours differs: `docs/reference/stores.md`.
+//! Every store has limits: a key has at most 8,191 bytes, a value 8 MiB (in etcd 1 MiB), and a call 131,072 keys and 32
+//! MiB. A store holds at most [`BYTES_MAX`] bytes, unless it was opened with another limit. What torch calls each
+//! method, and where ours differs: `docs/reference/stores.md`.
 
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -47,4 +47,4 @@ pub use self::{
     prefix::PrefixStore,
     tcp::TcpStore,
 };
-pub use crate::{Error, Result};
+pub use drumline_error::MissingKeys;

@@ -10,10 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_store::{
-    Error,
-    store::{FileStore, Store},
-};
+use drumline_error::ErrorKind;
+use drumline_store::store::{FileStore, Store};
 use drumline_testing::itself;
 use tempfile::TempDir;
 
@@ -272,7 +270,7 @@ fn a_file_that_goes_away_is_an_error_for_everyone() {
         let waiter = scope.spawn(|| store.get("never"));
         fs::remove_file(&path).unwrap();
         let error = waiter.join().unwrap().unwrap_err();
-        assert!(matches!(error, Error::Store { .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Store, "{error}");
         assert!(error.to_string().contains("has been deleted"), "{error}");
     });
     assert!(store.set("k", b"").is_err());

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_error::ErrorKind;
 use drumline_store::{
     Error,
     auth::{Level, Secret},
@@ -288,7 +289,10 @@ fn what_the_protocol_cannot_carry_is_refused_here() {
     let store = host();
     let key = "k".repeat(KEY_BYTES_MAX);
     let refused = |result: Result<(), Error>| {
-        assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
+        assert!(
+            matches!(result, Err(ref error) if error.kind() == ErrorKind::Argument),
+            "{result:?}"
+        );
     };
     refused(store.set(&key, b""));
     refused(store.get(&key).map(drop));
@@ -424,7 +428,9 @@ fn values_that_cross_with_the_end_of_patience_are_taken() {
     let store = connect(address);
     store.set_timeout(SOON);
     assert_eq!(store.get("key").unwrap(), b"value");
-    assert!(matches!(store.queue_pop("queue"), Err(Error::StoreTimeout { .. })));
+    assert!(
+        matches!(store.queue_pop("queue"), Err(error) if error.kind() == ErrorKind::StoreTimeout)
+    );
     assert!(store.check(&["queue"]).unwrap());
     drop(store);
     server.join().unwrap();
@@ -465,7 +471,7 @@ fn one_store_has_two_doors() {
     TcpStoreServer::open(&impossible, 1 << 20).unwrap_err();
     TcpStoreServer::bind_secured(&other, &secret).unwrap();
     let error = TcpStoreServer::open(&[], 1 << 20).unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
 }
 
 #[test]

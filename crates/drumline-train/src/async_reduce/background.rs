@@ -130,8 +130,8 @@ impl<H: Held> Background<H> {
     ///
     /// # Errors
     ///
-    /// [`NotBrought`](crate::ErrorKind::NotBrought) when a tensor is missing on any rank; then the next step begins nevertheless.
-    /// Otherwise the failure of the group.
+    /// [`NotBrought`](crate::ErrorKind::NotBrought) when a tensor is missing on any rank; then the next step begins
+    /// nevertheless. Otherwise the failure of the group.
     pub fn finish_step(&self, take_back: impl FnOnce(&mut H)) -> Result<()> {
         self.wait();
         let mut state = self.lock();
@@ -187,9 +187,7 @@ impl<H: Held> Background<H> {
         state.counts.rounds += 1;
         drop(state);
         let this = self.clone();
-        driving::all_gather_then(&self.group, word, move |heard| {
-            this.on_round(heard.map_err(Error::from))
-        });
+        driving::all_gather_then(&self.group, word, move |heard| this.on_round(heard));
     }
 
     fn on_round(self: &Arc<Self>, heard: Result<Vec<u64>>) {
@@ -210,9 +208,7 @@ impl<H: Held> Background<H> {
                 let brought = state.brought.words().to_vec();
                 drop(state);
                 let this = self.clone();
-                driving::all_gather_then(&self.group, brought, move |all| {
-                    this.on_missing(all.map_err(Error::from))
-                });
+                driving::all_gather_then(&self.group, brought, move |all| this.on_missing(all));
             }
         }
         self.tell();

@@ -91,8 +91,8 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Argument`](crate::ErrorKind::Argument) when there is no such tensor, its elements are not of type `T`, or it is
-    /// being reduced.
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no such tensor, its elements are not of type `T`, or it
+    /// is being reduced.
     pub fn gradient<T: Element>(&self, name: &str) -> Result<&[T]> {
         let operation = "gradient";
         let (_, place) = self.place_here::<T>(operation, name)?;
@@ -114,8 +114,8 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Argument`](crate::ErrorKind::Argument) when there is no such tensor, or it was already brought in this step. After
-    /// a failure of the engine: that failure.
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no such tensor, or it was already brought in this step.
+    /// After a failure of the engine: that failure.
     pub fn async_reduce(&mut self, name: &str) -> Result<()> {
         let tensor = self.find("async_reduce", name)?;
         self.bring("async_reduce", tensor)
@@ -143,12 +143,12 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`NotBrought`](crate::ErrorKind::NotBrought), on all ranks alike, when this rank or another one has not brought all tensors.
-    /// Some tensors are reduced in that case and some are not; the next step begins nevertheless.
+    /// [`NotBrought`](crate::ErrorKind::NotBrought), on all ranks alike, when this rank or another one has not brought
+    /// all tensors. Some tensors are reduced in that case and some are not; the next step begins nevertheless.
     ///
     /// Any other failure ends the engine, and every later call returns that failure again:
-    /// [`drumline_group::Error::Collective`] says which rank did what; [`NotBrought`](crate::ErrorKind::NotBrought) says which
-    /// tensors were missing from ranks that no longer answer.
+    /// [`Collective`](crate::ErrorKind::Collective) says which rank did what;
+    /// [`NotBrought`](crate::ErrorKind::NotBrought) says which tensors were missing from ranks that no longer answer.
     pub fn synchronize(&mut self) -> Result<()> {
         self.background.failure()?;
         if self.left > 0 {
@@ -196,7 +196,7 @@ impl AsyncReduce {
     /// assert_eq!(reduce.gradient::<f32>("bias")?, [2.5, 2.5]);
     /// assert!(reduce.as_mut_ptr().is_aligned());
     /// # reduce.stop()?;
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     ///
     /// # Errors
@@ -259,15 +259,15 @@ impl AsyncReduce {
         if self.first_brought().is_some() {
             self.abort();
         }
-        Ok(self.background.group.clone().leave(patience)?)
+        self.background.group.clone().leave(patience)
     }
 
     /// Ends the engine in good order: waits until all ranks have called `stop`.
     ///
     /// # Errors
     ///
-    /// [`Argument`](crate::ErrorKind::Argument) in the middle of a step: this rank's engine is dropped, which aborts the
-    /// group. Otherwise as for [`ProcessGroup::destroy`](drumline_group::ProcessGroup::destroy).
+    /// [`Argument`](crate::ErrorKind::Argument) in the middle of a step: this rank's engine is dropped, which aborts
+    /// the group. Otherwise as for [`ProcessGroup::destroy`](drumline_group::ProcessGroup::destroy).
     pub fn stop(self) -> Result<()> {
         self.background.failure()?;
         if let Some(tensor) = self.first_brought() {
@@ -278,7 +278,7 @@ impl AsyncReduce {
             );
             return Err(Error::argument("stop", problem));
         }
-        Ok(self.background.group.clone().destroy()?)
+        self.background.group.clone().destroy()
     }
 
     fn first_brought(&self) -> Option<usize> {
@@ -375,5 +375,5 @@ fn here<T>(bytes: Option<T>) -> T {
 }
 
 fn no_memory(problem: String) -> Error {
-    drumline_group::Error::Memory { problem }.into()
+    Error::memory(problem)
 }

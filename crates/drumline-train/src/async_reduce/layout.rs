@@ -29,7 +29,7 @@ pub(super) fn reduce(
 ) {
     let ask = Ask::new(Collective::AllReduce, dtype).by(op);
     ask.begin_then(group, Front { piece, bytes }, move |result, front: Front| {
-        end(result.map_err(Error::from), front.piece);
+        end(result, front.piece);
     });
 }
 

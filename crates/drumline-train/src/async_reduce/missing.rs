@@ -16,7 +16,7 @@ use std::fmt;
 /// let first = &error.detail::<Vec<MissingTensors>>().unwrap()[0];
 /// assert_eq!((first.rank, &first.tensors[..]), (0, &["weight".to_owned()][..]));
 /// # reduce.stop()?;
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -8,8 +8,8 @@
 //! ```
 //! use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
 //!
-//! # fn main() -> drumline::train::Result<()> {
-//! let train = |group: ProcessGroup| -> drumline::train::Result<()> {
+//! # fn main() -> drumline::Result<()> {
+//! let train = |group: ProcessGroup| -> drumline::Result<()> {
 //!     // Once: the same names, lengths and types on all ranks.
 //!     let mut tensors = TensorRegistry::new();
 //!     tensors.register::<f32>("weight", 3)?;

@@ -22,7 +22,7 @@ use crate::{
 /// assert!(tensors.register::<f64>("layer1.bias", 32).is_err(), "each name once");
 /// let reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
 /// # reduce.stop()?;
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct TensorRegistry {
@@ -73,10 +73,10 @@ impl TensorRegistry {
     ///
     /// # Errors
     ///
-    /// [`ModelsDiffer`](crate::ErrorKind::ModelsDiffer), the same on every rank, names the first tensor or option that differs, and
-    /// the ranks. [`Argument`](crate::ErrorKind::Argument) when nothing is registered, or when the operator cannot be
-    /// applied to a type. [`drumline_group::Error::Memory`] when there is too little memory to register.
-    /// Otherwise as for [`ProcessGroup::new_group`].
+    /// [`ModelsDiffer`](crate::ErrorKind::ModelsDiffer), the same on every rank, names the first tensor or option that
+    /// differs, and the ranks. [`Argument`](crate::ErrorKind::Argument) when nothing is registered, or when the
+    /// operator cannot be applied to a type. [`Memory`](crate::ErrorKind::Memory) when there is too little memory to
+    /// register. Otherwise as for [`ProcessGroup::new_group`].
     pub fn freeze(self, group: &ProcessGroup, options: &AsyncReduceOptions) -> Result<AsyncReduce> {
         let (own, layout) = self.lay_out(group, options)?;
         AsyncReduce::new(Arc::new(Background::new(own, layout, options.op, OnHost::default())))

@@ -20,7 +20,7 @@ use super::tensor::Tensor;
 /// let (name, bias) = read.section("model.").next().expect("one tensor");
 /// assert_eq!((name, bias.shape(), bias.values::<f32>()?), ("bias", &[2][..], vec![0.5, -1.0]));
 /// # std::fs::remove_file(&path).expect("it was written");
-/// # Ok::<(), drumline::train::Error>(())
+/// # Ok::<(), drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Checkpoint {

@@ -30,7 +30,7 @@ use crate::{Error, Result, failure};
 /// ```
 /// use drumline::checkpoint::{Checkpoint, CheckpointDirectory, Tensor};
 ///
-/// # fn main() -> drumline::train::Result<()> {
+/// # fn main() -> drumline::Result<()> {
 /// # let temporary = tempfile::tempdir().unwrap();
 /// # let out = temporary.path().join("out");
 /// let directory = CheckpointDirectory::new(&out);
@@ -87,7 +87,7 @@ enum Locked {
 /// let Found { step, checkpoint, skipped, .. } = directory.newest()?.expect("there is one");
 /// assert_eq!((step, checkpoint), (100, Checkpoint::default()));
 /// assert_eq!(skipped[0].path, directory.path_of(200));
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

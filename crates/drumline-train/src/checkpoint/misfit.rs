@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use drumline_error::{Error, ErrorKind, Section};
 
@@ -32,7 +32,7 @@ impl Checkpoint {
     /// ```
     /// use drumline::{DType, checkpoint::{Checkpoint, Tensor}, ddp::ParameterSpec};
     ///
-    /// # fn main() -> drumline::train::Result<()> {
+    /// # fn main() -> drumline::Result<()> {
     /// let mut checkpoint = Checkpoint::default();
     /// checkpoint.insert(Tensor::from_values("model.bias", [2], &[0.5_f32, 1.0])?);
     /// checkpoint.check("model.", [ParameterSpec::new("bias", [2], DType::F32)]).unwrap();
@@ -76,7 +76,7 @@ impl std::error::Error for Misfit {}
 /// With the misfit as its detail.
 impl From<Misfit> for Error {
     fn from(misfit: Misfit) -> Error {
-        Error::quoting(ErrorKind::Checkpoint, Section::Checkpoints, &misfit).with(misfit)
+        Error::quoting(ErrorKind::Checkpoint, Section::Checkpoints, &misfit).with(Arc::new(misfit))
     }
 }
 

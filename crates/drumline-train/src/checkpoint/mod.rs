@@ -24,7 +24,7 @@
 //! };
 //!
 //! /// Trains one weight for one epoch; stops after a number of steps, as if the power failed.
-//! fn train(group: &ProcessGroup, out: &CheckpointDirectory, stop: usize) -> drumline::train::Result<f32> {
+//! fn train(group: &ProcessGroup, out: &CheckpointDirectory, stop: usize) -> drumline::Result<f32> {
 //!     let (mut weight, mut momentum) = (1.0_f32, 0.0_f32);
 //!     let (rank, world_size) = (group.rank(), group.world_size());
 //!     let mut sampler = DistributedSampler::builder(100, world_size, rank).build()?;
@@ -50,13 +50,13 @@
 //!             checkpoint.insert(Tensor::from_values("model.weight", [], &[weight])?);
 //!             checkpoint.insert(Tensor::from_values("optimizer.weight.momentum", [], &[momentum])?);
 //!             checkpoint.metadata.insert("sampler".into(), sampler.state().to_string());
-//!             Ok::<_, drumline::train::Error>(checkpoint)
+//!             Ok::<_, drumline::Error>(checkpoint)
 //!         })?;
 //!     }
 //!     Ok(weight)
 //! }
 //!
-//! # fn main() -> drumline::train::Result<()> {
+//! # fn main() -> drumline::Result<()> {
 //! # let temporary = tempfile::tempdir().unwrap();
 //! # let path = |name: &str| temporary.path().join(name);
 //! let group = ProcessGroup::alone();

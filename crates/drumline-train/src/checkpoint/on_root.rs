@@ -34,12 +34,12 @@ impl Checkpoint {
     ///     let mut part = Checkpoint::default();
     ///     let name = format!("of rank {}", group.rank());
     ///     part.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
-    ///     let part: Result<_, drumline::train::Error> = Ok(part);
+    ///     let part: Result<_, drumline::Error> = Ok(part);
     ///     let all = Checkpoint::gather_on_root(&group, "file".as_ref(), part)?;
     ///     assert_eq!(all.tensors().len(), [2, 0][group.rank()]);
     ///     Ok(())
     /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Checkpoint {
             _ => return Err(failed(problems)),
         };
         let mut lengths = vec![0; group.world_size()];
-        group.all_gather(&[sent.len() as u64], &mut lengths).map_err(Error::from)?;
+        group.all_gather(&[sent.len() as u64], &mut lengths)?;
         let mut gathered = Ok(());
         // One rank after the other, so that rank 0 holds one file beside what it has.
         for (rank, &length) in lengths.iter().enumerate().skip(1) {
@@ -76,7 +76,7 @@ impl Checkpoint {
             counts[rank] = length as usize;
             let own = if rank == group.rank() { &sent[..] } else { &[] };
             let mut bytes = vec![0_u8; if is_root { counts[rank] } else { 0 }];
-            group.gather_v(own, &mut bytes, &counts, 0).map_err(Error::from)?;
+            group.gather_v(own, &mut bytes, &counts, 0)?;
             if is_root && gathered.is_ok() {
                 let taken = Checkpoint::from_bytes(&bytes).and_then(|part| all.take_in(part));
                 gathered = taken.map_err(|problem| format!("the part of rank {rank}: {problem}"));

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// assert_eq!((weight.name(), weight.dtype()), ("fc.weight", DType::F32));
 /// assert_eq!(weight.shape(), [2, 3]);
 /// assert_eq!(weight.bytes().len(), 24);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {

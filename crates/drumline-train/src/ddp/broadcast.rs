@@ -13,14 +13,14 @@ use crate::{Error, Result};
 /// ```
 /// use drumline::{ProcessGroup, ddp::Broadcast};
 ///
-/// fn sync(group: &ProcessGroup, weight: &mut [f32], steps: &mut [i64]) -> drumline::train::Result<()> {
+/// fn sync(group: &ProcessGroup, weight: &mut [f32], steps: &mut [i64]) -> drumline::Result<()> {
 ///     let mut broadcast = Broadcast::new(group, size_of_val(weight) + size_of_val(steps));
 ///     broadcast.tensor(weight)?; // reads on rank 0, writes on the others
 ///     broadcast.tensor(steps)?;
 ///     broadcast.finish()
 /// }
 /// # sync(&ProcessGroup::alone(), &mut [1.0], &mut [1])?;
-/// # Ok::<(), drumline::train::Error>(())
+/// # Ok::<(), drumline::Error>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "`finish` sends the last chunk"]
@@ -59,7 +59,7 @@ impl<'g> Broadcast<'g> {
     ///     assert_eq!(value, [1.0]);
     ///     Ok(())
     /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn from_rank(source: usize, group: &'g ProcessGroup, total_bytes: usize) -> Self {
         Self { source, ..Self::with_chunks(group, total_bytes, Self::CHUNK_BYTES) }

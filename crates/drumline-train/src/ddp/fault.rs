@@ -38,7 +38,7 @@ pub struct GradientFault {
 /// let error = reducer.finish().unwrap_err();
 /// let faults = error.detail::<Vec<GradientFault>>().unwrap();
 /// assert_eq!(faults[0].kind, FaultKind::WrongType);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

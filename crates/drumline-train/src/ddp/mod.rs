@@ -17,8 +17,8 @@
 //! use drumline::ddp::{DdpOptions, GradientReducer, ParameterSpec};
 //! use drumline::{DType, ProcessGroup};
 //!
-//! # fn main() -> drumline::train::Result<()> {
-//! let train = |group: ProcessGroup| -> drumline::train::Result<Vec<f32>> {
+//! # fn main() -> drumline::Result<()> {
+//! let train = |group: ProcessGroup| -> drumline::Result<Vec<f32>> {
 //!     let weight = ParameterSpec::new("weight", [2], DType::F32);
 //!     let reducer = GradientReducer::new(vec![weight], &DdpOptions::default(), &group)?;
 //!     // What backward found on this rank; adapters call `submit` from a gradient hook.

@@ -54,7 +54,7 @@ pub struct DdpOptions {
 ///     assert_eq!(averaged.get::<f32>(0), Some(&[bf16::from_f32(1.001).to_f32()][..]));
 ///     Ok(())
 /// })?;
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -85,7 +85,7 @@ pub enum Wire {
 ///     while reducer.shadow()?.is_some() {}
 ///     Ok(())
 /// })?;
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -21,7 +21,7 @@ use crate::{Error, Result, failure};
 ///     assert!(differs.unwrap_err().to_string().contains("f32[11]"));
 ///     Ok(())
 /// })?;
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 ///
 /// # Errors

@@ -18,13 +18,13 @@ use crate::{Error, Result};
 /// use drumline::sampler::DistributedSampler;
 ///
 /// // Seven samples, three ranks: the first two are repeated, so that each rank has three.
-/// let of_rank = |rank| -> drumline::train::Result<Vec<usize>> {
+/// let of_rank = |rank| -> drumline::Result<Vec<usize>> {
 ///     let sampler: DistributedSampler =
 ///         DistributedSampler::builder(7, 3, rank).shuffle(false).build()?;
 ///     Ok(sampler.iter().collect())
 /// };
 /// assert_eq!([of_rank(0)?, of_rank(1)?, of_rank(2)?], [[0, 3, 6], [1, 4, 0], [2, 5, 1]]);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct DistributedSampler {

@@ -7,7 +7,7 @@
 //! ```
 //! use drumline::sampler::{DistributedSampler, evaluation_shard};
 //!
-//! # fn main() -> drumline::train::Result<()> {
+//! # fn main() -> drumline::Result<()> {
 //! let (samples, world_size, rank) = (10, 4, 1);
 //! let mut sampler = DistributedSampler::builder(samples, world_size, rank).seed(7).build()?;
 //! for epoch in 0..3 {

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// ```
 /// use drumline::sampler::{DistributedSampler, SamplerState};
 ///
-/// # fn main() -> drumline::train::Result<()> {
+/// # fn main() -> drumline::Result<()> {
 /// // Two ranks; this is rank 0, which has used one batch of three.
 /// let mut sampler = DistributedSampler::builder(10, 2, 0).shuffle(false).build()?;
 /// assert_eq!(sampler.iter().collect::<Vec<_>>(), [0, 2, 4, 6, 8]);

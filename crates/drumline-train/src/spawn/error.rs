@@ -1,13 +1,13 @@
 //! Why ranks could not be started, or how one failed.
 
-use std::{io, os::unix::process::ExitStatusExt, process::ExitStatus};
+use std::{io, os::unix::process::ExitStatusExt, process::ExitStatus, sync::Arc};
 
 use drumline_error::{Error, ErrorKind, ErrorOrigin, Section};
 
 use crate::error_file::RUST_ERROR;
 
-/// How the first rank failed that [`spawn`](crate::spawn()) had started: the detail of the error. The error's culprit is
-/// that rank.
+/// How the first rank failed that [`spawn`](crate::spawn()) had started: the detail of the error. The error's culprit
+/// is that rank.
 ///
 /// ```no_run
 /// use drumline::RankEnd;
@@ -16,7 +16,7 @@ use crate::error_file::RUST_ERROR;
 /// let error = ranks.join().unwrap_err();
 /// let end: &RankEnd = error.detail().expect("a rank has failed");
 /// println!("{:?}: {:?}", error.culprit(), end.message); // Some(0): Some("no data")
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -38,7 +38,7 @@ impl RankEnd {
         let RankEnd { pid, status, message, backtrace } = &self;
         let (how, said) = (how(*status), said(message.as_deref(), backtrace.as_deref()));
         let text = format!("rank {rank} (pid {pid}) {how}{said}");
-        failed(text).blaming(Some(rank)).with(self)
+        failed(text).blaming(Some(rank)).with(Arc::new(self))
     }
 }
 
@@ -68,7 +68,7 @@ pub(super) fn not_understood(value: &str) -> Error {
 
 /// For `map_err`.
 pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Error {
-    move |error| Error::io(what, &error.into())
+    move |error| Error::io(what, error)
 }
 
 fn how(status: Option<ExitStatus>) -> String {

@@ -46,7 +46,7 @@ use crate::Result;
 /// ```no_run
 /// use drumline::ProcessGroup;
 ///
-/// fn main() -> drumline::train::Result<()> {
+/// fn main() -> drumline::Result<()> {
 ///     let steps = 1000; // every process has this
 ///     let ranks = drumline::spawn(4, |rank| {
 ///         let group = ProcessGroup::from_env()?;
@@ -79,7 +79,7 @@ pub fn spawn<E: Display + Debug>(
 ///     Ok::<_, std::io::Error>(())
 /// })?;
 /// ranks.join()?;
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spawn {

@@ -3,7 +3,7 @@
 use std::{fs, io::Read, time::Duration};
 
 use drumline::{
-    Config, DType, Error, ProcessGroup, ReduceOp,
+    Config, DType, ErrorKind, ProcessGroup, ReduceOp,
     algorithms::Rounding,
     bf16,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
@@ -41,8 +41,8 @@ fn rank() {
                 Ok(()) => continue,
                 Err(error) => error,
             };
-            let Error::Collective(failure) = &error else { panic!("{error}") };
-            return println!("culprit: {:?}: {error}", failure.culprit());
+            assert_eq!(error.kind(), ErrorKind::Collective, "{error}");
+            return println!("culprit: {:?}: {error}", error.culprit());
         },
         "be stopped" => {
             // The others call at once, this rank when it is let go on.
@@ -152,8 +152,8 @@ pub(super) const CALLS: u64 = 100;
 /// The bytes before the data of a message.
 pub(super) const HEADER: u64 = 64;
 
-/// Calls on two elements of each rank, or for each rank. Says of each kind how many bytes have left this host meanwhile,
-/// without the headers of packets.
+/// Calls on two elements of each rank, or for each rank. Says of each kind how many bytes have left this host
+/// meanwhile, without the headers of packets.
 fn send_in_few_messages(group: &ProcessGroup) {
     let (rank, ranks) = (group.rank(), group.world_size());
     let root = ranks - 1;
@@ -187,8 +187,8 @@ fn send_in_few_messages(group: &ProcessGroup) {
     assert_eq!(swapped, of_all(rank));
 }
 
-/// Steps of a model whose parameters differ in size. Says how many bytes have left this host in steps that give all ranks
-/// all averages, and in steps that give owners theirs and bring their values to all ranks.
+/// Steps of a model whose parameters differ in size. Says how many bytes have left this host in steps that give all
+/// ranks all averages, and in steps that give owners theirs and bring their values to all ranks.
 fn train_sharded_and_not(group: &ProcessGroup) {
     let elements = [200_000, 3_000, 180_000, 700, 64, 150_000, 90_000, 250];
     let specs: Vec<ParameterSpec> = elements

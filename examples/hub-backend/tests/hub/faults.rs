@@ -28,10 +28,7 @@ fn world<R: Send>(
 }
 
 fn failure<R: std::fmt::Debug>(result: &thread::Result<Result<R>>) -> &drumline::CollectiveError {
-    match result.as_ref().unwrap().as_ref().unwrap_err() {
-        Error::Collective(failure) => failure,
-        other => panic!("{other}"),
-    }
+    result.as_ref().unwrap().as_ref().unwrap_err().detail().unwrap()
 }
 
 #[test]

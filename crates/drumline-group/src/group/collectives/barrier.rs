@@ -34,16 +34,16 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`] with all missing ranks when the time limit has passed. Then the group is
-    /// poisoned, as after any other failure. A rank that comes late gets this error from its call, or, if it
+    /// [`Collective`](crate::ErrorKind::Collective) with all missing ranks when the time limit has passed. Then the
+    /// group is poisoned, as after any other failure. A rank that comes late gets this error from its call, or, if it
     /// comes at the last moment, from its next call. A rank that has died is named at once.
-    /// [`Error::InvalidArgument`] for a time limit of zero.
+    /// [`Argument`](crate::ErrorKind::Argument) for a time limit of zero.
     pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
         if timeout.is_zero() {
-            return Err(Error::InvalidArgument {
-                operation: "monitored_barrier",
-                problem: "no rank can answer in no time: pass a longer time limit".to_owned(),
-            });
+            return Err(Error::argument(
+                "monitored_barrier",
+                "no rank can answer in no time: pass a longer time limit",
+            ));
         }
         let ask = Ask::of::<u8>(Collective::MonitoredBarrier).within(timeout);
         self.run::<u8>(ask, &mut [], &[])

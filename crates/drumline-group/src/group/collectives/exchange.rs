@@ -12,7 +12,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths differ or the ranks do not divide them;
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths differ or the ranks do not divide them;
     /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         self.run(Ask::of::<T>(Collective::AllToAll), output, input)
@@ -22,7 +22,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit.
     pub fn all_to_all_async<T, I, B>(&self, input: I, output: B) -> Begun<B>
     where
         T: Element,
@@ -40,8 +40,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when counts and lengths do not fit on this rank.
-    /// [`Error::Collective`](crate::Error::Collective) names both ranks and both counts when two ranks disagree.
+    /// [`Argument`](crate::ErrorKind::Argument) when counts and lengths do not fit on this rank.
+    /// [`Collective`](crate::ErrorKind::Collective) names both ranks and both counts when two ranks disagree.
     pub fn all_to_all_v<T: Element>(
         &self,
         input: &[T],
@@ -57,7 +57,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when counts and lengths do not fit on this rank.
+    /// [`Argument`](crate::ErrorKind::Argument) when counts and lengths do not fit on this rank.
     pub fn all_to_all_v_async<T, I, B>(
         &self,
         input: I,

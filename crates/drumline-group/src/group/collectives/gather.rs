@@ -12,7 +12,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit;
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit;
     /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         self.run(Ask::of::<T>(Collective::AllGather), output, input)
@@ -22,7 +22,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit.
     pub fn all_gather_async<T, I, B>(&self, input: I, output: B) -> Begun<B>
     where
         T: Element,
@@ -51,7 +51,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit.
     pub fn all_gather_v_async<T, I, B>(&self, input: I, output: B, counts: &[usize]) -> Begun<B>
     where
         T: Element,
@@ -68,7 +68,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit or there is no
     /// rank `root`; otherwise as for [`ProcessGroup::all_reduce`]. A rank that needs no answer from others
     /// learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
@@ -79,7 +79,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit or there is no
     /// rank `root`.
     pub fn gather_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Begun<B>
     where
@@ -110,7 +110,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit or there is no
     /// rank `root`.
     pub fn gather_v_async<T, I, B>(
         &self,

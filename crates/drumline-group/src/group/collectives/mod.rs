@@ -106,7 +106,7 @@ impl ProcessGroup {
         let lies_apart = || self.arena().is_none_or(|arena| arena.offset_of(data).is_none());
         if ask.collective() == Collective::ReduceSlices && lies_apart() {
             let problem = "it takes registered buffers only".to_owned();
-            return Err(Error::InvalidArgument { operation: ask.operation, problem });
+            return Err(Error::argument(ask.operation, problem));
         }
         Ok(())
     }
@@ -181,6 +181,6 @@ where
 
     fn end(self: Box<Self>, result: drumline_engine::Result<()>) {
         let Owned { buffer, end, .. } = *self;
-        end(result.map_err(Error::from), buffer);
+        end(result, buffer);
     }
 }

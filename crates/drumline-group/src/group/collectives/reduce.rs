@@ -16,8 +16,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`](crate::Error::Collective) says which rank did what;
-    /// [`Error::Poisoned`](crate::Error::Poisoned) after a failure.
+    /// [`Collective`](crate::ErrorKind::Collective) says which rank did what;
+    /// [`Poisoned`](crate::ErrorKind::Poisoned) after a failure.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
         self.run(Ask::of::<T>(Collective::AllReduce).of_type_by(op), data, &[])
     }
@@ -29,7 +29,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the elements do not have the operator.
+    /// [`Argument`](crate::ErrorKind::Argument) when the elements do not have the operator.
     pub fn all_reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Begun<B>
     where
         T: Element,
@@ -42,7 +42,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths differ;
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths differ;
     /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn all_reduce_into<T: Element>(
         &self,
@@ -59,7 +59,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths differ.
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths differ.
     pub fn all_reduce_into_async<T, B>(
         &self,
         input: &[T],
@@ -87,7 +87,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`; otherwise as
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `root`; otherwise as
     /// for [`ProcessGroup::all_reduce`]. A rank that needs no answer from others learns of a mismatch in its
     /// next call or in [`destroy`](ProcessGroup::destroy).
     pub fn reduce<T: Element>(
@@ -103,7 +103,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `root`.
     pub fn reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>, root: Rank) -> Begun<B>
     where
         T: Element,
@@ -117,7 +117,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root` or `output` has
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `root` or `output` has
     /// the wrong length; otherwise as for [`ProcessGroup::reduce`].
     pub fn reduce_into<T: Element>(
         &self,
@@ -145,7 +145,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit;
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit;
     /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn reduce_scatter<T: Element>(
         &self,
@@ -160,7 +160,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit.
     pub fn reduce_scatter_async<T, I, B>(
         &self,
         input: I,
@@ -196,7 +196,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit.
     pub fn reduce_scatter_v_async<T, I, B>(
         &self,
         input: I,

@@ -13,7 +13,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`; otherwise as
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `root`; otherwise as
     /// for [`ProcessGroup::all_reduce`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<()> {
         self.run(Ask::of::<T>(Collective::Broadcast).at(root), data, &[])
@@ -23,7 +23,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `root`.
     pub fn broadcast_async<T, B>(&self, buffer: B, root: Rank) -> Begun<B>
     where
         T: Element,
@@ -39,7 +39,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit or there is no
     /// rank `root`; otherwise as for [`ProcessGroup::all_reduce`]. The root needs no answer from others: it
     /// learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
@@ -50,7 +50,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit or there is no
     /// rank `root`.
     pub fn scatter_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Begun<B>
     where
@@ -81,7 +81,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// [`Argument`](crate::ErrorKind::Argument) when the lengths do not fit or there is no
     /// rank `root`.
     pub fn scatter_v_async<T, I, B>(
         &self,

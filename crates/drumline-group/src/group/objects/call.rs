@@ -2,7 +2,7 @@
 
 use drumline_schedule::step::Rank;
 
-use crate::Error;
+use crate::{Error, ErrorKind, Section};
 
 /// The functions on objects. A function's index is its code in messages.
 const OPERATIONS: [&str; 5] = [
@@ -33,7 +33,8 @@ impl Call {
     }
 
     pub(super) fn error(self, rank: Rank, problem: String) -> Error {
-        Error::Object { operation: self.operation, rank, problem }
+        let text = format!("{}: rank {rank} {problem}", self.operation);
+        Error::quoting(ErrorKind::Object, Section::Objects, text)
     }
 }
 

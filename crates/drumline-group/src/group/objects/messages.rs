@@ -23,7 +23,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`](crate::Error::Object) when the object cannot be described or is too long; otherwise
+    /// [`Object`](crate::ErrorKind::Object) when the object cannot be described or is too long; otherwise
     /// as for [`ProcessGroup::send`].
     pub fn send_object<T>(&self, object: &T, to: Rank, tag: u64) -> Result<()>
     where
@@ -47,7 +47,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`](crate::Error::Object) when the object that arrives is no `T`; the group can go on.
+    /// [`Object`](crate::ErrorKind::Object) when the object that arrives is no `T`; the group can go on.
     /// As for [`ProcessGroup::recv`] when the message holds no object, or is longer than
     /// [`Config::object_bytes_max`](crate::Config::object_bytes_max); then nothing is allocated.
     pub fn recv_object<T: DeserializeOwned>(&self, from: Rank, tag: u64) -> Result<T> {
@@ -113,6 +113,6 @@ impl Message for Bytes {
     fn complete(self: Box<Self>, result: drumline_engine::Result<Rank>) {
         let Bytes { bytes, promise } = *self;
         let result = result.map(|peer| (bytes, peer));
-        promise.complete(result.map_err(|error| WorkError::without_buffer(error.into())));
+        promise.complete(result.map_err(WorkError::without_buffer));
     }
 }

@@ -27,8 +27,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
-    /// [`Error::Object`](crate::Error::Object) on every rank when ranks call different functions, use types
+    /// [`Argument`](crate::ErrorKind::Argument) when there is no rank `root`.
+    /// [`Object`](crate::ErrorKind::Object) on every rank when ranks call different functions, use types
     /// of different names ([`type_name`](std::any::type_name)), or the object is longer than
     /// [`Config::object_bytes_max`](crate::Config::object_bytes_max); and on each rank that cannot read the
     /// object. Otherwise as for [`ProcessGroup::broadcast`].
@@ -47,7 +47,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As for [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) when the numbers differ.
+    /// As for [`ProcessGroup::broadcast_object`]; [`Object`](crate::ErrorKind::Object) when the numbers differ.
     pub fn broadcast_object_list<T>(&self, objects: &mut [T], root: Rank) -> Result<()>
     where
         T: Serialize + DeserializeOwned,
@@ -106,7 +106,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As for [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) on every rank when
+    /// As for [`ProcessGroup::broadcast_object`]; [`Object`](crate::ErrorKind::Object) on every rank when
     /// the root does not pass one object for each rank.
     pub fn scatter_object_list<T>(&self, objects: Option<&[T]>, root: Rank) -> Result<T>
     where

@@ -76,7 +76,7 @@ impl User {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if only one of the two is set, or one is not UTF-8.
+    /// [`Setting`](drumline_error::ErrorKind::Setting) if only one of the two is set, or one is not UTF-8.
     pub fn from_env() -> Result<Option<User>> {
         let read = |name: &str| match env::var(name) {
             Ok(value) => Ok(Some(Zeroizing::new(value))),
@@ -235,7 +235,7 @@ fn wrong_file(path: &Path, problem: &str) -> Error {
 }
 
 fn wrong(setting: &str, problem: &str) -> Error {
-    Error::InvalidSetting { setting: setting.to_owned(), problem: problem.to_owned() }
+    Error::setting(setting, problem.to_owned())
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_error::{ErrorKind, Section};
 use serde_json::Value;
 
 use self::{
@@ -63,8 +64,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// A store in [etcd](https://etcd.io) 3.4 or newer, for hosts any of which may go.
 ///
 /// A request that gets no answer goes to the next server, until one answers or the time that the store was
-/// opened with is over, and goes through no proxy. However often a change is sent, it happens once. Waiting calls are told of changes, so
-/// thousands of them are no load.
+/// opened with is over, and goes through no proxy. However often a change is sent, it happens once. Waiting calls are
+/// told of changes, so thousands of them are no load.
 ///
 /// Keys stay in etcd until [`EtcdStore::clear`]. Values have at most 1 MiB ([`VALUE_BYTES_MAX`]). A
 /// [`multi_set`](Store::multi_set) of up to 100 keys and 1 MiB happens at once, a larger one in parts.
@@ -150,19 +151,20 @@ impl EtcdStore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if an URL or a file of `cluster` is wrong, if all servers are wrong (no etcd, no
-    /// certificate that is trusted), or if one refuses the user. [`Error::Store`] after `timeout` if none has answered.
+    /// [`Setting`](drumline_error::ErrorKind::Setting) if an URL or a file of `cluster` is wrong, if all servers are
+    /// wrong (no etcd, no certificate that is trusted), or if one refuses the user.
+    /// [`Store`](drumline_error::ErrorKind::Store) after `timeout` if none has answered.
     pub fn open(cluster: &Cluster, job: &str, timeout: Duration) -> Result<EtcdStore> {
         let handle = Arc::new(Handle::new(cluster, job, timeout)?);
         let store = EtcdStore { handle, timeout: Timeout::default() };
         let deadline = deadline_after(timeout);
         let found = store.range("open", &Span::folder(store.key("value/")).count(), deadline);
-        found.map_err(|error| match error {
+        found.map_err(|error| match error.kind() {
             // No server will ever take this process.
-            Error::Store { store, operation, problem } if Instant::now() < deadline => {
-                Error::InvalidSetting { setting: format!("store {store}: {operation}"), problem }
+            ErrorKind::Store if Instant::now() < deadline => {
+                Error::quoting(ErrorKind::Setting, Section::Settings, error.message())
             }
-            other => other,
+            _ => error,
         })?;
         if cluster.user.is_some() && cluster.servers.iter().any(|url| is_open_to_listeners(url)) {
             tracing::warn!(
@@ -187,7 +189,7 @@ impl EtcdStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if no server answers, or others write without a pause.
+    /// [`Store`](drumline_error::ErrorKind::Store) if no server answers, or others write without a pause.
     pub fn clear(&self) -> Result<()> {
         let (all, deadline) = (Span::folder(self.key("")), self.deadline());
         loop {
@@ -345,11 +347,11 @@ impl EtcdStore {
             let Some(first) = missing.first() else { return Ok(()) };
             let now = Instant::now();
             if now >= wait.until {
-                return Err(Error::StoreTimeout {
-                    store: self.name().to_owned(),
-                    keys: missing.iter().map(|key| escaped(&shown(key.as_bytes()))).collect(),
-                    waited: wait.start.elapsed(),
-                });
+                return Err(Error::missing_keys(
+                    self.name(),
+                    missing.iter().map(|key| escaped(&shown(key.as_bytes()))).collect(),
+                    wait.start.elapsed(),
+                ));
             }
             let until = wait.until.min(now + WATCH);
             let spans = self.spans(first, awaited);
@@ -451,7 +453,7 @@ fn check_value(operation: &'static str, value: &[u8]) -> Result<()> {
             "a value of {} bytes exceeds {VALUE_BYTES_MAX}, the limit in etcd",
             value.len()
         );
-        return Err(Error::InvalidArgument { operation, problem });
+        return Err(Error::argument(operation, problem));
     }
     Ok(())
 }

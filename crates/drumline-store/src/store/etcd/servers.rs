@@ -138,8 +138,7 @@ impl Servers {
 
     /// An error of this store.
     pub(super) fn error(&self, operation: &str, problem: String) -> Error {
-        let (store, operation) = (self.name.clone(), escaped(operation));
-        Error::Store { store, operation, problem }
+        Error::store(&self.name, &escaped(operation), problem)
     }
 
     fn attempt<T: DeserializeOwned>(

@@ -157,15 +157,15 @@ impl Log {
     }
 
     fn busy(&self) -> Error {
-        Error::Store {
-            store: self.name(),
-            operation: "lock".into(),
-            problem: format!(
+        Error::store(
+            &self.name(),
+            "lock",
+            format!(
                 "another process has kept it locked for {LOCK_PATIENCE:?} (`lslocks` shows which); \
                  it is stopped, or a torch process that found a record cut off, which makes it \
                  wait for ever"
             ),
-        }
+        )
     }
 
     /// Applies the records that were added since the last time. Call it under a lock. Returns whether the
@@ -173,10 +173,10 @@ impl Log {
     fn refresh(&mut self) -> Result<bool> {
         let new = self.new_bytes()?;
         if self.end == 0 && !is_plausible(&new) {
-            return Err(Error::InvalidSetting {
-                setting: self.name(),
-                problem: "the file is no store's; name one that does not exist yet".to_owned(),
-            });
+            return Err(Error::setting(
+                &self.name(),
+                "the file is no store's; name one that does not exist yet",
+            ));
         }
         Ok(self.apply(&new) < new.len())
     }
@@ -278,6 +278,6 @@ impl Log {
     }
 
     fn wrong(&self, problem: String) -> Error {
-        Error::Store { store: self.name(), operation: "read".into(), problem }
+        Error::store(&self.name(), "read", problem)
     }
 }

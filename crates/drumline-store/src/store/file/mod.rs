@@ -80,8 +80,9 @@ impl FileStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file cannot be opened or created. [`Error::Store`] if it is not a store's file,
-    /// or if another process keeps it locked for 10 s.
+    /// [`Io`](drumline_error::ErrorKind::Io) if the file cannot be opened or created.
+    /// [`Store`](drumline_error::ErrorKind::Store) if it is not a store's file, or if another process keeps it locked
+    /// for 10 s.
     pub fn open(path: impl AsRef<Path>, world_size: usize) -> Result<FileStore> {
         FileStore::with_limit(path, world_size, BYTES_MAX)
     }
@@ -124,7 +125,7 @@ impl FileStore {
         // This comes first, because another thread of the parent may have held the lock at the fork.
         if let Some(problem) = in_a_fork(self.handle.process) {
             let store = name_of(&self.handle.path);
-            return Err(Error::Store { store, operation: "use".into(), problem });
+            return Err(Error::store(&store, "use", problem));
         }
         Ok(self.handle.log.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -136,10 +137,8 @@ impl FileStore {
         plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<T, Misfit>,
     ) -> Result<T> {
         let mut log = self.log()?;
-        log.write(plan)?.map_err(|misfit| Error::Store {
-            store: log.name(),
-            operation: escaped(&operation()),
-            problem: escaped(&misfit.to_string()),
+        log.write(plan)?.map_err(|misfit| {
+            Error::store(&log.name(), &escaped(&operation()), escaped(&misfit.to_string()))
         })
     }
 
@@ -169,7 +168,7 @@ impl FileStore {
             let now = Instant::now();
             if now >= deadline {
                 let store = name_of(&self.handle.path);
-                return Err(Error::StoreTimeout { store, keys: missing, waited: start.elapsed() });
+                return Err(Error::missing_keys(&store, missing, start.elapsed()));
             }
             thread::sleep(POLL.min(deadline - now));
         }
@@ -244,11 +243,7 @@ impl Log {
     }
 
     fn miscounted(&self, misfit: &Misfit) -> Error {
-        Error::Store {
-            store: self.name(),
-            operation: "count the open handles".into(),
-            problem: misfit.to_string(),
-        }
+        Error::store(&self.name(), "count the open handles", misfit)
     }
 }
 

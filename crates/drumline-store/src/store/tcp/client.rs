@@ -133,16 +133,15 @@ impl TcpStore {
     }
 
     pub(super) fn failed(&self, operation: String, problem: String) -> Error {
-        let operation = escaped(&operation);
-        Error::Store { store: self.name.clone(), operation, problem: escaped(&problem) }
+        Error::store(&self.name, &escaped(&operation), escaped(&problem))
     }
 
     fn timed_out(&self, missing: &[Key<'_>], start: Instant) -> Error {
-        Error::StoreTimeout {
-            store: self.name.clone(),
-            keys: missing.iter().map(|key| escaped(&shown(key.0))).collect(),
-            waited: start.elapsed(),
-        }
+        Error::missing_keys(
+            &self.name,
+            missing.iter().map(|key| escaped(&shown(key.0))).collect(),
+            start.elapsed(),
+        )
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {

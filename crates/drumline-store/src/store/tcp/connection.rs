@@ -443,26 +443,28 @@ pub(super) fn reach(
     let name = endpoint.to_string();
     let tried = spent(timeout);
     let established = Connection::establish(endpoint, proof, deadline_after(timeout));
-    established.map_err(|error| crate::Error::Store {
-        store: name.clone(),
-        operation: "connect".into(),
-        problem: match error.kind() {
-            ErrorKind::PermissionDenied => error.to_string(),
-            _ if is_hang_up(&error) => format!(
-                "it closes the connection at once ({error}): has one of the two a secret \
+    established.map_err(|error| {
+        crate::Error::store(
+            &name,
+            "connect",
+            match error.kind() {
+                ErrorKind::PermissionDenied => error.to_string(),
+                _ if is_hang_up(&error) => format!(
+                    "it closes the connection at once ({error}): has one of the two a secret \
                  (DRUMLINE_SECRET, DRUMLINE_SECRET_FILE) and the other none, or listens \
                  something else there?"
-            ),
-            ErrorKind::ConnectionRefused => format!(
-                "tried for {tried}, and nobody listens there ({error}); is rank 0 or the \
+                ),
+                ErrorKind::ConnectionRefused => format!(
+                    "tried for {tried}, and nobody listens there ({error}); is rank 0 or the \
                  launcher, which hosts the store, running, or does it say why not, and are \
                  MASTER_ADDR and MASTER_PORT the same everywhere?"
-            ),
-            _ => format!(
-                "tried for {tried}: {error}; is rank 0 or the launcher, which hosts the \
+                ),
+                _ => format!(
+                    "tried for {tried}: {error}; is rank 0 or the launcher, which hosts the \
                  store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
-            ),
-        },
+                ),
+            },
+        )
     })
 }
 

@@ -86,8 +86,8 @@ impl TcpStoreServer {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if `host` cannot be resolved or is not loopback, or if the port is in
-    /// use. [`Error::Io`] if the system has no thread or descriptor left.
+    /// [`Store`](drumline_error::ErrorKind::Store) if `host` cannot be resolved or is not loopback, or if the port is
+    /// in use. [`Io`](drumline_error::ErrorKind::Io) if the system has no thread or descriptor left.
     pub fn bind(host: &str, port: u16) -> Result<TcpStoreServer> {
         TcpStoreServer::open(&[Door::Loopback { host: host.to_owned(), port }], BYTES_MAX)
     }
@@ -100,7 +100,7 @@ impl TcpStoreServer {
     ///
     /// # Errors
     ///
-    /// As for [`TcpStoreServer::bind`]; [`Error::Store`] if `host` is another machine.
+    /// As for [`TcpStoreServer::bind`]; [`Store`](drumline_error::ErrorKind::Store) if `host` is another machine.
     pub fn bind_exposed(host: &str, port: u16) -> Result<TcpStoreServer> {
         TcpStoreServer::open(&[Door::Exposed { host: host.to_owned(), port }], BYTES_MAX)
     }
@@ -110,7 +110,7 @@ impl TcpStoreServer {
     ///
     /// # Errors
     ///
-    /// As for [`TcpStoreServer::bind_exposed`]; [`Error::Store`] if the name is in use.
+    /// As for [`TcpStoreServer::bind_exposed`]; [`Store`](drumline_error::ErrorKind::Store) if the name is in use.
     pub fn bind_secured(endpoint: &Endpoint, secret: &Secret) -> Result<TcpStoreServer> {
         let (endpoint, secret) = (endpoint.clone(), secret.clone());
         let door = Door::Secured { endpoint, secret, level: Level::Auth };
@@ -123,11 +123,11 @@ impl TcpStoreServer {
     /// # Errors
     ///
     /// As for [`TcpStoreServer::bind`], for any of the doors; then none of them is open.
-    /// [`Error::InvalidArgument`] if there are no doors.
+    /// [`Argument`](drumline_error::ErrorKind::Argument) if there are no doors.
     pub fn open(doors: &[Door], bytes_max: usize) -> Result<TcpStoreServer> {
         if doors.is_empty() {
             let problem = "a store without a door; name at least one".to_owned();
-            return Err(Error::InvalidArgument { operation: "TcpStoreServer::open", problem });
+            return Err(Error::argument("TcpStoreServer::open", problem));
         }
         let mut gates = Vec::with_capacity(doors.len());
         let mut places = Vec::with_capacity(doors.len());
@@ -205,11 +205,8 @@ impl TcpStoreServer {
 /// Opens the listening socket of `door`.
 pub(super) fn open_door(door: &Door) -> Result<(Gate, Place)> {
     let endpoint = door.endpoint();
-    let listener = door.listen().map_err(|problem| Error::Store {
-        store: endpoint.to_string(),
-        operation: "listen".into(),
-        problem,
-    })?;
+    let listener =
+        door.listen().map_err(|problem| Error::store(&endpoint.to_string(), "listen", problem))?;
     let gate = Gate::new(listener, door.admission())
         .map_err(|error| Error::io(format!("host {endpoint}"), error))?;
     let bound = gate.address();

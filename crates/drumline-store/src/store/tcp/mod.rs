@@ -128,12 +128,14 @@ impl TcpStore {
 
     /// Connects to a server. If it does not run yet, tries again until `timeout`.
     ///
-    /// On loopback, the port must be held by a process of this user or of root. Any user could be first to listen there.
+    /// On loopback, the port must be held by a process of this user or of root. Any user could be first to listen
+    /// there.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] with the last failure when the time is over, and at once if the port of this host belongs to
-    /// another user. The call never takes longer than `timeout`, whatever the name service and the network do.
+    /// [`Store`](drumline_error::ErrorKind::Store) with the last failure when the time is over, and at once if the port
+    /// of this host belongs to another user. The call never takes longer than `timeout`, whatever the name service and
+    /// the network do.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStore> {
         TcpStore::reach(&Endpoint::Tcp { host: host.to_owned(), port }, Proof::Owner, timeout)
     }
@@ -200,15 +202,13 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if the server does not answer.
+    /// [`Store`](drumline_error::ErrorKind::Store) if the server does not answer.
     pub fn to_own(server: TcpStoreServer) -> Result<TcpStore> {
         let name = server.endpoint().to_string();
         let target = server.as_target();
         let connection = Connection::open(&target, deadline_after(ANSWER_PATIENCE));
-        let connection = connection.map_err(|error| Error::Store {
-            store: name.clone(),
-            operation: "connect to the server that was just started".into(),
-            problem: error.to_string(),
+        let connection = connection.map_err(|error| {
+            Error::store(&name, "connect to the server that was just started", error)
         })?;
         Ok(TcpStore::new(name, target, connection, Some(server)))
     }
@@ -247,7 +247,7 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] on the host if fewer processes have joined after `timeout`.
+    /// [`Store`](drumline_error::ErrorKind::Store) on the host if fewer processes have joined after `timeout`.
     pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
         self.join_workers()?;
         match self.await_workers(world_size, timeout)? {

@@ -67,8 +67,9 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if the server cannot be reached or does not know the secret, or if the door cannot be opened.
-    /// [`Error::InvalidArgument`] if the door itself asks for a secret: its clients can connect to the server.
+    /// [`Store`](drumline_error::ErrorKind::Store) if the server cannot be reached or does not know the secret, or if
+    /// the door cannot be opened. [`Argument`](drumline_error::ErrorKind::Argument) if the door itself asks for a
+    /// secret: its clients can connect to the server.
     pub fn open(
         door: &Door,
         endpoint: &Endpoint,
@@ -77,7 +78,7 @@ impl Relay {
     ) -> Result<Relay> {
         if door.secret().is_some() {
             let problem = "a relay is for clients without a secret".to_owned();
-            return Err(Error::InvalidArgument { operation: "Relay::open", problem });
+            return Err(Error::argument("Relay::open", problem));
         }
         let server = reach(endpoint, Proof::Secret(secret, level), timeout)?.1;
         let (gate, _) = super::host::open_door(door)?;

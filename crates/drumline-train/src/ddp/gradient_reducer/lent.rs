@@ -77,7 +77,7 @@ impl Drop for Lent {
 /// drop(reducer);
 /// assert_eq!(bias.values(), Values::F32(&[1.0]));
 /// assert_eq!(bias.as_ref(), 1.0_f32.to_ne_bytes()); // as bytes
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SharedGradient {

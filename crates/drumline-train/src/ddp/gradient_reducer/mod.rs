@@ -120,9 +120,9 @@ pub use self::{
 ///             }
 ///         });
 ///     }
-///     Ok::<_, drumline::train::Error>(())
+///     Ok::<_, drumline::Error>(())
 /// })?;
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct GradientReducer {
@@ -216,7 +216,7 @@ impl GradientReducer {
     /// });
     /// reducer.submit(1, [3.0_f32][..].into());
     /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[1.0, 2.0][..]));
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn submit_with(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
         self.submit_to(parameter, |place| place.put_with(fill));
@@ -240,7 +240,7 @@ impl GradientReducer {
     /// reducer.accumulate_to(0, fill);
     /// reducer.submit_to(0, fill);
     /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[2.0][..]));
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn submit_to(&self, parameter: usize, fill: impl FnOnce(Place<'_>) -> bool) {
         if let Some(mut step) = self.open(parameter) {
@@ -267,7 +267,7 @@ impl GradientReducer {
     /// reducer.submit(0, [1.0_f32, 2.0][..].into()); // the last backward
     /// reducer.submit(1, [4.0_f32][..].into());
     /// assert_eq!(reducer.finish()?.get::<f32>(1), Some(&[7.0][..]));
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn accumulate(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
         self.accumulate_to(parameter, |place| place.put_with(fill));
@@ -299,9 +299,9 @@ impl GradientReducer {
     ///             assert!(error.contains("on rank 1"), "{error}");
     ///         });
     ///     }
-    ///     Ok::<_, drumline::train::Error>(())
+    ///     Ok::<_, drumline::Error>(())
     /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn fail(&self, parameter: usize, kind: FaultKind) {
         if let Some(mut step) = self.open(parameter) {
@@ -415,9 +415,9 @@ impl GradientReducer {
     ///             }
     ///         });
     ///     }
-    ///     Ok::<_, drumline::train::Error>(())
+    ///     Ok::<_, drumline::Error>(())
     /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     ///
     /// # Errors
@@ -493,9 +493,9 @@ impl GradientReducer {
     ///             assert_eq!(parameters, [0.5, 1.5]);
     ///         });
     ///     }
-    ///     Ok::<_, drumline::train::Error>(())
+    ///     Ok::<_, drumline::Error>(())
     /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     ///
     /// # Errors
@@ -565,9 +565,9 @@ impl GradientReducer {
     ///             assert!(error.contains("after step 1, parameter `bias` on rank 2 differs"), "{error}");
     ///         });
     ///     }
-    ///     Ok::<_, drumline::train::Error>(())
+    ///     Ok::<_, drumline::Error>(())
     /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     ///
     /// # Errors
@@ -622,7 +622,7 @@ impl GradientReducer {
     /// # ];
     /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
     /// assert_eq!(reducer.buckets(), [[1, 0]]); // the parameter that was defined last comes first
-    /// # Ok::<_, drumline::train::Error>(())
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn buckets(&self) -> Vec<Vec<usize>> {
         self.lock().plan.buckets.iter().map(|bucket| bucket.parameters.clone()).collect()
@@ -735,7 +735,7 @@ enum Reduced {
 /// let averaged: Averaged<'_> = reducer.finish()?;
 /// let all = (0..2).filter_map(|parameter| averaged.get::<f32>(parameter)).flatten();
 /// assert_eq!(all.map(|it| it * it).sum::<f32>(), 14.0); // the norm, squared
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Averaged<'a> {

@@ -57,7 +57,7 @@ pub struct ReducerStats {
 /// let Timeline { buckets, backward_us, done_us, .. } = reducer.timeline();
 /// assert_eq!(buckets.iter().map(|bucket| bucket.bytes).collect::<Vec<_>>(), [1024, 1024]);
 /// assert!(buckets[0].launched_us <= buckets[1].launched_us && backward_us <= done_us);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -89,7 +89,7 @@ pub struct Timeline {
 /// # drop(reducer.finish()?);
 /// let times = reducer.timeline().buckets[0];
 /// assert!(held_up_us(&times) <= times.done_us);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
