@@ -241,7 +241,7 @@ impl DistributedDataParallel {
     /// of a process.) Running statistics become those of shard 0, on all ranks; the other shards begin from the same.
     ///
     /// ```
-    /// use burn::{nn::LinearConfig, optim::{Optimizer, SgdConfig}, tensor::{Device, Distribution, Tensor}};
+    /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Tensor}};
     /// use drumline_burn::{DdpOptions, DistributedDataParallel, parameters_digest};
     ///
     /// let train = |ranks: usize| {
