@@ -16,9 +16,12 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 # Each of them runs as many tests at once as there are cores, and some of these have many ranks.
 AT_ONCE = 2
+# To tell a hang from slowness. The longest of them takes four minutes beside other builds.
+LIMIT_S = 1500
 # More than these fail for one reason.
 FEW = 3
 
@@ -29,16 +32,23 @@ class Program:
     command: tuple[str, ...]
     folder: pathlib.Path | None = None
 
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """Its exit status and what it printed."""
+    def run(self, *arguments: str) -> tuple[int | str, str]:
+        """Its exit status, or that it has none, and what it printed."""
         where = {} if self.folder is None else {"CARGO_MANIFEST_DIR": str(self.folder)}
         print(f"     Running {self.name}", *arguments, flush=True)
-        done = subprocess.run(
-            [*self.command, *arguments], cwd=self.folder, env=os.environ | where, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-        print(f"\n     Ended {self.name}: {done.returncode}\n{done.stdout}", flush=True)
-        return done.returncode, done.stdout
+        # Processes that a program has left behind may keep its output open.
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
+            try:
+                status = subprocess.run(
+                    [*self.command, *arguments], cwd=self.folder, env=os.environ | where, stdin=subprocess.DEVNULL,
+                    stdout=said, stderr=subprocess.STDOUT, check=False, timeout=LIMIT_S,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                status = f"it has not ended within {LIMIT_S} s"
+            said.seek(0)
+            output = said.read()
+        print(f"\n     Ended {self.name}: {status}\n{output}", flush=True)
+        return status, output
 
 
 def program(line: str) -> Program | None:

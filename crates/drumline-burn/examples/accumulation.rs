@@ -62,7 +62,7 @@ fn rank() -> Result<()> {
         RANKS * MICRO_BATCHES * SAMPLES,
         weight(&alone),
     );
-    Ok(group.destroy()?)
+    group.destroy()
 }
 
 /// The values x of all samples of a step.

@@ -1,6 +1,6 @@
 //! The failures of models of burn, each with its text.
 
-use std::{error::Error as StdError, fmt::Display};
+use std::{error::Error as StdError, fmt::Display, sync::Arc};
 
 use drumline::{
     Section,
@@ -100,7 +100,7 @@ pub(crate) fn loss_of_another_model() -> Error {
 /// The closure that computes a shard's loss has failed on this rank. The other ranks are told so. The error is the detail.
 pub(crate) fn program(error: ProgramError) -> Error {
     let text = format!("the closure of a step of shards failed: {error}");
-    Error::quoting(ErrorKind::Gradients, Section::MissingGradients, text).with(error)
+    Error::quoting(ErrorKind::Gradients, Section::MissingGradients, text).with(Arc::new(error))
 }
 
 /// A step of shards and one of batches cannot be mixed.

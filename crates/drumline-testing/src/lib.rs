@@ -14,6 +14,7 @@ pub mod tacit;
 use std::{
     env,
     process::Command,
+    sync::{Condvar, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -104,4 +105,40 @@ pub fn tree_sum(values: &[f32]) -> f32 {
 pub fn failure(error: impl Into<Error>) -> CollectiveError {
     let error = error.into();
     error.detail::<CollectiveError>().unwrap_or_else(|| panic!("no failed call: {error}")).clone()
+}
+
+/// A barrier of the threads of a test. Those of the standard library wait for ever for a thread that has panicked.
+#[derive(Debug)]
+pub struct Barrier {
+    threads: usize,
+    /// How many have come to this meeting, and how many meetings there were.
+    come: Mutex<(usize, u64)>,
+    over: Condvar,
+}
+
+impl Barrier {
+    /// For so many threads.
+    pub fn new(threads: usize) -> Barrier {
+        Barrier { threads, come: Mutex::default(), over: Condvar::new() }
+    }
+
+    /// Waits until all threads have come.
+    ///
+    /// # Panics
+    ///
+    /// If one has not come within [`HANG`].
+    #[track_caller]
+    pub fn wait(&self) {
+        let mut come = self.come.lock().unwrap_or_else(PoisonError::into_inner);
+        come.0 += 1;
+        if come.0 == self.threads {
+            *come = (0, come.1 + 1);
+            self.over.notify_all();
+            return;
+        }
+        let meeting = come.1;
+        let wait = self.over.wait_timeout_while(come, HANG, |come| come.1 == meeting);
+        let waited = wait.unwrap_or_else(PoisonError::into_inner).1;
+        assert!(!waited.timed_out(), "another thread of this test has not come");
+    }
 }

@@ -5,7 +5,7 @@ use std::{
     future::IntoFuture,
     pin::pin,
     sync::{
-        Arc, Barrier,
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc::channel,
     },
@@ -14,7 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{everywhere, everywhere_with, failure, log::Log, on_threads, world_with};
+use crate::common::{
+    Barrier, everywhere, everywhere_with, failure, log::Log, on_threads, world_with,
+};
 use drumline_group::{
     Cause, Config, Error, ErrorKind, ProcessGroup, ReduceOp, Result, Work,
     store::{HashStore, Store},

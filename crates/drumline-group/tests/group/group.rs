@@ -5,13 +5,13 @@ use std::{
     io::Write,
     net::TcpStream,
     sync::{
-        Arc, Barrier,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use crate::common::{Least, everywhere, failure, on_threads, world_with};
+use crate::common::{Barrier, Least, everywhere, failure, on_threads, world_with};
 use drumline_group::{
     Cause, CollectiveError, Config, Error, ErrorKind, GroupOptions, ProcessGroup, ReduceOp,
     auth::Secret,

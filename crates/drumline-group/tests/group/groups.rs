@@ -3,12 +3,12 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
-    sync::{Arc, Barrier},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
-use crate::common::{everywhere, failure, on_threads, world_with};
+use crate::common::{Barrier, everywhere, failure, on_threads, world_with};
 use drumline_group::{
     Cause, Config, Error, ErrorKind, GroupOptions, ProcessGroup, ReduceOp, init_process_group,
     store::{Store, tcp::TcpStore},
@@ -452,7 +452,7 @@ fn a_rank_that_has_gone_on_after_a_failure_and_leaves_early_is_blamed_itself() {
     };
     for failing in [aborted, late] {
         everywhere(|config| {
-            let over = Barrier::new(2);
+            let (met, over) = (Barrier::new(2), Barrier::new(2));
             world_with(3, config, |world| {
                 let half = world.new_group(&[0, 1], &options());
                 if let Ok(half) = &half {
@@ -462,6 +462,8 @@ fn a_rank_that_has_gone_on_after_a_failure_and_leaves_early_is_blamed_itself() {
                 if world.rank() == 0 {
                     return;
                 }
+                // What rank 2 tells when its next call fails may overtake what rank 1 still gets in this one.
+                met.wait();
                 let called = (world.rank() == 2).then(|| world.broadcast(&mut [1_u8], 0));
                 over.wait();
                 if let Some(called) = called {

@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{
-        Arc, Barrier, Mutex,
+        Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     task::{Context, Wake, Waker},
@@ -19,7 +19,7 @@ use drumline_group::{
     metrics_text,
 };
 
-use crate::common::{everywhere, world_with};
+use crate::common::{Barrier, everywhere, world_with};
 
 thread_local! {
     static GROUP: RefCell<Option<ProcessGroup>> = const { RefCell::new(None) };

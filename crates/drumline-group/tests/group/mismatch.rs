@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::common::{everywhere, everywhere_with, failure, world_with};
+use crate::common::{Barrier, everywhere, everywhere_with, failure, world_with};
 use drumline_group::{
     Cause, Config, DType, Error, ErrorKind, Operator, ProcessGroup, ReduceOp, backend::Collective,
     driving::Ask,
@@ -224,7 +224,7 @@ fn a_monitored_barrier_lets_all_pass_who_come() {
 fn a_monitored_barrier_names_all_missing_ranks_on_every_rank() {
     let patient = Config::default().warn_after(Duration::from_secs(120));
     everywhere_with(&patient, |config| {
-        let gave_up = std::sync::Barrier::new(5);
+        let gave_up = Barrier::new(5);
         let told = world_with(5, config, |group| {
             let missing = [1, 3].contains(&group.rank());
             let result = match missing {

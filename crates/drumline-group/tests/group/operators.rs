@@ -2,13 +2,13 @@
 
 use std::{
     sync::{
-        Arc, Barrier,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use crate::common::{everywhere, failure, world_with};
+use crate::common::{Barrier, everywhere, failure, world_with};
 use drumline_group::{
     Cause, Config, DType, Element, Error, ErrorKind, Operator, ProcessGroup, ReduceOp,
     RegisteredBuffer, bf16, f16,

@@ -1,8 +1,8 @@
 //! Messages from rank to rank, beside collectives and each other.
 
-use std::{sync::Barrier, time::Duration};
+use std::time::Duration;
 
-use crate::common::{everywhere, everywhere_with, failure, on_threads, world_with};
+use crate::common::{Barrier, everywhere, everywhere_with, failure, on_threads, world_with};
 use drumline_group::{Cause, Config, Error, ErrorKind, ProcessGroup, ReduceOp};
 
 fn content(from: usize, to: usize, tag: u64, number: usize, len: usize) -> Vec<i32> {

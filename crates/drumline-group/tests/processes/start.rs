@@ -8,13 +8,13 @@ use std::{
     path::{Path, PathBuf},
     process,
     sync::{
-        Arc, Barrier,
+        Arc,
         atomic::{AtomicU8, Ordering},
     },
     time::Duration,
 };
 
-use crate::common::on_threads;
+use crate::common::{Barrier, on_threads};
 use drumline_group::{
     Config, ProcessGroup, ReduceOp,
     auth::Secret,
