@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, num::NonZeroUsize};
 
-use drumline::is_launched;
+use drumline::rendezvous::is_launched;
 use drumline_bench::{BenchOptions, is_over_mpi};
 use drumline_launch::{Job, run};
 

@@ -261,7 +261,7 @@ fn log_to_stderr() {
     let targets = wanted.and_then(|wanted| wanted.parse().ok());
     let targets = targets.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
     let to_stderr = tracing_subscriber::fmt::layer()
-        .with_writer(drumline::stderr)
+        .with_writer(drumline::log::stderr)
         .with_ansi(Outlet::stderr().is_terminal() && !is_plain)
         .log_internal_errors(false);
     // The process of another program may have a log already.

@@ -7,7 +7,7 @@ use std::{
 
 use drumline::{
     GroupOptions, ProcessGroup, backend, connect_members, deadline, driving, init_process_group,
-    init_with_store, site,
+    rendezvous::init_with_store, site,
 };
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 

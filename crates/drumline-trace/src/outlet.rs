@@ -297,7 +297,7 @@ fn whole_lines(bytes: &[u8]) -> usize {
 /// ```
 /// use std::io::Write as _;
 ///
-/// writeln!(drumline::stderr(), "one of the lines of a log")?;
+/// writeln!(drumline::log::stderr(), "one of the lines of a log")?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn stderr() -> Stderr {

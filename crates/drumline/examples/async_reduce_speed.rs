@@ -25,7 +25,8 @@ use std::{
 use drumline::{
     Begun, ProcessGroup, ReduceOp, RegisteredBuffer,
     async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
-    is_launched, local,
+    local,
+    rendezvous::is_launched,
 };
 
 const TENSORS: usize = 46;

@@ -15,10 +15,10 @@
 //! Warnings (of late ranks, of sockets used instead of shared memory, of refused peers) go to
 //! [`tracing`](https://docs.rs/tracing). A program sees them if it has a subscriber. Add
 //! `tracing-subscriber`, and begin `main` as below. The threads that serve the other ranks log as well, and wait for
-//! the subscriber. [`stderr()`] lets nobody wait, also if nobody reads it.
+//! the subscriber. [`stderr`](log::stderr) lets nobody wait, also if nobody reads it.
 //!
 //! ```
-//! tracing_subscriber::fmt().with_writer(drumline::stderr).init();
+//! tracing_subscriber::fmt().with_writer(drumline::log::stderr).init();
 //! ```
 //!
 //! | module | what it holds |
@@ -94,13 +94,16 @@ pub mod cores {
 pub mod log {
     pub use drumline_trace::{Stderr, stderr};
 }
+/// Where ranks meet.
+pub mod rendezvous {
+    pub use drumline_group::{init_with_store, rendezvous::*};
+}
 
 pub use drumline_group::{
     Begun, Cause, CollectiveError, Config, DType, Element, Error, ErrorKind, ErrorOrigin,
     GroupOptions, Operator, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result,
     Section, Work, WorkError, WorkFuture, algorithms, auth, backend, bf16, config, default_group,
-    f16, init_process_group, init_with_store, is_initialized, is_launched, metrics_text,
-    rendezvous, store, trace, types,
+    f16, init_process_group, is_initialized, metrics_text, store, trace, types,
 };
 #[doc(hidden)]
 pub use drumline_group::{
@@ -110,7 +113,6 @@ pub use drumline_group::{
 pub use drumline_shm::{
     LEASE_VARIABLE, dumps_core, files, inherited, kill_with_parent, limit_of, named, take_signals,
 };
-pub use drumline_trace::stderr;
 #[doc(hidden)]
 pub use drumline_trace::{ERASE, Outlet, write_all};
 pub use drumline_train as train;

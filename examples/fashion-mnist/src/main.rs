@@ -29,7 +29,8 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Parser;
 use drumline::{
-    Config, ProcessGroup, checkpoint::CheckpointDirectory, init_process_group, is_launched,
+    Config, ProcessGroup, checkpoint::CheckpointDirectory, init_process_group,
+    rendezvous::is_launched,
 };
 use drumline_burn::{DdpOptions, DistributedDataParallel, checkpoint::Checkpoints};
 use fashion_mnist::{data::DataSet, history::Epoch, plot};
@@ -134,7 +135,7 @@ fn main() -> ExitCode {
     let wanted = std::env::var("RUST_LOG").ok().and_then(|wanted| wanted.parse().ok());
     let wanted = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
     let to_stderr = tracing_subscriber::fmt::layer()
-        .with_writer(drumline::stderr)
+        .with_writer(drumline::log::stderr)
         .with_ansi(io::stderr().is_terminal() && !is_plain);
     tracing_subscriber::registry().with(to_stderr).with(wanted).init();
     match train_together(&options) {

@@ -25,7 +25,7 @@ use std::{
 
 use anyhow::Result;
 use clap::Parser;
-use drumline::{Config, ProcessGroup, init_process_group, is_launched};
+use drumline::{Config, ProcessGroup, init_process_group, rendezvous::is_launched};
 
 /// The heads of attention in each block.
 const HEADS: usize = 4;

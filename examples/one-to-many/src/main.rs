@@ -21,7 +21,7 @@ mod training_loop {
 }
 
 use anyhow::{Result, bail};
-use drumline::is_launched;
+use drumline::rendezvous::is_launched;
 
 fn main() -> Result<()> {
     let accuracy = match (std::env::args().nth(1).as_deref(), is_launched()) {

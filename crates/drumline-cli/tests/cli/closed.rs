@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, thread, time::Duration};
 
-use drumline::{ProcessGroup, ReduceOp, is_launched};
+use drumline::{ProcessGroup, ReduceOp, rendezvous::is_launched};
 use rustix::process::Signal;
 
 use crate::launch::Launch;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use drumline::{ProcessGroup, ReduceOp, is_launched};
+use drumline::{ProcessGroup, ReduceOp, rendezvous::is_launched};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -36,7 +36,7 @@ impl ProcessGroup {
     ///
     /// ```
     /// # use drumline_group as drumline;
-    /// use drumline::{ProcessGroup, is_launched};
+    /// use drumline::{ProcessGroup, rendezvous::is_launched};
     ///
     /// let group = ProcessGroup::init_or_alone()?;
     /// assert!(is_launched() || group.world_size() == 1);

@@ -231,6 +231,7 @@ fn a_world_that_is_not_complete_does_not_start() {
     let config = config().timeout(Duration::from_millis(200));
     let store = std::sync::Arc::new(drumline::store::HashStore::new());
     let started = Instant::now();
-    let error = drumline::init_with_store(store, 0, 2, &config).unwrap_err().to_string();
+    let error =
+        drumline::rendezvous::init_with_store(store, 0, 2, &config).unwrap_err().to_string();
     assert!(error.contains("rank 1"), "{error} after {:?}", started.elapsed());
 }
