@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drumline_device::{self as device, Device, Event, Identity, Stream};
+use drumline_error::ErrorOrigin;
 use drumline_group::{DType, GroupOptions, ProcessGroup, Rank, ReduceOp};
 use drumline_shm::OwnThread;
 
@@ -292,7 +293,7 @@ impl Handle {
                         let problem = "the thread that watches the device has panicked: its message stands in the \
                                        output of this rank"
                             .to_owned();
-                        let error = Error::argument("device", problem);
+                        let error = Error::argument("device", problem).of_origin(ErrorOrigin::Bug);
                         shared.fail(error.clone());
                         Err(error)
                     })
@@ -325,7 +326,7 @@ impl Handle {
                 self.shared.tell(|inbox| inbox.closing = Some(closing));
                 let panicked = |_| {
                     let problem = "the thread that watches the device has panicked";
-                    Err(Error::argument("destroy", problem))
+                    Err(Error::argument("destroy", problem).of_origin(ErrorOrigin::Bug))
                 };
                 // In a fork there is no thread, and nothing ends.
                 thread.join().map_or(Ok(()), |ended| ended.unwrap_or_else(panicked))

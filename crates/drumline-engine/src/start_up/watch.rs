@@ -155,6 +155,10 @@ const OBJECTS_WITHIN: u32 = 3;
 /// with the square of this.
 const CIRCLE: usize = 16;
 
+/// The largest world whose ranks watch each other. The watchers of a circle ask the store up to 45 times for each of its
+/// ranks. In larger worlds start-up would suffer from that, and the time limit decides.
+const WATCHED_MAX: usize = 64;
+
 /// What stands for a key without a value.
 const ABSENT: &[u8] = b"-";
 
@@ -176,7 +180,7 @@ impl Watch {
     ///
     /// The error of the store.
     pub async fn begin<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
-        if self.0.member.world_size < 2 {
+        if !(2..=WATCHED_MAX).contains(&self.0.member.world_size) {
             return Ok(());
         }
         let sign = text(word(desk.ask(Ask::Sign { reaches_out: false }).await?));
