@@ -361,6 +361,7 @@ EXTENSION ?= --workspace --lib --bin drumline
 
 python-package: $(PYTHON_VENV)/installed
 	cargo build --locked $(EXTENSION) $(FEATURES)
+	rm -f target/wheels/dev/*.whl
 	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/debug/drumline target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
