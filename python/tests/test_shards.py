@@ -133,6 +133,7 @@ def misuse(rank, world_size, directory):
         return loss_of(model, 0)(shard)
 
     raised(model.step, 0, skips)
+    raised(model.step, 4 + rank // 2, loss_of(model, 0))
     same = before == (bits(model), [it.tolist() for it in model.buffers()])
     nothing = all(it.grad is None for it in model.parameters())
     value = model.step(0, loss_of(model, 0))
@@ -147,7 +148,7 @@ def test_misuse_and_failures_are_named_on_all_ranks_and_change_nothing():
     assert len({value for _, _, _, value in outcomes}) == 1
     for rank, (told, same, nothing, _) in enumerate(outcomes):
         assert same and nothing
-        few, differ, narrow, forward, no_sync, failed, skipped, without = told
+        few, differ, narrow, forward, no_sync, failed, skipped, numbers, without = told
         assert "2 shards are too few for 3 ranks" in few
         assert "option `shards` is 6 with seed 0, rank 0 has 5" in differ
         assert "would be rounded on the way from shard to shard" in narrow
@@ -158,4 +159,5 @@ def test_misuse_and_failures_are_named_on_all_ranks_and_change_nothing():
         text = f"{NotBroughtError.__name__}: step 0: parameter layers.0.weight got no gradient on rank 2"
         assert skipped.startswith(text), skipped
         assert "layers.3" not in skipped
+        assert "rank 0 runs step 4, and rank 2 step 5" in numbers, numbers
         assert "shards=8" in without

@@ -121,7 +121,13 @@ class Shards:
         losses, and which parameters some shard has used."""
         most = max(self._dealt.lengths)
         numbers = [_as_integer(it) for it in losses] + [0] * (most - len(losses))
-        rows = gathered(self._group, [failure is not None, *states, *numbers])
+        told = gathered(self._group, [number, failure is not None, *states, *numbers])
+        of_ranks, rows = [row[0] for row in told], [row[1:] for row in told]
+        if other := [rank for rank, it in enumerate(of_ranks) if it != of_ranks[0]]:
+            raise _core.DrumlineError(
+                f"step {number}: rank 0 runs step {of_ranks[0]}, and rank {other[0]} step {of_ranks[other[0]]}. All ranks "
+                "must pass the same number"
+            )
         failed = [rank for rank, row in enumerate(rows) if row[0]]
         if failed:
             raise _core.DrumlineError(
@@ -139,8 +145,8 @@ class Shards:
                 "if one need not"
             )
         total = _Stack()
-        of_ranks = zip(rows, self._dealt.lengths, strict=True)
-        all_losses = (_as_float(it) for row, length in of_ranks for it in row[1 + len(states) :][:length])
+        with_lengths = zip(rows, self._dealt.lengths, strict=True)
+        all_losses = (_as_float(it) for row, length in with_lengths for it in row[1 + len(states) :][:length])
         for it, merges in zip(all_losses, self._dealt.merges_of_all, strict=True):
             total.push([torch.tensor(it, dtype=torch.float64)], merges)
         return float(total.sums[0][0]) / self._count, [_USED in column for column in columns]
