@@ -152,6 +152,11 @@ pub struct Config {
     /// `TORCH_DISTRIBUTED_DEBUG`: `off` (unless set), `info` or `detail`.
     pub debug: DebugLevel,
 
+    /// With how many ranks a group that forms itself anew goes on when others have died; with fewer, its calls
+    /// fail. `DRUMLINE_MIN_RANKS`; unless set, half of the ranks of the job, rounded up. More than the ranks of the
+    /// job counts as all of them: then nobody goes on after a death.
+    pub min_ranks: Option<usize>,
+
     /// The secret of the job. Each process proves to the others that it knows the secret. `DRUMLINE_SECRET`
     /// or `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
     pub secret: Option<Secret>,
@@ -205,6 +210,7 @@ impl Default for Config {
             rounding: Rounding::Once,
             warn_after: Duration::from_secs(10),
             debug: DebugLevel::Off,
+            min_ranks: None,
             secret: None,
             security: Level::Auth,
             trust_store: false,
@@ -345,6 +351,12 @@ impl Config {
             let node =
                 text.parse().map_err(|_| invalid("DRUMLINE_MEMORY_NODE", &text, "a number"))?;
             config.memory_node = Some(node);
+        }
+        if let Some(text) = variable("DRUMLINE_MIN_RANKS") {
+            let ranks = text.parse().ok().filter(|ranks| *ranks > 0);
+            let wanted = "a number of ranks, more than 0";
+            config.min_ranks =
+                Some(ranks.ok_or_else(|| invalid("DRUMLINE_MIN_RANKS", &text, wanted))?);
         }
         config.window_bytes = bytes("DRUMLINE_WINDOW_BYTES")?.unwrap_or(config.window_bytes);
         config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;

@@ -40,6 +40,7 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             "object_bytes_max" => config.object_bytes_max = value.extract()?,
             "store_bytes_max" => config.store_bytes_max = value.extract()?,
             "trust_store" => config.trust_store = value.extract()?,
+            "min_ranks" => config.min_ranks = value.extract()?,
             "secret" => {
                 config.secret = Some(Secret::new(value.extract::<Vec<u8>>()?).map_err(raise)?);
             }

@@ -14,6 +14,8 @@
 //! was begun goes on. A thread of the process answers the launcher, so a call of [`step`] takes one lock and no
 //! system call.
 //!
+//! A rank that goes on when others die says so in the same way, once: see [`regroups`].
+//!
 //! A launcher that looks for ranks that hang also wants to know the steps of a rank that is not held. Before it
 //! starts the ranks, it says how often. That thread then tells it the last step, if there was a new one.
 
@@ -74,11 +76,32 @@ pub fn step(number: u64) -> Step {
     }
 }
 
+/// Tells the launcher that this rank may die, and that the ranks of its group then go on without it while `min_ranks`
+/// of them are left. The launcher ends the job when a rank dies that has not told this.
+///
+/// Returns when the launcher has it. Call it once the group is there: ranks that start up wait for all of them. Under
+/// another launcher, and in a fork of a process that has called it, it does nothing.
+pub fn regroups(min_ranks: usize) {
+    static OF_THIS_PROCESS: PerProcess<()> = PerProcess::new();
+    if OF_THIS_PROCESS.inherited().next().is_some() {
+        return;
+    }
+    OF_THIS_PROCESS.get(|| ());
+    let Some(launcher) = Launcher::from_env() else { return };
+    let told = launcher.connect();
+    let told = told.and_then(|it| it.tell(keys::REGROUPS, &min_ranks.to_string()));
+    if let Err(error) = told {
+        tracing::warn!(
+            "cannot tell the launcher that the ranks go on when this one dies, so it will end them: {error}"
+        );
+    }
+}
+
 /// The variable with the address of the launcher's own store on this host.
 pub const LAUNCHER_VARIABLE: &str = "DRUMLINE_LAUNCHER";
 
-/// The variable with which a launcher says that it wants to know steps. Its value is this rank's number among
-/// the ranks of its host.
+/// The variable with which a launcher says that it wants to know steps and who regroups. Its value is this rank's number
+/// among the ranks of its host.
 pub const STEPS_VARIABLE: &str = "DRUMLINE_STEPS";
 
 /// The keys of the launcher's store. They have the number of the rank behind them, but for `ASK` and `STOP`.
@@ -98,6 +121,8 @@ pub mod keys {
     pub const STOP: &str = "drumline/steps/stop";
     /// A rank has heard that it stops.
     pub const STOPPED: &str = "drumline/steps/stopped/";
+    /// With how many ranks the job goes on when this rank dies.
+    pub const REGROUPS: &str = "drumline/steps/regroups/";
 }
 
 /// How far this rank is.
@@ -315,7 +340,8 @@ mod tests {
     }
 
     #[test]
-    fn without_a_launcher_every_step_is_made() {
+    fn without_a_launcher_every_step_is_made_and_nobody_hears_who_regroups() {
+        regroups(1);
         assert_eq!(step(0), Step::Continue);
     }
 }

@@ -121,6 +121,7 @@ impl Serialize for Config {
             rounding,
             warn_after,
             debug,
+            min_ranks,
             secret: _,
             security,
             trust_store,
@@ -170,6 +171,7 @@ impl Serialize for Config {
         for (name, number) in [
             ("streams", Some(*streams as u64)),
             ("memory_node", memory_node.map(|node| node as u64)),
+            ("min_ranks", min_ranks.map(|ranks| ranks as u64)),
             ("window_bytes", Some(*window_bytes as u64)),
             ("registered_bytes_max", registered_bytes_max.map(|bytes| bytes as u64)),
             ("object_bytes_max", Some(*object_bytes_max as u64)),
@@ -235,6 +237,7 @@ mod tests {
             .rounding(Rounding::Host)
             .warn_after(Duration::MAX)
             .debug(DebugLevel::Detail)
+            .min_ranks(3)
             .security(Level::Tls)
             .trust_store(true)
             .store_bytes_max(4096)

@@ -46,6 +46,7 @@ setters! {
     rounding(Rounding) = rounding;
     warn_after(Duration) = warn_after;
     debug(DebugLevel) = debug;
+    min_ranks(impl Into<Option<usize>>) = min_ranks.into();
     secret(impl Into<Option<Secret>>) = secret.into();
     security(Level) = security;
     trust_store(bool) = trust_store;

@@ -52,6 +52,7 @@ fn settings_come_from_the_environment() {
     let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
     assert_eq!(bytes, Some(4096));
     assert_eq!(read("DRUMLINE_MEMORY_NODE", "1").unwrap().memory_node, Some(1));
+    assert_eq!(read("DRUMLINE_MIN_RANKS", "3").unwrap().min_ranks, Some(3));
     assert_eq!(read("DRUMLINE_WINDOW_BYTES", "65536").unwrap().window_bytes, 65_536);
     let bytes = read("DRUMLINE_STORE_BYTES_MAX", "4096").unwrap().store_bytes_max;
     assert_eq!(bytes, 4096);
@@ -74,6 +75,8 @@ fn what_cannot_be_understood_is_named() {
         ("DRUMLINE_STREAMS", "two"),
         ("DRUMLINE_SECURITY", "integrity"),
         ("DRUMLINE_MEMORY_NODE", "all"),
+        ("DRUMLINE_MIN_RANKS", "0"),
+        ("DRUMLINE_MIN_RANKS", "half"),
         ("DRUMLINE_WARN_AFTER_S", "never"),
         ("DRUMLINE_SHARED_MEMORY", "yes"),
         ("DRUMLINE_WINDOW_BYTES", "1M"),
