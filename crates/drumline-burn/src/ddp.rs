@@ -6,7 +6,7 @@ use std::{
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use drumline::{
-    ProcessGroup,
+    ElasticGroup, ProcessGroup,
     ddp::{DdpOptions, ReducerStats, Timeline},
 };
 
@@ -138,7 +138,10 @@ impl DistributedDataParallel {
             taps = Some(these);
         }
         let handle = Handle {
-            group: group.clone(),
+            elastic: match options.shards {
+                Some(_) if !options.sharded => ElasticGroup::new(group),
+                _ => ElasticGroup::fixed(group),
+            },
             options: options.clone(),
             taps,
             kept: Kept::new(inspected.ignored),
@@ -370,7 +373,7 @@ impl DistributedDataParallel {
         }
         let is_ignored = |name: &str| self.handle.options.ignores(name);
         let source = self.handle.reductions.last().reducer.lowest_active_rank();
-        tensors::broadcast(model, Which::Buffers, &is_ignored, source, &self.handle.group)
+        tensors::broadcast(model, Which::Buffers, &is_ignored, source, &self.group())
     }
 
     /// [`parameters_digest`](crate::parameters_digest) of the tensors that are equal on all ranks: without those that
@@ -440,9 +443,16 @@ impl DistributedDataParallel {
         self.handle.reductions.last().reducer.timeline()
     }
 
-    /// The group over which gradients are averaged.
-    pub fn group(&self) -> &ProcessGroup {
-        &self.handle.group
+    /// The group over which gradients are averaged. With [shards](DdpOptions::shards) it is another one after a rank has
+    /// died.
+    pub fn group(&self) -> ProcessGroup {
+        self.handle.elastic.group()
+    }
+
+    /// What goes on when a rank has died, if the options say [`shards`](DdpOptions::shards): each [`step`](Self::step) is a
+    /// piece of it. Hand in what else the ranks do together.
+    pub fn elastic(&self) -> &ElasticGroup {
+        &self.handle.elastic
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -453,7 +463,7 @@ impl DistributedDataParallel {
 impl fmt::Debug for DistributedDataParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DistributedDataParallel")
-            .field("group", &self.handle.group)
+            .field("group", &self.group())
             .field("parameters", &self.handle.parameters.len())
             .finish_non_exhaustive()
     }

@@ -77,7 +77,8 @@ impl DistributedDataParallel {
         let handle = self.handle();
         let (stats, options) = (self.stats(), &handle.options);
         let reducer = &handle.reductions.own.reducer;
-        let config = handle.group.config();
+        let group = handle.elastic.group();
+        let config = group.config();
         let buckets = reducer.buckets();
         let has_rebuilt_buckets = reducer.stats().steps > 0;
         let sizes = |buckets: &[Vec<usize>]| -> Vec<usize> {
@@ -91,8 +92,8 @@ impl DistributedDataParallel {
         let dtypes: BTreeSet<String> =
             handle.parameters.iter().map(|spec| spec.dtype.to_string()).collect();
         LoggingData {
-            world_size: handle.group.world_size(),
-            rank: handle.group.rank(),
+            world_size: group.world_size(),
+            rank: group.rank(),
             backend_name: config.backend.clone().unwrap_or_else(|| "drumline".to_owned()),
             iteration: stats.steps,
             bucket_cap_bytes: options.bucket_bytes,

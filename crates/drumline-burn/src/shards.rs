@@ -42,28 +42,32 @@ pub(crate) fn run<M: Module, const D: usize>(
     mut loss: impl FnMut(usize) -> Result<Tensor<D>, ProgramError>,
     model: &M,
 ) -> Result<ShardedStep> {
-    let running = &handle.running;
+    let (running, reducer) = (&handle.running, &handle.reductions.own.reducer);
     let generators: Vec<(Device, u64)> =
         model.devices().into_iter().map(|device| (device.clone(), draw(&device))).collect();
-    let before = running.read(model);
-    let mut of_shard_zero = None;
-    let stepped = Together::one(handle, model).shards(|shard| {
-        running.write(model, &before);
-        let seed = step_seed(handle.options.seed, shard, number);
-        generators.iter().for_each(|(device, _)| device.seed(seed));
-        let loss = during_shard(|| loss(shard));
-        if shard == 0 {
-            of_shard_zero = Some(running.read(model));
-        }
-        loss.map_err(failure::program)
+    let (before, steps) = (running.read(model), reducer.steps_before());
+    let stepped = handle.elastic.run(|group| {
+        reducer.regroup(group, steps)?;
+        let mut of_shard_zero = None;
+        let (mut gradients, loss) = Together::one(handle, model).shards(number, |shard| {
+            running.write(model, &before);
+            let seed = step_seed(handle.options.seed, shard, number);
+            generators.iter().for_each(|(device, _)| device.seed(seed));
+            let loss = during_shard(|| loss(shard));
+            if shard == 0 {
+                of_shard_zero = Some(running.read(model));
+            }
+            loss.map_err(failure::program)
+        })?;
+        running.write(model, of_shard_zero.as_ref().unwrap_or(&before));
+        running.copy_from_rank_0(model, group)?;
+        Ok(ShardedStep { gradients: gradients.pop().unwrap_or_default(), loss })
     });
     generators.iter().for_each(|(device, seed)| device.seed(*seed));
-    let after = of_shard_zero.filter(|_| stepped.is_ok()).unwrap_or(before);
-    running.write(model, &after);
-    let (mut gradients, loss) = stepped?;
-    let gradients = gradients.pop().unwrap_or_default();
-    running.copy_from_rank_0(model, &handle.group)?;
-    Ok(ShardedStep { gradients, loss })
+    if stepped.is_err() {
+        running.write(model, &before);
+    }
+    stepped
 }
 
 /// A seed for the generator of a device, so that it goes on from where it was. burn does not let programs read a

@@ -14,8 +14,8 @@ use burn::{
     tensor::{Gradients, Tensor},
 };
 use drumline::{
-    ProcessGroup,
-    ddp::{DdpOptions, GradientReducer, ParameterSpec, ReducerStats},
+    ElasticGroup, ProcessGroup,
+    ddp::{Averaged, DdpOptions, GradientReducer, ParameterSpec, ReducerStats},
 };
 
 use crate::{
@@ -32,10 +32,11 @@ use crate::{
 
 /// What a handle knows of its model.
 pub(crate) struct Handle {
-    pub(crate) group: ProcessGroup,
+    /// Goes on without ranks that have died if a step is shards.
+    pub(crate) elastic: ElasticGroup,
     pub(crate) parameters: Vec<ParameterSpec>,
     pub(crate) options: DdpOptions,
-    /// `None` in a world of one rank, where burn's own gradients are the averages.
+    /// `None` if the world was one rank at the begin: then burn's own gradients are the averages.
     pub(crate) taps: Option<Arc<Taps>>,
     /// The gradients of ignored parameters.
     pub(crate) kept: Kept,
@@ -183,13 +184,16 @@ impl<'a> Together<'a> {
         if parts.iter().any(|part| options(part.handle) != options(first)) {
             return refuse("wrap them with the same options");
         }
-        let group = |handle: &Handle| (handle.group.name().to_owned(), handle.group.ranks());
+        let group = |handle: &Handle| {
+            let group = handle.elastic.group();
+            (group.name().to_owned(), group.ranks())
+        };
         if parts.iter().any(|part| group(part.handle) != group(first)) {
             return refuse("wrap them with the same group");
         }
         let models: Vec<&[ParameterSpec]> =
             parts.iter().map(|part| &part.handle.parameters[..]).collect();
-        let reduction = Arc::new(Reduction::new(&models, &options(first), &first.group)?);
+        let reduction = Arc::new(Reduction::new(&models, &options(first), &first.elastic.group())?);
         for part in &parts {
             part.handle.reductions.shared().push((ids.clone(), reduction.clone()));
         }
@@ -203,10 +207,11 @@ impl<'a> Together<'a> {
         self.average(own)
     }
 
-    /// Computes the gradients of each shard of this rank from the loss that `of_shard` gives, and averages them over all
-    /// shards. Also returns the average of the losses.
+    /// Computes the gradients of each shard of this rank in step `number` from the loss that `of_shard` gives, and averages
+    /// them over all shards. Also returns the average of the losses.
     pub(crate) fn shards<const D: usize>(
         &self,
+        number: u64,
         mut of_shard: impl FnMut(usize) -> Result<Tensor<D>>,
     ) -> Result<(Vec<GradientsParams>, f64)> {
         let reducer = &self.reduction.reducer;
@@ -234,16 +239,15 @@ impl<'a> Together<'a> {
                 drop(self.take_kept());
                 reducer.fail_step();
                 // The other ranks wait for this one, and hear of it. This rank's own error says more.
-                drop(reducer.finish());
+                drop(reducer.finish_shards(number, &[]));
                 return Err(error);
             }
         };
-        let gradients = self.average(own)?;
-        let number = |loss: Tensor<D>| {
+        let value = |loss: Tensor<D>| {
             loss.sum().into_data().try_into_vec_as::<f64>().map_or(f64::NAN, |loss| loss[0])
         };
-        let losses: Vec<f64> = losses.into_iter().map(number).collect();
-        Ok((gradients, reducer.average_of_shards(&losses)?))
+        let losses: Vec<f64> = losses.into_iter().map(value).collect();
+        self.average_by(own, || reducer.finish_shards(number, &losses))
     }
 
     /// Runs the last backward of a step.
@@ -258,30 +262,44 @@ impl<'a> Together<'a> {
     /// Averages this rank's `own` gradients, and those that were added before, with those of the other ranks.
     fn average(&self, mut own: Gradients) -> Result<Vec<GradientsParams>> {
         let first = self.parts[0].handle;
+        let reducer = &self.reduction.reducer;
+        if first.taps.is_some() || reducer.has_gradients() {
+            let finish = || Ok((reducer.finish()?, ()));
+            return self.average_by(own, finish).map(|(gradients, ())| gradients);
+        }
         let step = self.count_step();
         let kept = self.take_kept();
+        let own = self.each().zip(kept).map(|((part, slots), kept)| {
+            let policy = part.handle.options.unused_parameters;
+            part.model.own(slots, &mut own, kept, policy, step)
+        });
+        let own = own.collect::<Result<Vec<_>>>()?;
+        first.debug.end_step(&first.elastic.group(), || reducer.stats());
+        self.of_these_models(own)
+    }
+
+    /// The same with the reducer's averages, which `finish` waits for.
+    fn average_by<'r, T>(
+        &self,
+        mut own: Gradients,
+        finish: impl FnOnce() -> Result<(Averaged<'r>, T)>,
+    ) -> Result<(Vec<GradientsParams>, T)> {
+        let first = self.parts[0].handle;
+        self.count_step();
+        let kept = self.take_kept();
         let reducer = &self.reduction.reducer;
-        if first.taps.is_none() && !reducer.has_gradients() {
-            let own = self.each().zip(kept).map(|((part, slots), kept)| {
-                let policy = part.handle.options.unused_parameters;
-                part.model.own(slots, &mut own, kept, policy, step)
-            });
-            let own = own.collect::<Result<Vec<_>>>()?;
-            first.debug.end_step(&first.group, || reducer.stats());
-            return self.of_these_models(own);
-        }
         let submit =
             |(part, slots): (&Part<'_>, &Slots)| part.model.submit_missing(reducer, slots, &own);
         let submitted = self.each().map(submit).fold(Ok(()), Result::and);
-        let averaged = reducer.finish(); // even after a failure: the other ranks wait for this one
+        let averaged = finish(); // even after a failure: the other ranks wait for this one
         submitted?;
-        let averaged = averaged?;
-        first.debug.end_step(&first.group, || reducer.stats());
+        let (averaged, more) = averaged?;
+        first.debug.end_step(&first.elastic.group(), || reducer.stats());
         let each = self.each().zip(kept);
         let collect = |((part, slots), kept): ((&Part<'_>, &Slots), _)| {
             part.model.collect(&averaged, slots, kept, Some(&mut own))
         };
-        self.of_these_models(each.map(collect).collect())
+        Ok((self.of_these_models(each.map(collect).collect())?, more))
     }
 
     /// The gradients of a step, unless no rank has any: where unused parameters are ignored, nothing else tells of a loss
@@ -385,7 +403,7 @@ impl<'a> Together<'a> {
         let read = |digests: &mut [u64]| {
             self.each().try_for_each(|(part, slots)| part.model.digest(slots, digests))
         };
-        let checked = check::compare(&self.parts[0].handle.group, reducer, count, read);
+        let checked = check::compare(&self.parts[0].handle.elastic.group(), reducer, count, read);
         if checked.is_err() {
             drop(self.take_kept());
         }

@@ -212,6 +212,38 @@ impl Cause {
         }
     }
 
+    /// The ranks that this rank has lost, so that it can go on without them: they have ended, do not answer, or have
+    /// failed by themselves. `None` for all other failures: of this rank, or of a program in which ranks disagree.
+    ///
+    /// ```
+    /// use drumline::Cause;
+    ///
+    /// assert_eq!(Cause::PeerExited { peer: 2 }.lost(), Some(vec![2]));
+    /// assert_eq!(Cause::Aborted.lost(), None);
+    /// ```
+    pub fn lost(&self) -> Option<Vec<Rank>> {
+        match self {
+            Cause::PeerExited { .. }
+            | Cause::PeerLeft { .. }
+            | Cause::HostSilent { .. }
+            | Cause::Disconnected { .. }
+            | Cause::Unreachable { .. }
+            | Cause::Timeout { .. } => Some(self.ranks()),
+            Cause::Reported { culprit: Some(culprit), reason, .. } => {
+                (*reason != Reason::Mismatch).then(|| vec![*culprit])
+            }
+            Cause::Reported { culprit: None, .. }
+            | Cause::NobodyLeft { .. }
+            | Cause::Aborted
+            | Cause::Panicked { .. }
+            | Cause::System { .. }
+            | Cause::Device { .. }
+            | Cause::Mismatch { .. }
+            | Cause::Backend { .. }
+            | Cause::Protocol { .. } => None,
+        }
+    }
+
     /// The class of the failure: the same on this rank and on those that it tells. Chance decides which
     /// rank is the first, for example at a time limit.
     pub fn reason(&self) -> Reason {

@@ -64,6 +64,7 @@ sections! {
     Secrets "secrets",
     Store "store",
     StartUp "start-up",
+    Regroup "regroup",
     Settings "settings",
     Io "io",
     Memory "memory",

@@ -46,12 +46,12 @@ pub use drumline_store::{
     launched,
     net::{free_port, interface::interface_with, site},
 };
-#[doc(hidden)]
-pub use group::connect_members;
 pub use group::driving;
 pub use group::{
     GroupOptions, ProcessGroup, RegisteredBuffer, default_group, init_process_group,
     init_with_store, is_initialized, metrics_text,
 };
+#[doc(hidden)]
+pub use group::{Line, Loss, connect_members};
 pub use rendezvous::is_launched;
 pub use work::{Begun, Work, WorkError, WorkFuture};

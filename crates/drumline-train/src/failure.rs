@@ -52,6 +52,14 @@ pub fn gradients(step: u64, faults: Vec<GradientFault>) -> Error {
     Error::new(ErrorKind::Gradients, Section::MissingGradients, text).with(Arc::new(faults))
 }
 
+/// Rank 0 runs step `first` of shards, and rank `other` step `theirs`.
+pub(crate) fn steps_differ(first: u64, other: usize, theirs: u64) -> Error {
+    let text = format!(
+        "step {first}: rank 0 runs step {first}, and rank {other} step {theirs}; all ranks must pass the same number"
+    );
+    Error::new(ErrorKind::Mismatch, Section::Mismatch, text)
+}
+
 /// Tensors are missing in this step, counted from 1. They are its detail. If `by` has ended the step, these ranks no
 /// longer answer. If nothing has, they have said themselves that they bring no more, and the next step can go on.
 pub(crate) fn not_brought(step: u64, missing: Vec<MissingTensors>, by: Option<&Error>) -> Error {

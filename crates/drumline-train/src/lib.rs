@@ -6,6 +6,7 @@
 //! | [`async_reduce`] | named tensors, reduced in any order |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are written atomically |
+//! | [`ElasticGroup`] | goes on without ranks that have died |
 //! | [`step()`] | tells the launcher which step a rank begins |
 //! | [`record()`] | tells the launcher why a rank fails |
 //! | [`local()`] | runs ranks in threads of this program, for tests and examples |
@@ -18,6 +19,7 @@ pub mod async_reduce;
 pub mod blame;
 pub mod checkpoint;
 pub mod ddp;
+mod elastic;
 #[doc(hidden)]
 pub mod error_file;
 #[doc(hidden)]
@@ -32,6 +34,7 @@ mod spawn;
 pub mod steps;
 
 pub use drumline_error::{Error, ErrorKind, Result};
+pub use elastic::ElasticGroup;
 pub use local::{local, local_with};
 pub use record::{record, record_panics};
 pub use spawn::{Processes, RankEnd, Spawn, spawn};

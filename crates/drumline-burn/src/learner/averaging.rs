@@ -56,7 +56,7 @@ impl Wrapped {
             taps: handle.taps.clone(),
             steps: handle.steps.clone(),
         };
-        Self { group: ddp.group().clone(), averager, ignored: handle.options.ignored.clone() }
+        Self { group: ddp.group(), averager, ignored: handle.options.ignored.clone() }
     }
 
     /// Why the gradients of `model` cannot be averaged over `group` with this handle.

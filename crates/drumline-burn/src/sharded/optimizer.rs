@@ -254,7 +254,7 @@ impl ShardedOptimizer {
         visit_floats(model, &mut collect);
         let found: Vec<(&str, String)> =
             collect.found.iter().map(|(name, rate)| (&name[..], rate.clone())).collect();
-        same_settings(self.group(), &found)?.map_err(failure::sharded)
+        same_settings(&self.group(), &found)?.map_err(failure::sharded)
     }
 
     /// Copies rank 0's buffers to all ranks, as [`DistributedDataParallel::sync_buffers`].
@@ -323,7 +323,7 @@ impl ShardedOptimizer {
     }
 
     /// The group over which gradients are averaged.
-    pub fn group(&self) -> &ProcessGroup {
+    pub fn group(&self) -> ProcessGroup {
         self.ddp.group()
     }
 

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -33,10 +36,12 @@ pub(super) struct Family {
     of_rank: Option<(Arc<Family>, Vec<Rank>)>,
     /// See [`Membership::seen`].
     pub(super) seen: Arc<Seen>,
-    /// The key under which the members of the group of all ranks find who has ended. Set once they have met.
-    lost_key: OnceLock<String>,
+    /// What the keys of the life begin with in which all ranks have met. Set once they have.
+    place: OnceLock<String>,
     /// The ranks of which this one has written there.
     told: Mutex<BTreeSet<Rank>>,
+    /// How many lines of groups there are.
+    lines: AtomicU64,
 }
 
 impl Family {
@@ -48,8 +53,9 @@ impl Family {
             joining: Mutex::default(),
             of_rank: None,
             seen: Arc::default(),
-            lost_key: OnceLock::new(),
+            place: OnceLock::new(),
             told: Mutex::default(),
+            lines: AtomicU64::new(0),
         }
     }
 
@@ -82,13 +88,28 @@ impl Family {
 
     /// All ranks have met in a life whose keys begin with `prefix`.
     pub(super) fn have_met(&self, prefix: &str) {
-        let _ = self.lost_key.set(format!("{prefix}/lost"));
+        let _ = self.place.set(prefix.to_owned());
+    }
+
+    /// What keys begin with that only the ranks of this job know.
+    pub(super) fn place(&self) -> &str {
+        self.place.get().map_or(&self.root, String::as_str)
+    }
+
+    /// The number of a new line of groups.
+    pub(super) fn next_line(&self) -> u64 {
+        self.lines.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The key under which the members of the group of all ranks find who has ended, once they have met.
+    fn lost_key(&self) -> Option<String> {
+        self.place.get().map(|prefix| format!("{prefix}/lost"))
     }
 
     /// Tells ranks that make groups that `rank`, by its number in the job, has ended. They may have no connection to it,
     /// nor to this rank in a group that has failed.
     pub(super) fn tell_of(&self, rank: Rank) {
-        let Some(key) = self.lost_key.get().cloned() else { return };
+        let Some(key) = self.lost_key() else { return };
         if !self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(rank) {
             return;
         }
@@ -101,9 +122,9 @@ impl Family {
 
     /// The ranks, by their numbers in the job, of which others have told that they have ended.
     pub(super) fn lost(&self) -> Vec<Rank> {
-        let Some(key) = self.lost_key.get() else { return Vec::new() };
-        let told = match self.store.check(&[key]) {
-            Ok(true) => self.store.get(key).unwrap_or_default(),
+        let Some(key) = self.lost_key() else { return Vec::new() };
+        let told = match self.store.check(&[&key]) {
+            Ok(true) => self.store.get(&key).unwrap_or_default(),
             // Who has lost the store hears that from its own requests.
             Ok(false) | Err(_) => Vec::new(),
         };

@@ -19,6 +19,7 @@ pub(crate) mod objects;
 mod points;
 mod process_group;
 mod registered;
+mod regroup;
 mod round;
 mod subgroups;
 
@@ -29,4 +30,5 @@ pub use metrics::metrics_text;
 pub(crate) use process_group::Inner;
 pub use process_group::ProcessGroup;
 pub use registered::RegisteredBuffer;
+pub use regroup::{Line, Loss};
 pub use subgroups::GroupOptions;

@@ -55,8 +55,8 @@ pub use digest::StateDigest;
 pub use drumline_schedule::Dealing;
 pub use fault::{FaultKind, GradientFault};
 pub use gradient_reducer::{
-    Averaged, BucketTimes, GradientReducer, Place, ReducerStats, SharedGradient, Timeline, Values,
-    ValuesMut,
+    Averaged, BucketTimes, GradientReducer, Place, ReducerStats, SharedGradient, StepsBefore,
+    Timeline, Values, ValuesMut,
 };
 pub use loss_scale::LossScale;
 pub use norm::GradientNorm;

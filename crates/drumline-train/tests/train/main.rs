@@ -5,6 +5,7 @@
 mod async_reduce;
 mod checkpoint;
 mod ddp;
+mod elastic;
 mod errors;
 mod record;
 mod sampler;

@@ -116,16 +116,38 @@ fn averages_are_those_of_the_tree_of_shards_on_any_ranks_over_any_connection() {
 }
 
 #[test]
-fn the_average_of_numbers_follows_the_tree_too() {
-    let numbers: Vec<f64> = (0..7).map(|shard| element(0, shard, 0, 0)).collect();
-    let wanted = tree(&numbers, &|a, b| a + b) / 7.0;
+fn the_average_of_losses_follows_the_tree_too_and_the_numbers_of_steps_are_compared() {
+    let losses: Vec<f64> = (0..7).map(|shard| element(0, shard, 0, 0)).collect();
+    let wanted = tree(&losses, &|a, b| a + b) / 7.0;
     for ranks in 1..=4 {
         world_with(ranks, &Config::default(), |group| {
             let reducer = GradientReducer::new(specs(), &options(7), &group).unwrap();
-            let own = &numbers[reducer.shards().unwrap()];
-            assert_eq!(reducer.average_of_shards(own).unwrap().to_bits(), wanted.to_bits());
-            let error = reducer.average_of_shards(&numbers[..own.len() - 1]).unwrap_err();
+            let own = &losses[reducer.shards().unwrap()];
+            let finish = |number, losses: &[f64]| {
+                hand_in(&reducer, 0, |_, _| false);
+                reducer.finish_shards(number, losses).map(|(_, loss)| loss.to_bits())
+            };
+            assert_eq!(finish(5, own).unwrap(), wanted.to_bits());
+            let error = finish(6, &losses[..own.len() - 1]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Argument);
+            if ranks == 1 {
+                return;
+            }
+            // Of the other ranks' faults each rank hears.
+            let error = match group.rank() {
+                0 => finish(6, &own[1..]).unwrap_err(),
+                _ => finish(6, own).unwrap_err(),
+            };
+            let wanted = match group.rank() {
+                0 => "losses are not those of this rank's",
+                _ => "the step failed in the program on rank 0;",
+            };
+            assert!(error.to_string().contains(wanted), "{error}");
+            let error = finish(8 + (group.rank() as u64).div_ceil(2), own).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            let wanted = "step 8: rank 0 runs step 8, and rank 1 step 9;";
+            assert!(error.to_string().starts_with(wanted), "{error}");
+            assert!(finish(9, own).is_ok());
         });
     }
 }

@@ -4,6 +4,7 @@ mod in_flight;
 mod lent;
 mod memory;
 mod plan;
+mod shards;
 mod sizes;
 mod step;
 
@@ -14,7 +15,6 @@ mod values;
 
 use std::{
     marker::PhantomData,
-    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -25,12 +25,11 @@ use self::{
 };
 use super::{DdpOptions, FaultKind, GradientFault, Owners, ParameterSpec};
 use crate::{Error, Result, failure};
-use drumline_group::{Element, ProcessGroup, ReduceOp};
-use drumline_kernels::{Source, Target, reduce_tree, with_ieee_rounding};
-use drumline_schedule::tree::{Node, merges};
+use drumline_group::{Element, ProcessGroup};
 
 pub use self::{
     lent::SharedGradient,
+    shards::StepsBefore,
     timeline::{BucketTimes, ReducerStats, Timeline},
     values::{Place, Values, ValuesMut},
 };
@@ -68,7 +67,8 @@ pub use self::{
 /// With [`DdpOptions::shards`] a step is so many shards, whatever the number of ranks, and each rank has a
 /// [run](GradientReducer::shards) of them. For each of its shards but the last, the rank
 /// [accumulates](GradientReducer::accumulate) every gradient and then says [`end_shard`](GradientReducer::end_shard). Those
-/// of the last shard are submitted. The gradients are averaged over the shards, along one tree.
+/// of the last shard are submitted. [`finish_shards`](GradientReducer::finish_shards) averages the gradients over the shards,
+/// along one tree.
 ///
 /// ```
 /// use drumline::{DType, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -85,7 +85,9 @@ pub use self::{
 ///             reducer.end_shard();
 ///         }
 ///         reducer.submit(0, of_shard[shards.end - 1..shards.end].into());
-///         Ok(reducer.finish()?.get::<f32>(0).unwrap()[0].to_bits())
+///         let losses: Vec<f64> = of_shard[shards].iter().copied().map(f64::from).collect();
+///         let (averaged, _loss) = reducer.finish_shards(7, &losses)?; // of step 7
+///         Ok(averaged.get::<f32>(0).unwrap()[0].to_bits())
 ///     })
 /// };
 /// let alone = average(1)?[0];
@@ -128,7 +130,6 @@ pub use self::{
 pub struct GradientReducer {
     parameters: Vec<ParameterSpec>,
     options: DdpOptions,
-    group: ProcessGroup,
     owners: Option<Arc<Owners>>,
     step: Mutex<Step>,
 }
@@ -178,7 +179,7 @@ impl GradientReducer {
         let least_bytes = sizes::LEAST_BYTES;
         let plan = Plan::new(&parameters, order, least_bytes, options, owners.as_ref(), group)?;
         let step = Mutex::new(Step::new(Arc::new(plan), parameters.len(), group)?);
-        Ok(Self { parameters, options: options.clone(), group: group.clone(), owners, step })
+        Ok(Self { parameters, options: options.clone(), owners, step })
     }
 
     /// Sets the start of the step's [`Timeline`]: backward begins. Without this call the step starts with the
@@ -319,57 +320,6 @@ impl GradientReducer {
         }
     }
 
-    /// This rank's shards of a step, in the order in which it must hand in their gradients. `None` unless the options
-    /// say [`shards`](DdpOptions::shards).
-    pub fn shards(&self) -> Option<Range<usize>> {
-        self.lock().plan.shards.as_ref().map(|shards| shards.run.clone())
-    }
-
-    /// The gradients of one of this rank's [shards](GradientReducer#shards) were all accumulated, and another shard follows.
-    pub fn end_shard(&self) {
-        self.lock().end_shard(self.options.unused_parameters);
-    }
-
-    /// The average of one number for each shard of a step, such as its loss: the same bits on all ranks, and on any number
-    /// of ranks. `own` are those of this rank's shards. All ranks must call this.
-    ///
-    /// ```
-    /// use drumline::{DType, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    ///
-    /// drumline::local(2, |group| {
-    ///     let bias = ParameterSpec::new("bias", [1], DType::F32);
-    ///     let options = DdpOptions::default().shards(3);
-    ///     let reducer = GradientReducer::new(vec![bias], &options, &group)?;
-    ///     let own: Vec<f64> = reducer.shards().unwrap().map(|shard| shard as f64).collect();
-    ///     assert_eq!(reducer.average_of_shards(&own)?, 1.0); // of 0, 1 and 2
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Argument`](crate::ErrorKind::Argument) if there are not as many numbers as shards of this rank. Also the errors of
-    /// the collectives.
-    pub fn average_of_shards(&self, own: &[f64]) -> Result<f64> {
-        let shards = self.lock().plan.shards.clone().filter(|it| it.run.len() == own.len());
-        let Some(shards) = shards else {
-            let problem = format!("{} numbers are not those of this rank's shards", own.len());
-            return Err(Error::argument("GradientReducer::average_of_shards", problem));
-        };
-        let mut all = vec![0.0; shards.count];
-        self.group.all_gather_v(own, &mut all, &shards.lengths)?;
-        let leaves: Vec<Node> = (0..shards.count).map(Node::leaf).collect();
-        let merges = merges(Node::root(shards.count), &leaves).unwrap_or_default();
-        let numbers: Vec<Source<'_, f64>> = all.chunks_exact(1).map(Source::from).collect();
-        let mut average = [0.0];
-        let to = Target::from(&mut average[..]);
-        with_ieee_rounding(|| {
-            reduce_tree(ReduceOp::Avg, &[to], &numbers, &merges, Some(shards.count));
-        });
-        Ok(average[0])
-    }
-
     /// Whether gradients of this step were submitted or accumulated.
     pub fn has_gradients(&self) -> bool {
         self.lock().has_gradients()
@@ -387,7 +337,7 @@ impl GradientReducer {
     /// [`Gradients`](crate::ErrorKind::Gradients) when a rank had a fault; the reducer can go on. Otherwise the first error of a
     /// collective; the reducer has failed, and every later call returns that error.
     pub fn finish(&self) -> Result<Averaged<'_>> {
-        self.end_step(true).map(|(averaged, _)| averaged)
+        self.end_step(true, |_| ()).map(|((averaged, _), ())| averaged)
     }
 
     /// Takes part in a step without gradients of its own: for a rank that has no data left while other ranks
@@ -428,23 +378,31 @@ impl GradientReducer {
             let problem = "a step of shards has data for every rank: end it on all ranks alike";
             return Err(Error::argument("GradientReducer::shadow", problem));
         }
-        self.end_step(false).map(|(averaged, is_active)| is_active.then_some(averaged))
+        let ended = self.end_step(false, |_| ());
+        ended.map(|((averaged, is_active), ())| is_active.then_some(averaged))
     }
 
-    /// The averages, and whether any rank had data of its own.
-    fn end_step(&self, has_data: bool) -> Result<(Averaged<'_>, bool)> {
+    /// The averages, and whether any rank had data of its own. `beside` begins more calls once all buckets are under way.
+    fn end_step<T>(
+        &self,
+        has_data: bool,
+        beside: impl FnOnce(&Step) -> T,
+    ) -> Result<((Averaged<'_>, bool), T)> {
         let mut step = self.lock();
         if let Some(error) = &step.failed {
             return Err(error.clone());
         }
         let is_active = has_data || step.has_gradients();
-        match self.reduce(&mut step, is_active) {
+        step.stats.steps += 1;
+        step.launch_rest(self.options.unused_parameters, is_active);
+        let beside = beside(&step);
+        match self.reduce(&mut step) {
             Ok(Reduced::Averages { is_active, better }) => {
                 step.averaged += u64::from(is_active);
                 let (plan, buckets) = (step.plan.clone(), step.lend());
                 let averaged = Averaged { _reducer: PhantomData, plan, buckets };
                 step.next(better);
-                Ok((averaged, is_active))
+                Ok(((averaged, is_active), beside))
             }
             Ok(Reduced::Faults(faults)) => {
                 step.next(None);
@@ -518,7 +476,7 @@ impl GradientReducer {
         let mut faults = Vec::new();
         let faults = match step.gather(read, take, &mut faults) {
             Ok(false) => return step.failed.clone().map_or(Ok(()), Err),
-            Ok(true) => self.exchange_faults(&faults),
+            Ok(true) => self.exchange_faults(&faults, &step.group),
             Err(error) => Err(error),
         };
         match faults {
@@ -541,9 +499,11 @@ impl GradientReducer {
     /// Whether the step that was averaged last is one after which ranks compare what must be equal. The answer is the
     /// same on all ranks.
     pub fn is_check_step(&self) -> bool {
-        let (averaged, every) = (self.lock().averaged, self.options.check_every);
+        let every = self.options.check_every;
+        let step = self.lock();
+        let averaged = step.averaged;
         let is_time = averaged == 1 || every > 0 && averaged > 0 && averaged.is_multiple_of(every);
-        self.group.world_size() > 1 && is_time
+        step.group.world_size() > 1 && is_time
     }
 
     /// Compares the values of all parameters with those of the other ranks, which must all call this. `digests` has the
@@ -581,12 +541,12 @@ impl GradientReducer {
                 format!("{} digests of {} parameters", digests.len(), self.parameters.len());
             return Err(Error::argument("GradientReducer::check", problem));
         }
-        let step = {
+        let (step, group) = {
             let mut step = self.lock();
             step.checked = step.averaged;
-            step.averaged
+            (step.averaged, step.group.clone())
         };
-        let Some(difference) = check::compare(&self.group, digests)? else { return Ok(()) };
+        let Some(difference) = check::compare(&group, digests)? else { return Ok(()) };
         self.lock().give_up();
         let check::Difference { first, ranks, reference, count } = difference;
         let parameter = self.parameters[first].name.clone();
@@ -628,19 +588,17 @@ impl GradientReducer {
         self.lock().plan.buckets.iter().map(|bucket| bucket.parameters.clone()).collect()
     }
 
-    /// Makes all calls of the group in a step, in the same order on every rank.
-    fn reduce(&self, step: &mut Step, is_active: bool) -> Result<Reduced> {
-        step.stats.steps += 1;
-        step.launch_rest(self.options.unused_parameters, is_active);
+    /// Waits for the buckets, and makes the other calls of the group in a step, in the same order on every rank.
+    fn reduce(&self, step: &mut Step) -> Result<Reduced> {
         let marks = step.wait(self.options.divisor)?;
         if marks.has_fault {
-            return self.exchange_faults(&step.faults).map(Reduced::Faults);
+            return self.exchange_faults(&step.faults, &step.group).map(Reduced::Faults);
         }
         let better = match step.is_planned {
             true => None,
             false => {
-                let Self { parameters, options, group, owners, .. } = self;
-                let (order, source) = (&step.order, step.lowest_active);
+                let Self { parameters, options, owners, .. } = self;
+                let (order, source, group) = (&step.order, step.lowest_active, &step.group);
                 Some(Plan::agree(parameters, order, source, options, owners.as_ref(), group)?)
             }
         };
@@ -654,7 +612,7 @@ impl GradientReducer {
         // longer in step.
         let fault = |&(parameter, kind): &(usize, FaultKind)| {
             let name = self.parameters[parameter].name.clone();
-            GradientFault::new(name, kind, vec![self.group.rank()])
+            GradientFault::new(name, kind, vec![step.group.rank()])
         };
         let faults = step.faults.iter().map(fault).collect();
         Err(failure::gradients(step.stats.steps, faults))
@@ -662,14 +620,18 @@ impl GradientReducer {
 
     /// Exchanges the faults of all ranks: one status byte for each parameter and rank. All ranks call this,
     /// because all know that some rank has a fault.
-    fn exchange_faults(&self, mine: &[(usize, FaultKind)]) -> Result<Vec<GradientFault>> {
+    fn exchange_faults(
+        &self,
+        mine: &[(usize, FaultKind)],
+        group: &ProcessGroup,
+    ) -> Result<Vec<GradientFault>> {
         let count = self.parameters.len();
         let mut status = vec![0_u8; count];
         for &(parameter, kind) in mine {
             status[parameter] = kind as u8;
         }
-        let mut all = vec![0_u8; count * self.group.world_size()];
-        self.group.all_gather(&status, &mut all)?;
+        let mut all = vec![0_u8; count * group.world_size()];
+        group.all_gather(&status, &mut all)?;
 
         let mut faults: Vec<GradientFault> = Vec::new();
         for (parameter, spec) in self.parameters.iter().enumerate() {

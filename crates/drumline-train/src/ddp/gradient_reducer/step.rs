@@ -19,7 +19,7 @@ use crate::{Error, Result};
 
 #[derive(Debug)]
 pub(super) struct Step {
-    group: ProcessGroup,
+    pub(super) group: ProcessGroup,
     pub(super) plan: Arc<Plan>,
     /// Whether the plan was made from the observed order.
     pub(super) is_planned: bool,

@@ -1,0 +1,205 @@
+//! How the ranks that are left form a smaller group after others have died.
+//!
+//! ```text
+//! regroup/L/N/came/R        rank R is here          written by every rank that is left
+//! regroup/L/N/members       0,1,3                   written once: the first rank that has made up its mind
+//! ```
+//!
+//! `L` tells lines of groups apart, `N` counts the attempts of a line. The store lets one list of members win, so there is
+//! one group. If another rank dies before these have connected, they see it at start-up and go on with attempt `N + 1`.
+
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline_engine::deadline;
+use drumline_error::{Error, ErrorKind, ErrorOrigin, Section};
+use drumline_schedule::step::Rank;
+use drumline_store::store::Store;
+
+use super::{GroupOptions, ProcessGroup, process_group::Carrier};
+use crate::Result;
+
+/// A line of groups: each but the first is what is left of the one before.
+#[derive(Clone, Debug)]
+pub struct Line {
+    id: u64,
+    /// The number of the next attempt. All members of the newest group have the same.
+    attempt: u64,
+    /// So many ranks must be left.
+    min_ranks: usize,
+}
+
+impl Line {
+    /// The number of the newest group of this line: the first is 1.
+    #[doc(hidden)]
+    pub fn group_number(&self) -> u64 {
+        self.attempt + 1
+    }
+}
+
+/// What a group has lost.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// Why it has failed.
+    pub failure: Error,
+    /// The ranks, by their numbers in the job.
+    pub ranks: BTreeSet<Rank>,
+}
+
+/// How long a thread may have the lane of a group that has failed.
+const HAS_LANE_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a rank waits for one that others have lost: that one may live, and be about to come.
+const COMES_WITHIN: Duration = Duration::from_millis(15);
+
+impl ProcessGroup {
+    /// Begins a line of groups with this one. All ranks must begin their lines in the same order.
+    #[doc(hidden)]
+    pub fn line(&self, min_ranks: usize) -> Line {
+        let id = self.inner.family().map_or(0, |family| family.next_line());
+        Line { id, attempt: 0, min_ranks }
+    }
+
+    /// Whether this is the group of all ranks of the job.
+    #[doc(hidden)]
+    pub fn is_whole_job(&self) -> bool {
+        self.inner.family().is_some_and(|family| family.root == self.name())
+    }
+
+    /// Why this group has failed, and which ranks it has lost. `None` if it has not failed, or for another reason.
+    #[doc(hidden)]
+    pub fn loss(&self) -> Option<Loss> {
+        let began = Instant::now();
+        let failure = loop {
+            let checked = match &self.inner.carrier {
+                Carrier::Lane(lane) => lane.check("regroup", began),
+                Carrier::Backend(backend) => backend.check("regroup", began),
+            };
+            match checked {
+                Err(failure) => break failure,
+                // Another thread may have the lane for a moment.
+                Ok(()) if self.usage().has_failed() && began.elapsed() < HAS_LANE_WITHIN => {
+                    thread::sleep(Duration::from_micros(100));
+                }
+                Ok(()) => return None,
+            }
+        };
+        let lost = failure.cause()?.lost()?;
+        let ranks = lost.into_iter().filter_map(|it| self.global_rank(it)).collect();
+        Some(Loss { failure, ranks })
+    }
+
+    /// Connects the ranks that are left of this group after its [loss](Self::loss).
+    ///
+    /// # Errors
+    ///
+    /// Fewer than the line's least ranks are left, or the others have gone on without this one. Or the ranks that are left
+    /// could not be connected, or have lost the store.
+    #[doc(hidden)]
+    pub fn regroup(&self, line: &mut Line, loss: Loss) -> Result<ProcessGroup> {
+        let deadline = deadline::after(Instant::now(), self.inner.config.timeout);
+        let own = self.ranks()[self.rank()];
+        let mut candidates: BTreeSet<Rank> = self.ranks().into_iter().collect();
+        let Loss { mut failure, ranks: mut lost } = loss;
+        loop {
+            let members = self.settle(line, &candidates, &lost)?;
+            line.attempt += 1;
+            if !members.contains(&own) {
+                return Err(left_behind(self, own, &members));
+            }
+            if members.len() < line.min_ranks {
+                return Err(too_few(&failure, line.min_ranks, &members));
+            }
+            let ranks: Vec<Rank> = members.iter().filter_map(|it| self.group_rank(*it)).collect();
+            let name = format!("regroup-{}-{}", line.id, line.attempt);
+            failure = match self.new_group(&ranks, &GroupOptions::default().name(name)) {
+                Ok(group) => return Ok(group),
+                Err(error) => error,
+            };
+            let may_pass = failure.kind() == ErrorKind::Connect && Instant::now() < deadline;
+            if !may_pass {
+                return Err(failure);
+            }
+            tracing::debug!("the ranks that are left could not be connected: {failure}");
+            (candidates, lost) = (members, failure.culprit().into_iter().collect());
+        }
+    }
+
+    /// The members of the next group: the candidates without those that are `lost` and do not come. All ranks get the
+    /// same.
+    fn settle(
+        &self,
+        line: &Line,
+        candidates: &BTreeSet<Rank>,
+        lost: &BTreeSet<Rank>,
+    ) -> Result<BTreeSet<Rank>> {
+        let family = self.inner.family().ok_or_else(|| {
+            Error::argument("regroup", format!("group {:?} has been destroyed", self.name()))
+        })?;
+        let (store, own) = (&*family.store, self.ranks()[self.rank()]);
+        let key = format!("{}/regroup/{}/{}", family.place(), line.id, line.attempt);
+        let came = |rank: Rank| format!("{key}/came/{rank}");
+        store.set(&came(own), b"")?;
+        let lost: BTreeSet<Rank> =
+            lost.iter().copied().chain(family.lost()).chain(family.seen.ended()).collect();
+        let suspects: Vec<Rank> =
+            candidates.intersection(&lost).copied().filter(|rank| *rank != own).collect();
+        let absent = absent(store, &suspects, came)?;
+        let members = candidates.iter().copied().filter(|rank| !absent.contains(rank));
+        let mine = list(members);
+        let agreed = store.compare_set(&format!("{key}/members"), b"", mine.as_bytes())?;
+        let agreed = String::from_utf8_lossy(&agreed).into_owned();
+        Ok(agreed.split(',').filter_map(|rank| rank.parse().ok()).collect())
+    }
+}
+
+/// The suspects that do not come.
+fn absent(
+    store: &dyn Store,
+    suspects: &[Rank],
+    came: impl Fn(Rank) -> String,
+) -> Result<BTreeSet<Rank>> {
+    let began = Instant::now();
+    let mut absent: BTreeSet<Rank> = suspects.iter().copied().collect();
+    loop {
+        let is_last = began.elapsed() >= COMES_WITHIN;
+        for rank in suspects {
+            if absent.contains(rank) && store.check(&[&came(*rank)])? {
+                absent.remove(rank);
+            }
+        }
+        if absent.is_empty() || is_last {
+            return Ok(absent);
+        }
+        thread::sleep(COMES_WITHIN / 5);
+    }
+}
+
+fn list(ranks: impl IntoIterator<Item = Rank>) -> String {
+    let ranks: Vec<String> = ranks.into_iter().map(|rank| rank.to_string()).collect();
+    ranks.join(",")
+}
+
+fn left_behind(group: &ProcessGroup, own: Rank, members: &BTreeSet<Rank>) -> Error {
+    let members = list(members.iter().copied());
+    let text = format!(
+        "group {:?}, rank {}: the other ranks have lost this one (rank {own} of the job), and go on without it: {members}",
+        group.name(),
+        group.rank(),
+    );
+    Error::new(ErrorKind::Connect, Section::Regroup, text).of_origin(ErrorOrigin::Peer)
+}
+
+/// After `failure`.
+fn too_few(failure: &Error, min_ranks: usize, members: &BTreeSet<Rank>) -> Error {
+    let are = if members.len() == 1 { "rank is" } else { "ranks are" };
+    let text = format!(
+        "{} {are} left ({}), and the job needs {min_ranks} to go on (min_ranks, DRUMLINE_MIN_RANKS): {failure}",
+        members.len(),
+        list(members.iter().copied()),
+    );
+    failure.told_as(failure.kind(), text)
+}
