@@ -1,6 +1,6 @@
-use std::{error::Error as StdError, fmt};
+use std::fmt;
 
-use candle_core::{Device, Tensor, Var, backprop::GradStore};
+use candle_core::{Device, Tensor, backprop::GradStore};
 use candle_nn::{Optimizer, VarMap};
 use drumline::{
     DType, ProcessGroup,
@@ -8,7 +8,6 @@ use drumline::{
         DdpOptions, FaultKind, GradientFault, GradientReducer, Owners, ParameterSpec, ReducerStats,
         Timeline, UnusedParameters, ValuesMut, verify_model,
     },
-    sampler::shards_of_rank,
     train,
 };
 
@@ -56,33 +55,33 @@ use crate::{
 /// # Ok::<_, anyhow::Error>(())
 /// ```
 pub struct DataParallel {
-    group: ProcessGroup,
+    pub(crate) group: ProcessGroup,
     varmap: VarMap,
     /// All variables, in order of name.
-    variables: Vec<Variable>,
-    options: DdpOptions,
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) options: DdpOptions,
     /// The variables of floating-point types, and their owners if they have some.
     owners: Option<(Vec<ParameterSpec>, Owners)>,
     /// `None` until the ranks know what is trained.
-    trained: Option<Trained>,
-    steps: u64,
+    pub(crate) trained: Option<Trained>,
+    pub(crate) steps: u64,
 }
 
 /// The variables whose gradients are averaged.
-struct Trained {
-    reducer: GradientReducer,
+pub(crate) struct Trained {
+    pub(crate) reducer: GradientReducer,
     /// Their places in `DataParallel::variables`, in rising order.
-    places: Vec<usize>,
+    pub(crate) places: Vec<usize>,
     /// Whether each of them has had a gradient on some rank.
     was_used: Vec<bool>,
 }
 
 /// What this rank brings to a step.
-struct Own<'a> {
+pub(crate) struct Own<'a> {
     /// `None` for a rank without data.
-    gradients: Option<&'a GradStore>,
+    pub(crate) gradients: Option<&'a GradStore>,
     /// Why this rank cannot take part. Then every rank's step fails.
-    problem: Option<String>,
+    pub(crate) problem: Option<String>,
 }
 
 impl DataParallel {
@@ -247,122 +246,6 @@ impl DataParallel {
         }
     }
 
-    /// Runs a step of a training whose steps are [shards](DdpOptions::shards): `loss` computes that of a shard, once for each
-    /// shard that this rank has, and backward runs inside. The gradients of all shards are averaged, and so are their
-    /// losses. The bits are the same on any number of ranks, as long as `loss` depends on the step and the shard alone.
-    ///
-    /// Buffers become those of shard 0, on all ranks; the other shards begin from the same. candle's CPU has no seed: what
-    /// `loss` draws must come from a generator of its own for each step and shard.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use candle_nn::{Init, Optimizer, SGD, VarMap};
-    /// use drumline_candle::{DataParallel, DdpOptions, variables_digest};
-    ///
-    /// let train = |ranks: usize| {
-    ///     drumline::local(ranks, |group| {
-    ///         let varmap = VarMap::new();
-    ///         let weight = varmap.get(2, "weight", Init::Const(0.5), DType::F32, &Device::Cpu)?;
-    ///         let mut ddp = DataParallel::wrap_with(&varmap, &group, &DdpOptions::default().shards(4))?;
-    ///         let mut optimizer = SGD::new(varmap.all_vars(), 0.1)?;
-    ///         for number in 0..3 {
-    ///             let input = |shard: usize| Tensor::full((number + shard) as f32 + 0.1, 2, &Device::Cpu);
-    ///             let step = ddp.step(|shard| Ok(weight.mul(&input(shard)?)?.sqr()?.sum_all()?))?;
-    ///             optimizer.step(&step.gradients)?;
-    ///         }
-    ///         Ok(variables_digest(&varmap)?)
-    ///     })
-    /// };
-    /// let alone = train(1)?[0];
-    /// assert_eq!(train(3)?, [alone; 3]);
-    /// # Ok::<_, anyhow::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As for [`average`](Self::average). If `loss` fails on some rank, every rank gets an error that names it.
-    /// [`Argument`](ErrorKind::Argument) if the options do not say that a step is shards.
-    pub fn step(
-        &mut self,
-        mut loss: impl FnMut(usize) -> std::result::Result<Tensor, Box<dyn StdError + Send + Sync>>,
-    ) -> Result<ShardedStep> {
-        let Some(count) = self.options.shards else {
-            let problem = "the options do not say how many there are: wrap the `VarMap` with \
-                           `DdpOptions::default().shards(count)`";
-            return Err(train::Error::argument("a step of shards", problem));
-        };
-        let run = shards_of_rank(count, self.group.world_size(), self.group.rank())?;
-        self.check_values()?;
-        let before = self.values_of_buffers()?;
-        let (mut after, mut losses, mut problem) = (None, Vec::new(), None);
-        for shard in run.clone() {
-            set_values(&before)?;
-            let computed = loss(shard).and_then(|loss| {
-                losses.push(loss.to_dtype(candle_core::DType::F64)?.to_scalar()?);
-                Ok(loss.backward()?)
-            });
-            let gradients = match computed {
-                Ok(gradients) => {
-                    problem = self.find_problem(&gradients);
-                    gradients
-                }
-                Err(error) => {
-                    problem = Some(format!("the closure of a step of shards failed: {error}"));
-                    GradStore::default()
-                }
-            };
-            if shard == 0 {
-                after = Some(self.values_of_buffers()?);
-            }
-            if self.trained.is_none() {
-                let own = Own { gradients: Some(&gradients), problem: problem.clone() };
-                if let Err(error) = self.agree(&own) {
-                    set_values(&before)?;
-                    return Err(error);
-                }
-            }
-            let Some(Trained { reducer, places, .. }) = &self.trained else { break };
-            let is_last = shard + 1 == run.end;
-            match problem {
-                Some(_) => reducer.fail_step(),
-                None => problem = submit(reducer, &self.variables, places, &gradients, is_last),
-            }
-            if problem.is_some() {
-                break;
-            }
-            if !is_last {
-                reducer.end_shard();
-            }
-        }
-        let averages = self.finish(true, problem);
-        set_values(after.as_ref().filter(|_| averages.is_ok()).unwrap_or(&before))?;
-        let mut gradients = GradStore::default();
-        for (place, average) in averages?.into_iter().flatten() {
-            gradients.insert(&self.variables[place].var, average);
-        }
-        self.steps += 1;
-        let Some(Trained { reducer, places, .. }) = &self.trained else {
-            unreachable!("a step has been averaged")
-        };
-        let loss = reducer.average_of_shards(&losses)?;
-        if places.len() < self.variables.len() {
-            self.sync_buffers()?;
-        }
-        Ok(ShardedStep { gradients, loss })
-    }
-
-    /// The variables that are not trained, as far as that is known, and their values.
-    fn values_of_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
-        let places = self.trained.as_ref().map_or(&[][..], |trained| &trained.places);
-        let is_buffer = |at: &usize| places.binary_search(at).is_err();
-        let buffers = (0..self.variables.len()).filter(is_buffer);
-        let value = |at: usize| {
-            let var = &self.variables[at].var;
-            Ok((var.clone(), var.copy().or_fail()?))
-        };
-        buffers.map(value).collect()
-    }
-
     /// `optimizer.backward_step(&loss)`, with the gradients averaged over all ranks.
     ///
     /// ```
@@ -489,7 +372,7 @@ impl DataParallel {
     }
 
     /// Compares the values of the parameters between the ranks, if it is time to.
-    fn check_values(&self) -> Result<()> {
+    pub(crate) fn check_values(&self) -> Result<()> {
         let Some(trained) = self.trained.as_ref().filter(|it| it.reducer.is_check_due()) else {
             return Ok(());
         };
@@ -599,7 +482,7 @@ impl DataParallel {
     }
 
     /// The problem with gradients that cannot be those of the wrapped variables.
-    fn find_problem(&self, gradients: &GradStore) -> Option<String> {
+    pub(crate) fn find_problem(&self, gradients: &GradStore) -> Option<String> {
         let change = variables::find_change(&self.varmap, &self.variables, &self.options);
         let has = |at: usize| gradients.get(&self.variables[at].var).is_some();
         let is_none = || {
@@ -645,7 +528,7 @@ impl DataParallel {
 
     /// In the first step: finds out together with all ranks which variables are trained. Returns false if no rank
     /// has data.
-    fn agree(&mut self, own: &Own<'_>) -> Result<bool> {
+    pub(crate) fn agree(&mut self, own: &Own<'_>) -> Result<bool> {
         let has = |it: &Variable| own.gradients.is_some_and(|store| store.get(&it.var).is_some());
         let used: Vec<bool> = self.variables.iter().map(has).collect();
         let all = (own.gradients.is_some(), own.problem.clone(), used);
@@ -709,7 +592,7 @@ impl DataParallel {
     }
 
     /// Ends a step. Returns the averages by place, or `None` if no rank has data.
-    fn finish(
+    pub(crate) fn finish(
         &mut self,
         has_part: bool,
         problem: Option<String>,
@@ -742,23 +625,9 @@ impl DataParallel {
     }
 }
 
-/// What a step of shards gives: the same bits on all ranks, and on any number of ranks.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct ShardedStep {
-    /// The averages over all shards.
-    pub gradients: GradStore,
-    /// The average of the losses of all shards.
-    pub loss: f64,
-}
-
-fn set_values(values: &[(Var, Tensor)]) -> Result<()> {
-    values.iter().try_for_each(|(var, value)| var.set(value).or_fail())
-}
-
 /// Hands the gradients to the reducer. If others follow in this step, they are added to them. Returns the problem if one
 /// could not be read from its device.
-fn submit(
+pub(crate) fn submit(
     reducer: &GradientReducer,
     variables: &[Variable],
     places: &[usize],

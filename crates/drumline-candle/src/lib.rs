@@ -85,15 +85,17 @@ mod data_parallel;
 mod failure;
 mod host;
 mod sharded;
+mod shards;
 mod variables;
 
 pub use adamw::AdamW;
 pub use checkpoint::{Resumable, checkpoint, load_variables, resume, save_variables};
-pub use data_parallel::{DataParallel, ShardedStep};
+pub use data_parallel::DataParallel;
 pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, Owners, ReducerStats, Timeline, UnusedParameters, Wire,
 };
 pub use drumline::train::{Error, ErrorKind, Result};
 pub use failure::RankProblem;
 pub use sharded::{ShardedGradients, ShardedOptimizer};
+pub use shards::ShardedStep;
 pub use variables::variables_digest;
