@@ -23,6 +23,7 @@ mod history;
 mod launcher;
 mod network;
 mod store;
+mod turns;
 mod workers;
 
 use fastrand::Rng;
