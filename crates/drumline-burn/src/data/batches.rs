@@ -44,18 +44,9 @@ impl<'a, I, O> Batches<'a, I, O> {
         }
     }
 
-    /// The samples of a batch of this pass; empty behind the last one.
-    fn samples(&self, batch: usize) -> &[usize] {
-        let (all, shards) = (&self.pass.indices, self.pass.shards);
-        let of_shard = all.len() / shards;
-        let start = (batch / shards).saturating_mul(self.batch_size).min(of_shard);
-        let length = self.batch_size.min(of_shard - start);
-        &all[start * shards + batch % shards * length..][..length]
-    }
-
     /// The samples of the batch that comes next.
     fn next_samples(&self) -> &[usize] {
-        self.samples(self.batches)
+        self.pass.batch(self.batches, self.batch_size)
     }
 
     fn load(&mut self) -> Result<O, DatasetError> {
@@ -63,7 +54,7 @@ impl<'a, I, O> Batches<'a, I, O> {
             return self.source.load(self.next_samples());
         };
         while queue.has_room()
-            && let samples = self.samples(queue.ordered())
+            && let samples = self.pass.batch(queue.ordered(), self.batch_size)
             && !samples.is_empty()
         {
             queue.order(samples.to_vec());
@@ -94,8 +85,8 @@ impl<I, O> Iterator for Batches<'_, I, O> {
             self.batches += 1;
             self.delivered += samples;
             // A step that is not complete has to be repeated.
-            if self.batches.is_multiple_of(self.pass.shards) {
-                self.order.delivered(&self.pass, samples);
+            if self.batches.is_multiple_of(self.pass.parts) {
+                self.order.delivered(&self.pass, self.delivered / self.pass.parts);
             }
         } else {
             self.has_ended = true;

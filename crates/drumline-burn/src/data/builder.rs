@@ -9,7 +9,12 @@ use drumline::{
     sampler::{DistributedSampler, evaluation_shard, shards_of_rank},
 };
 
-use super::{dealer::Share, loader::DistributedDataLoader, order::Order, source::Source};
+use super::{
+    dealer::Share,
+    loader::DistributedDataLoader,
+    order::{Order, Parts},
+    source::Source,
+};
 use crate::{
     Error, Result,
     agreement::{agree, same_settings},
@@ -71,8 +76,9 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
         self
     }
 
-    /// Deals the samples to so many shards, in place of ranks. Each step has one batch of every shard that this rank has in
-    /// a training with [`DdpOptions::shards`](crate::DdpOptions::shards), in their order. So a shard has the same samples
+    /// Deals the samples to so many shards, in place of ranks, for a training with
+    /// [`DdpOptions::shards`](crate::DdpOptions::shards). [`steps`](DistributedDataLoader::steps) gives the batch of a
+    /// shard. An iterator gives those of the shards that this rank has, in their order. So a shard has the same samples
     /// on any number of ranks, and any number of ranks can go on in the middle of an epoch.
     pub fn shards(mut self, count: usize) -> Self {
         self.shards = Some(count);
@@ -96,19 +102,20 @@ impl<I: 'static, O: Send + 'static> DataLoaderBuilder<I, O> {
     ) -> Result<Arc<DistributedDataLoader<I, O>>> {
         let samples = dataset.len();
         self.check(Purpose::Training, samples, group)?;
-        let (parts, own) = match self.shards {
+        let (count, own) = match self.shards {
             None => (group.world_size(), group.rank()..group.rank() + 1),
             Some(shards) => (shards, shards_of_rank(shards, group.world_size(), group.rank())?),
         };
-        let sampler = |part| {
+        let sampler = |parts, part| {
             DistributedSampler::builder(samples, parts, part)
                 .shuffle(self.seed.is_some())
                 .seed(self.seed.unwrap_or(0))
                 .drop_last(self.drop_last)
                 .build()
         };
-        let samplers = own.map(sampler).collect::<Result<_>>()?;
-        let order = Order::training(samplers, self.non_zero_batch());
+        let (sampler, whole) = (sampler(count, own.start)?, sampler(1, 0)?);
+        let parts = Parts { count, own, are_shards: self.shards.is_some() };
+        let order = Order::training(sampler, whole, parts, self.non_zero_batch());
         Ok(self.finish(order, dataset, group))
     }
 

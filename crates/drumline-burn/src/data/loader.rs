@@ -19,9 +19,10 @@ use super::{
     dealer::{self, Dealer},
     order::Order,
     source::Source,
+    steps::Steps,
     workers::Workers,
 };
-use crate::checkpoint::DataPosition;
+use crate::{Error, Result, checkpoint::DataPosition};
 
 /// A `DataLoader` of burn with one rank's share of the samples. [`DataLoaderBuilder`](super::DataLoaderBuilder) makes
 /// it.
@@ -91,6 +92,26 @@ impl<I: 'static, O: Send + 'static> DistributedDataLoader<I, O> {
         self.order.set_epoch(epoch);
     }
 
+    /// The batches of the epoch by step and shard, for a training with [`DdpOptions::shards`](crate::DdpOptions::shards).
+    /// It begins where an iterator would.
+    ///
+    /// # Errors
+    ///
+    /// The loader was built without [`shards`](super::DataLoaderBuilder::shards), or no thread can be started.
+    pub fn steps(&self) -> Result<Steps<'_, I, O>> {
+        let pass = self.order.begin_steps().ok_or_else(|| {
+            let problem = "the samples are not dealt to shards: give `DataLoaderBuilder::shards` their number, and call \
+                           `build`";
+            Error::argument("DistributedDataLoader::steps", problem)
+        })?;
+        let workers = self.workers().map_err(|error| self.no_thread(&error))?;
+        Ok(Steps::new(&self.order, &self.source, self.batch_size.get(), pass, workers))
+    }
+
+    fn no_thread(&self, error: &io::Error) -> Error {
+        self.source.error(&[], format!("no thread can be started: {error}"))
+    }
+
     fn workers(&self) -> io::Result<Option<Arc<Workers<O>>>> {
         let Some(count) = NonZeroUsize::new(self.num_workers) else { return Ok(None) };
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,11 +129,8 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedDataLoader<I, O
                 Box::new(Batches::new(&self.order, &self.source, self.batch_size, workers))
             }
             Err(error) => {
-                let problem = format!("no thread can be started: {error}");
-                Box::new(Failed(
-                    Some(DatasetError::new(self.source.error(&[], problem))),
-                    PhantomData,
-                ))
+                let error = DatasetError::new(self.no_thread(&error));
+                Box::new(Failed(Some(error), PhantomData))
             }
         }
     }
@@ -162,7 +180,7 @@ impl<I, O> fmt::Debug for DistributedDataLoader<I, O> {
 struct Failed<O>(Option<DatasetError>, PhantomData<O>);
 
 impl<O> Iterator for Failed<O> {
-    type Item = Result<O, DatasetError>;
+    type Item = std::result::Result<O, DatasetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.0.take().map(Err)

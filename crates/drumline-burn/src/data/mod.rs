@@ -67,6 +67,9 @@
 //! last batch that was delivered. So does a program that [resumes](crate::checkpoint) from a checkpoint: give the
 //! loader to [`TrainingState::sampler`](crate::checkpoint::TrainingState::sampler).
 //!
+//! A training with [`shards`](DataLoaderBuilder::shards) goes by [`steps`](DistributedDataLoader::steps) in place of `iter`:
+//! they give the batch of any shard.
+//!
 //! # Failures
 //!
 //! If a sample cannot be read, or the batcher panics, the iterator delivers an error in place of the batch, and then
@@ -80,10 +83,13 @@ mod dealer;
 mod loader;
 mod order;
 mod source;
+mod steps;
 mod totals;
 mod workers;
 
-pub use self::{builder::DataLoaderBuilder, loader::DistributedDataLoader, totals::Totals};
+pub use self::{
+    builder::DataLoaderBuilder, loader::DistributedDataLoader, steps::Steps, totals::Totals,
+};
 #[cfg(feature = "train")]
 pub(crate) use self::{
     dealer::{Dealer, dealer_of},

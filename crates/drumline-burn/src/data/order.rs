@@ -19,28 +19,61 @@ pub(super) enum Order {
 
 #[derive(Clone, Debug)]
 pub(super) struct Position {
-    /// One for each shard of this rank, or one for the rank. All are at the same place.
-    samplers: Vec<DistributedSampler>,
+    /// Of a part that this rank has. All parts are at the same place.
+    sampler: DistributedSampler,
+    /// Of all samples in one part, for their order.
+    whole: DistributedSampler,
+    parts: Parts,
     batch_size: NonZeroUsize,
     /// The number of the newest pass, which alone moves the sampler.
     pass: u64,
+    /// Where it began.
+    began: DistributedSampler,
+}
+
+/// What the samples are dealt to: the shards of a step, or the ranks.
+#[derive(Clone, Debug)]
+pub(super) struct Parts {
+    pub(super) count: usize,
+    /// Those of this rank.
+    pub(super) own: Range<usize>,
+    pub(super) are_shards: bool,
 }
 
 /// The samples that an iterator delivers.
 #[derive(Debug)]
 pub(super) struct Pass {
     pub(super) indices: Vec<usize>,
-    /// How many batches a step has on this rank.
-    pub(super) shards: usize,
+    /// How many batches a step has.
+    pub(super) parts: usize,
     /// How many samples of the epoch this rank had before.
     pub(super) before: usize,
+    /// How many steps of the epoch were made before.
+    pub(super) steps_before: usize,
     number: u64,
 }
 
+impl Pass {
+    /// The samples of a batch, if batches have so many; empty behind the last one.
+    pub(super) fn batch(&self, number: usize, size: usize) -> &[usize] {
+        let of_part = self.indices.len() / self.parts;
+        let start = (number / self.parts).saturating_mul(size).min(of_part);
+        let length = size.min(of_part - start);
+        &self.indices[start * self.parts + number % self.parts * length..][..length]
+    }
+}
+
 impl Order {
-    /// `samplers` are those of this rank's shards, or that of the rank.
-    pub(super) fn training(samplers: Vec<DistributedSampler>, batch_size: NonZeroUsize) -> Self {
-        Order::Training(Arc::new(Mutex::new(Position { samplers, batch_size, pass: 0 })))
+    /// `sampler` is that of one of this rank's parts, `whole` that of all samples in one part.
+    pub(super) fn training(
+        sampler: DistributedSampler,
+        whole: DistributedSampler,
+        parts: Parts,
+        batch_size: NonZeroUsize,
+    ) -> Self {
+        let began = sampler.clone();
+        let position = Position { sampler, whole, parts, batch_size, pass: 0, began };
+        Order::Training(Arc::new(Mutex::new(position)))
     }
 
     pub(super) fn shard(range: Range<usize>) -> Self {
@@ -65,39 +98,49 @@ impl Order {
     pub(super) fn len(&self) -> usize {
         match self {
             Order::Shard(range) | Order::Part(_, range) => range.len(),
-            Order::Training(position) => lock(position).whole_epoch().len(),
+            Order::Training(position) => {
+                let position = lock(position);
+                position.epoch().len() * position.parts.own.len()
+            }
         }
     }
 
     pub(super) fn begin(&self) -> Pass {
+        let part = |indices| Pass { indices, parts: 1, before: 0, steps_before: 0, number: 0 };
         match self {
-            Order::Shard(range) => {
-                Pass { indices: range.clone().collect(), shards: 1, before: 0, number: 0 }
-            }
+            Order::Shard(range) => part(range.clone().collect()),
             Order::Training(position) => {
                 let mut position = lock(position);
-                position.pass += 1;
-                let (indices, shards) = (position.items(), position.samplers.len());
-                let before = position.whole_epoch().len().saturating_sub(indices.len());
-                Pass { indices, shards, before, number: position.pass }
+                let own = position.parts.own.clone();
+                position.begin(own)
             }
             Order::Part(position, range) => {
                 let mut position = lock(position);
                 position.pass += 1;
-                let all = position.whole_epoch().into_iter();
-                let indices = all.skip(range.start).take(range.len()).collect();
-                Pass { indices, shards: 1, before: 0, number: position.pass }
+                let all = position.samples(&position.epoch(), position.parts.own.clone());
+                let indices = all.into_iter().skip(range.start).take(range.len()).collect();
+                Pass { number: position.pass, ..part(indices) }
             }
         }
     }
 
-    /// Notes that the consumer has got `samples` more samples of a pass, of each shard.
+    /// A pass over the batches of all shards, and which of them are this rank's. `None` if the samples are not dealt to
+    /// shards.
+    pub(super) fn begin_steps(&self) -> Option<(Pass, Range<usize>)> {
+        let Order::Training(position) = self else { return None };
+        let mut position = lock(position);
+        let Parts { count, own, are_shards } = position.parts.clone();
+        are_shards.then(|| (position.begin(0..count), own))
+    }
+
+    /// Notes how many samples of a pass the consumer has got, of each part.
     pub(super) fn delivered(&self, pass: &Pass, samples: usize) {
         if let Order::Training(position) = self
             && let mut position = lock(position)
             && position.pass == pass.number
         {
-            position.samplers.iter_mut().for_each(|sampler| sampler.advance(samples));
+            position.sampler = position.began.clone();
+            position.sampler.advance(samples);
         }
     }
 
@@ -107,15 +150,14 @@ impl Order {
             && let mut position = lock(position)
             && position.pass == pass.number
         {
-            for sampler in &mut position.samplers {
-                sampler.set_epoch(sampler.state().epoch + 1);
-            }
+            let epoch = position.sampler.state().epoch;
+            position.sampler.set_epoch(epoch + 1);
         }
     }
 
     pub(super) fn state(&self) -> Option<SamplerState> {
         match self {
-            Order::Training(position) => Some(lock(position).samplers[0].state()),
+            Order::Training(position) => Some(lock(position).sampler.state()),
             Order::Shard(_) | Order::Part(..) => None,
         }
     }
@@ -132,11 +174,11 @@ impl Order {
     /// Iterators that exist already do not move the new place.
     pub(super) fn change(
         &self,
-        change: impl FnMut(&mut DistributedSampler) -> drumline::Result<()>,
+        change: impl FnOnce(&mut DistributedSampler) -> drumline::Result<()>,
     ) -> drumline::Result<()> {
         if let Order::Training(position) | Order::Part(position, _) = self {
             let mut position = lock(position);
-            position.samplers.iter_mut().try_for_each(change)?;
+            change(&mut position.sampler)?;
             position.pass += 1;
         }
         Ok(())
@@ -144,22 +186,44 @@ impl Order {
 }
 
 impl Position {
-    /// The samples that are left, as batches deliver them: in each step, one batch after another of every shard.
-    fn items(&self) -> Vec<usize> {
-        let of_shards: Vec<Vec<usize>> =
-            self.samplers.iter().map(|it| it.iter().collect()).collect();
-        let steps = (0..of_shards[0].len()).step_by(self.batch_size.get());
-        let batch = |of_shard: &Vec<usize>, start: usize| {
-            let end = start.saturating_add(self.batch_size.get()).min(of_shard.len());
-            of_shard[start..end].to_vec()
-        };
-        steps.flat_map(|start| of_shards.iter().flat_map(move |it| batch(it, start))).collect()
+    /// Begins a pass over some of the parts.
+    fn begin(&mut self, parts: Range<usize>) -> Pass {
+        self.pass += 1;
+        self.began = self.sampler.clone();
+        let of_step = self.batch_size.get().saturating_mul(self.parts.count);
+        Pass {
+            parts: parts.len(),
+            before: (self.epoch().len() - self.sampler.len()) * parts.len(),
+            steps_before: self.sampler.state().consumed.div_ceil(of_step),
+            indices: self.samples(&self.sampler, parts),
+            number: self.pass,
+        }
     }
 
-    fn whole_epoch(&self) -> Vec<usize> {
-        let mut whole = self.clone();
-        whole.samplers.iter_mut().for_each(|it| it.set_epoch(it.state().epoch));
-        whole.items()
+    /// The samples of some parts that are left to a sampler, as batches deliver them: in each step, one batch after
+    /// another of every part.
+    fn samples(&self, sampler: &DistributedSampler, parts: Range<usize>) -> Vec<usize> {
+        let SamplerState { epoch, consumed, samples, .. } = sampler.state();
+        let mut whole = self.whole.clone();
+        whole.set_epoch(epoch);
+        let order: Vec<usize> = whole.iter().collect();
+        let (left, size) = (sampler.len(), self.batch_size.get());
+        let mut all = Vec::with_capacity(left * parts.len());
+        for start in (0..left).step_by(size) {
+            for part in parts.clone() {
+                let of_batch = start..start.saturating_add(size).min(left);
+                let places = of_batch.map(|at| consumed + at * self.parts.count + part);
+                all.extend(places.map(|place| order[place % samples]));
+            }
+        }
+        all
+    }
+
+    /// The sampler, at the beginning of its epoch.
+    fn epoch(&self) -> DistributedSampler {
+        let mut sampler = self.sampler.clone();
+        sampler.set_epoch(sampler.state().epoch);
+        sampler
     }
 }
 

@@ -106,6 +106,11 @@ impl<O> Queue<O> {
         self.ordered += 1;
     }
 
+    /// Drops what was ordered and not taken.
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.workers.clone());
+    }
+
     /// Waits for the next batch. `None` if its thread has ended, or nothing was ordered.
     pub(super) fn take(&mut self) -> Option<Result<O, DatasetError>> {
         self.pending.pop_front()?.recv().ok()

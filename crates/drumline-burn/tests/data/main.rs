@@ -9,4 +9,5 @@ mod failures;
 mod order;
 mod place;
 mod settings;
+mod shards;
 mod source;
