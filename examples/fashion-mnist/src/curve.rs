@@ -14,7 +14,7 @@ use fashion_mnist::history::POINTS_PER_EPOCH;
 pub(crate) struct LossCurve {
     /// The number of steps of the whole epoch.
     steps: usize,
-    /// The sum of this rank's losses, for each point.
+    /// The sum of the losses for each point: of this rank, or with shards of all.
     sums: Vec<f64>,
 }
 
@@ -36,24 +36,30 @@ impl LossCurve {
         self.sums[point] += loss;
     }
 
-    /// The mean loss at each point over all ranks. Every rank must have made all steps.
-    pub(crate) fn mean(self, group: &ProcessGroup) -> Result<Vec<f64>> {
+    /// The mean loss at each point, over the ranks of a group if each has losses of its own. Every rank must have made
+    /// all steps.
+    pub(crate) fn mean(self, over: Option<&ProcessGroup>) -> Result<Vec<f64>> {
         let mut counts = vec![0.0; self.sums.len()];
         (0..self.steps).for_each(|step| counts[self.point(step)] += 1.0);
         let mut means: Vec<f64> = self.sums.iter().zip(counts).map(|(s, n)| s / n).collect();
-        group.all_reduce(&mut means, ReduceOp::Avg)?;
+        if let Some(group) = over {
+            group.all_reduce(&mut means, ReduceOp::Avg)?;
+        }
         Ok(means)
     }
 
-    /// The losses of all ranks, for a checkpoint.
-    pub(crate) fn gather(&self, group: &ProcessGroup) -> Result<GatheredLosses> {
-        let mut sums = vec![0.0; self.sums.len() * group.world_size()];
-        group.all_gather(&self.sums, &mut sums)?;
-        Ok(GatheredLosses { steps: self.steps, shape: [group.world_size(), self.sums.len()], sums })
+    /// The losses for a checkpoint, of the ranks of a group if each has losses of its own.
+    pub(crate) fn gather(&self, of: Option<&ProcessGroup>) -> Result<GatheredLosses> {
+        let ranks = of.map_or(1, ProcessGroup::world_size);
+        let mut sums = self.sums.repeat(ranks);
+        if let Some(group) = of {
+            group.all_gather(&self.sums, &mut sums)?;
+        }
+        Ok(GatheredLosses { steps: self.steps, shape: [ranks, self.sums.len()], sums })
     }
 
-    /// Loads this rank's losses, if the checkpoint was made in the middle of an epoch. If the number of ranks
-    /// has changed, every rank gets the mean of the losses, which leaves the total mean unchanged.
+    /// Loads this rank's losses, if the checkpoint was made in the middle of an epoch. If it has those of another number
+    /// of ranks, every rank gets their mean, which leaves the total mean unchanged.
     pub(crate) fn load(checkpoint: &Checkpoint, group: &ProcessGroup) -> Result<Option<Self>> {
         let Some(tensor) = checkpoint.tensor(UNFINISHED) else { return Ok(None) };
         let steps = checkpoint.metadata.get(STEPS_PER_EPOCH);
@@ -83,10 +89,10 @@ impl LossCurve {
     }
 }
 
-/// The unfinished curves of all ranks.
+/// The unfinished curves of all ranks; one with shards, which is that of all.
 pub(crate) struct GatheredLosses {
     steps: usize,
-    /// Number of ranks, number of points.
+    /// Number of curves, number of points.
     shape: [usize; 2],
     pub(crate) sums: Vec<f64>,
 }

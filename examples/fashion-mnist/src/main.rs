@@ -225,7 +225,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     (ddp, state.training.model) =
         DistributedDataParallel::wrap_with(state.training.model, group, &of_ddp)?;
     let save_every = options.checkpoint_every;
-    let trainer = Trainer::new(&ddp, batch_size, &settings, &device, &checkpoints, save_every)?;
+    let trainer = Trainer::new(&ddp, batch_size, &settings, &device, &checkpoints, save_every);
     let mut progress = Progress::new(group.rank());
     while state.epochs.len() < options.epochs.get() {
         let trained;

@@ -7,22 +7,22 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use burn::{
-    data::dataloader::DataLoader,
+    data::dataloader::{DataLoader, DataLoaderIterator},
     module::Module,
     nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig},
     tensor::{Device, Tensor},
 };
-use drumline::{ProcessGroup, sampler::shards_of_rank};
+use drumline::ProcessGroup;
 use drumline_burn::{
     DistributedDataParallel,
     checkpoint::{Checkpoints, DataPosition},
-    data::Totals,
+    data::{Steps, Totals},
     parameters_digest,
 };
 
 use crate::{
     curve::LossCurve,
-    images::{Batch, Loader},
+    images::{Batch, Image, Loader},
     model::Classifier,
     progress::Progress,
     state::{Settings, State},
@@ -39,8 +39,6 @@ fn learning_rate(initial: f64, epochs: f64) -> f64 {
 pub(crate) struct Trainer<'a> {
     ddp: &'a DistributedDataParallel,
     batch_size: usize,
-    /// The number of batches of a step: on this rank, and on all.
-    batches: [usize; 2],
     has_shards: bool,
     learning_rate: f64,
     loss: CrossEntropyLoss,
@@ -72,6 +70,14 @@ impl Trained {
     }
 }
 
+/// The batches of an epoch.
+enum Batches<'a> {
+    /// Of any shard.
+    OfShards(Box<Steps<'a, Image, Batch>>),
+    /// Of this rank, one after another.
+    Own(Box<dyn DataLoaderIterator<Batch> + 'a>),
+}
+
 impl<'a> Trainer<'a> {
     /// Trains in steps of `batch_size` images on each rank, or of each shard.
     pub(crate) fn new(
@@ -81,28 +87,13 @@ impl<'a> Trainer<'a> {
         device: &Device,
         checkpoints: &'a Checkpoints,
         save_every: Option<NonZeroU64>,
-    ) -> Result<Self> {
+    ) -> Self {
         let loss = CrossEntropyLossConfig::new().init(device);
-        let ranks = ddp.group().world_size();
-        let batches = match settings.shards {
-            Some(shards) => [shards_of_rank(shards, ranks, ddp.group().rank())?.len(), shards],
-            None => [1, ranks],
-        };
         let (learning_rate, has_shards) = (settings.learning_rate, settings.shards.is_some());
-        Ok(Self {
-            ddp,
-            batch_size,
-            batches,
-            has_shards,
-            learning_rate,
-            loss,
-            checkpoints,
-            save_every,
-        })
+        Self { ddp, batch_size, has_shards, learning_rate, loss, checkpoints, save_every }
     }
 
-    /// Trains on all remaining images of the epoch. Each rank trains on the images that its loader gives it.
-    /// Afterwards all ranks have the same model.
+    /// Trains on all remaining images of the epoch. Afterwards all ranks have the same model.
     pub(crate) fn epoch(
         &self,
         mut state: State,
@@ -112,31 +103,42 @@ impl<'a> Trainer<'a> {
         let (started, before) = (Instant::now(), self.ddp.stats());
         let epoch = state.epochs.len();
         let images = state.training.sampler.clone();
-        let consumed = images.state().map_or(0, |state| state.consumed);
-        let mut batches = images.iter();
-        let [batches_here, all_batches] = self.batches;
-        let left = batches.progress().items_total - batches.progress().items_processed;
-        let left = left / batches_here;
-        let done = consumed / (self.batch_size * all_batches);
-        let steps = done + left.div_ceil(self.batch_size);
+        let (all, consumed) = images.state().map_or((0, 0), |it| (it.samples, it.consumed));
+        let mut batches = match self.has_shards {
+            true => Batches::OfShards(Box::new(images.steps()?)),
+            false => Batches::Own(images.iter()),
+        };
+        let left = match &batches {
+            Batches::OfShards(batches) => batches.left(),
+            Batches::Own(batches) => {
+                let left = batches.progress().items_total - batches.progress().items_processed;
+                let done = consumed / (self.batch_size * group.world_size());
+                done..done + left.div_ceil(self.batch_size)
+            }
+        };
+        let steps = left.end;
+        // With shards, all ranks have the losses of all.
+        let with_others = (!self.has_shards).then_some(group);
         let mut curve = state.curve.take().unwrap_or_else(|| LossCurve::new(steps));
         ensure!(curve.fits(steps), "the losses of the epoch that was interrupted do not fit");
-        progress.start(format!("epoch {}", epoch + 1), steps, done);
-        for step in done..steps {
-            let training = &mut state.training;
-            let mut loss = || -> Result<Tensor<1>> {
-                let Batch { pixels, labels, indices } =
-                    batches.next().context("no batch is left")??;
+        progress.start(format!("epoch {}", epoch + 1), steps, left.start);
+        for step in left {
+            let training = &state.training;
+            let loss = |Batch { pixels, labels, indices }| -> Tensor<1> {
                 tracing::trace!(epoch, step, batch = ?indices, "trains on images");
-                Ok(self.loss.forward(training.model.forward(pixels), labels))
+                self.loss.forward(training.model.forward(pixels), labels)
             };
-            let (gradients, loss) = if self.has_shards {
-                let step = self.ddp.step(training.steps, |_| Ok(loss()?), &training.model)?;
-                (step.gradients, step.loss)
-            } else {
-                let loss = loss()?;
-                let value: f32 = loss.clone().into_scalar();
-                (self.ddp.backward(loss, &training.model)?, f64::from(value))
+            let (gradients, loss) = match &mut batches {
+                Batches::OfShards(batches) => {
+                    let loss = |shard| Ok(loss(batches.of(step, shard)?));
+                    let step = self.ddp.step(training.steps, loss, &training.model)?;
+                    (step.gradients, step.loss)
+                }
+                Batches::Own(batches) => {
+                    let loss = loss(batches.next().context("no batch is left")??);
+                    let value: f32 = loss.clone().into_scalar();
+                    (self.ddp.backward(loss, &training.model)?, f64::from(value))
+                }
             };
             let at = epoch as f64 + step as f64 / steps as f64;
             let learning_rate = learning_rate(self.learning_rate, at);
@@ -147,20 +149,24 @@ impl<'a> Trainer<'a> {
             curve.add(step, loss);
             progress.step(loss as f32);
             if step + 1 < steps && self.is_save_due(state.training.steps) {
-                let losses = curve.gather(group)?;
+                let losses = curve.gather(with_others)?;
                 check_losses(&losses.sums, epoch)?;
                 state.save(self.checkpoints, Some(&losses))?;
             }
         }
-        ensure!(batches.next().is_none(), "batches are left");
+        let is_over = match &mut batches {
+            Batches::OfShards(batches) => batches.next().is_none(),
+            Batches::Own(batches) => batches.next().is_none(),
+        };
+        ensure!(is_over, "batches are left");
         progress.finish();
         state.training.model = self.ddp.sync_buffers(state.training.model)?;
-        let losses = curve.mean(group)?;
+        let losses = curve.mean(with_others)?;
         check_losses(&losses, epoch)?;
         let stats = self.ddp.stats();
         let trained = Trained {
             losses,
-            images_per_s: (left * all_batches) as f64 / started.elapsed().as_secs_f64(),
+            images_per_s: all.saturating_sub(consumed) as f64 / started.elapsed().as_secs_f64(),
             communication: stats.communication.saturating_sub(before.communication),
             exposed: stats.exposed.saturating_sub(before.exposed),
         };

@@ -133,13 +133,16 @@ fn with_shards_any_number_of_ranks_gives_the_same_bits_and_goes_on_from_any_othe
         let arguments = format!("--shards 8 --limit 160 --batch-size 8 --out out{arguments}");
         last_digest(&succeeds(&directory, ranks, &arguments))
     };
-    let alone = run(1, "1 --epochs 2 --checkpoint-every 2 --keep 9");
-    for ranks in [2, 3, 4, 8] {
-        assert_eq!(run(ranks, &format!("{ranks} --epochs 2")), alone, "{ranks} ranks");
-    }
     // In the middle of the second epoch.
-    let middle = "1/step-00000004.safetensors";
-    assert_eq!(run(3, &format!("3 --epochs 2 --resume out{middle}")), alone);
+    const MIDDLE: &str = "step-00000004.safetensors";
+    let alone = run(1, "1 --epochs 2 --checkpoint-every 2 --keep 9");
+    let saved = |ranks| fs::read(directory.path().join(format!("out{ranks}/{MIDDLE}"))).unwrap();
+    for ranks in [2, 3, 4, 8] {
+        let digest = run(ranks, &format!("{ranks} --epochs 2 --checkpoint-every 2 --keep 9"));
+        assert_eq!(digest, alone, "{ranks} ranks");
+        assert!(saved(ranks) == saved(1), "{ranks} ranks save another checkpoint");
+    }
+    assert_eq!(run(3, &format!("3 --epochs 2 --resume out1/{MIDDLE}")), alone);
     assert_ne!(run(1, "1 --epochs 2 --seed 1"), alone, "the digest shows nothing");
 }
 
