@@ -51,7 +51,7 @@ pub fn local<R: Send>(
 /// use drumline::Config;
 ///
 /// let over_sockets = Config::default().shared_memory(false);
-/// let share = drumline::local_with(2, &over_sockets, |group| Ok(group.shares_memory()))?;
+/// let share = drumline::train::local_with(2, &over_sockets, |group| Ok(group.shares_memory()))?;
 /// assert_eq!(share, [false, false]);
 /// # Ok::<_, drumline::Error>(())
 /// ```

@@ -117,8 +117,8 @@ pub use drumline_shm::{
 pub use drumline_trace::{ERASE, Outlet, write_all};
 pub use drumline_train as train;
 pub use drumline_train::{
-    ElasticGroup, RankEnd, Spawn, Step, async_reduce, checkpoint, ddp, local, local_with, record,
-    sampler, spawn, step,
+    ElasticGroup, RankEnd, Spawn, Step, async_reduce, checkpoint, ddp, local, record, sampler,
+    spawn, step,
 };
 #[doc(hidden)]
 pub use drumline_train::{blame, error_file, outer_job, steps};

@@ -149,9 +149,7 @@ fn main() -> ExitCode {
 }
 
 fn train_together(options: &Options) -> Result<()> {
-    let group = connect(options)?;
-    run(options, &group)?;
-    Ok(group.destroy()?)
+    run(options, &connect(options)?)
 }
 
 /// Meets the other ranks, if there are any.
@@ -194,7 +192,6 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     let batch_size = options.batch_size.get();
     let shards = options.shards();
     let train = images::shuffled(data.train, batch_size, options.seed, shards, &device, group)?;
-    let test = images::shard(data.test, group)?;
     let model = Classifier::new(options.hidden.get(), options.seed, &device);
     let mut state = State::new(model, train, &settings);
     let directory = CheckpointDirectory::new(&options.out).keep(options.keep);
@@ -226,16 +223,20 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
         DistributedDataParallel::wrap_with(state.training.model, group, &of_ddp)?;
     let save_every = options.checkpoint_every;
     let trainer = Trainer::new(&ddp, batch_size, &settings, &device, &checkpoints, save_every);
-    let mut progress = Progress::new(group.rank());
+    // With shards, training goes on when a rank has died. So what ranks do together are pieces of this.
+    let elastic = ddp.elastic();
     while state.epochs.len() < options.epochs.get() {
         let trained;
-        (state, trained) = trainer.epoch(state, &mut progress)?;
-        let accuracy = train::evaluate(&state.training.model, &test, group)?;
-        let digest = train::common_digest(&state.training.model, group)?;
+        (state, trained) = trainer.epoch(state, &mut Progress::new(elastic.group().rank()))?;
+        let model = &state.training.model;
+        let (accuracy, digest) = elastic.run(|group| -> Result<_> {
+            let test = images::shard(data.test.clone(), group)?;
+            Ok((train::evaluate(model, &test, group)?, train::common_digest(model, group)?))
+        })?;
         let exposed = trained.exposed_percent();
         state.epochs.push(Epoch { losses: trained.losses, accuracy });
-        last_checkpoint = state.save(&checkpoints, None)?;
-        if group.rank() == 0 {
+        last_checkpoint = elastic.run(|group| state.save(&checkpoints.over(group), None))?;
+        if elastic.group().rank() == 0 {
             say(format_args!(
                 "epoch {}/{}  loss {:.4}  test accuracy {:.2} %  {} images/s  \
                  communication {:.2} s, {exposed:.0} % exposed  parameters {digest:016x}",
@@ -249,7 +250,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
         }
     }
 
-    if group.rank() == 0 {
+    if elastic.group().rank() == 0 {
         let picture = options.out.join("training.svg");
         let title = format!("{} on {}", name, count(group.world_size(), "rank"));
         write_whole(&picture, &plot::svg(&title, &state.epochs)?)
@@ -260,7 +261,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
             picture.display()
         ))?;
     }
-    Ok(())
+    Ok(elastic.close()?)
 }
 
 fn load_data(options: &Options) -> Result<DataSet> {

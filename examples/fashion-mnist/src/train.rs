@@ -149,9 +149,11 @@ impl<'a> Trainer<'a> {
             curve.add(step, loss);
             progress.step(loss as f32);
             if step + 1 < steps && self.is_save_due(state.training.steps) {
-                let losses = curve.gather(with_others)?;
+                let losses = curve.gather(with_others.as_ref())?;
                 check_losses(&losses.sums, epoch)?;
-                state.save(self.checkpoints, Some(&losses))?;
+                let mut save =
+                    |group: &ProcessGroup| state.save(&self.checkpoints.over(group), Some(&losses));
+                self.ddp.elastic().run(&mut save)?;
             }
         }
         let is_over = match &mut batches {
@@ -160,8 +162,11 @@ impl<'a> Trainer<'a> {
         };
         ensure!(is_over, "batches are left");
         progress.finish();
-        state.training.model = self.ddp.sync_buffers(state.training.model)?;
-        let losses = curve.mean(with_others)?;
+        // Shards leave the same buffers on all ranks.
+        if !self.has_shards {
+            state.training.model = self.ddp.sync_buffers(state.training.model)?;
+        }
+        let losses = curve.mean(with_others.as_ref())?;
         check_losses(&losses, epoch)?;
         let stats = self.ddp.stats();
         let trained = Trained {

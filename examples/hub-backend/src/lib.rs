@@ -6,7 +6,7 @@
 //!
 //! hub_backend::register()?;
 //! let config = Config::default().backend("hub");
-//! drumline::local_with(3, &config, |group| {
+//! drumline::train::local_with(3, &config, |group| {
 //!     let mut data = [group.rank() as f32, 1.0];
 //!     group.all_reduce(&mut data, ReduceOp::Sum)?;
 //!     assert_eq!(data, [3.0, 3.0]);

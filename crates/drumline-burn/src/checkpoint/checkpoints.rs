@@ -42,6 +42,13 @@ impl Checkpoints {
         Ok(Self { directory, group: group.clone() })
     }
 
+    /// The same checkpoints for the ranks of another group: those that are left of an
+    /// [`ElasticGroup`](drumline::ElasticGroup).
+    #[must_use]
+    pub fn over(&self, group: &ProcessGroup) -> Self {
+        Self { directory: self.directory.clone(), group: group.clone() }
+    }
+
     /// Goes on from the newest whole checkpoint in the directory, if there is one. Returns `state` as it is if
     /// there is none. [`resumed_from`](TrainingState::resumed_from) tells which.
     ///

@@ -31,7 +31,7 @@ pub(crate) fn on_ranks_within<T: Send>(
     rank: impl Fn(ProcessGroup) -> T + Sync,
 ) -> Vec<T> {
     let config = Config::default().timeout(timeout);
-    drumline::local_with(world_size, &config, |group| Ok(rank(group))).unwrap()
+    drumline::train::local_with(world_size, &config, |group| Ok(rank(group))).unwrap()
 }
 
 pub(crate) fn device() -> Device {
