@@ -220,9 +220,9 @@ fn heard_of(text: &str) -> Option<Option<usize>> {
     is_heard.then(|| named().and_then(global))
 }
 
-/// The first number in `text` that stands between these two.
+/// The last number in `text` that stands between these two. An end of which an earlier line tells was survived.
 fn after(text: &str, before: &str, behind: &str) -> Option<usize> {
-    text.match_indices(before).find_map(|(at, _)| {
+    text.rmatch_indices(before).find_map(|(at, _)| {
         let rest = &text[at + before.len()..];
         let digits = rest.find(|it: char| !it.is_ascii_digit()).unwrap_or(rest.len());
         let number = rest[..digits].parse().ok()?;
@@ -359,6 +359,9 @@ mod tests {
         {
             assert_eq!(heard_of(text), None, "{text}");
         }
+        let survived = says(Cause::PeerExited { peer: 0 }, false);
+        let later = says(Cause::PeerExited { peer: 1 }, false);
+        assert_eq!(heard_of(&format!("{survived}\n{later}\n")), Some(Some(1)));
         let gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer";
         assert_eq!(heard_of(gloo), Some(None));
     }
