@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use drumline::{error_file::ErrorFile, steps::LAUNCHER_VARIABLE};
+use drumline::{
+    error_file::ErrorFile,
+    steps::{LAUNCHER_VARIABLE, keys},
+};
 use rustix::process::{Pid, Signal};
 
 use crate::{
@@ -22,7 +25,7 @@ use crate::{
     launch::Launch,
     lease::BootTime,
     monitor::workers::WorkerNews,
-    output::{Console, say},
+    output::{Console, report, say},
     prefix::host_name,
     processes::Process,
     recipients::Table,
@@ -249,7 +252,11 @@ impl Attempt {
         if self.supervisor.asks_who_goes_down(self.started.elapsed(), &event) {
             self.see_who_goes_down();
         }
-        self.news.hear(&event);
+        if let Event::Exited(exits) = &event
+            && !self.is_ending()
+        {
+            self.hear_who_regroups(exits);
+        }
         let is_news = matches!(event, Event::PassOn(_));
         let is_known = matches!(event, Event::Hung { .. } | Event::CutOff);
         if let Event::Exited(exits) = &event {
@@ -259,6 +266,16 @@ impl Attempt {
             }
         }
         let orders = self.supervisor.handle(self.started.elapsed(), event);
+        self.news.hear(&event, |worker| self.supervisor.is_lost(worker));
+        if let Event::Exited(exits) = &event {
+            for (worker, _) in exits.iter().filter(|(it, _)| self.supervisor.is_lost(*it)) {
+                let left = self.supervisor.exits().filter(Option::is_none).count();
+                let text = self.about(*worker, &LastWords::default(), |it| it.lost(0, left));
+                report(text.unwrap_or_default().as_bytes());
+                // What it has started would stay until the job ends.
+                self.workers.get(*worker).into_iter().for_each(Worker::kill);
+            }
+        }
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
         let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
         let killed = killed.filter_map(pid);
@@ -285,6 +302,24 @@ impl Attempt {
         let of = |worker| LastWords::of(worker, &self.console, &self.files);
         let words = told(&self.supervisor, of, self.started_at, first_rank, now);
         self.supervisor.handle(self.started.elapsed(), Event::Said(&words));
+    }
+
+    /// Hears which of the workers that have ended have told that the others go on.
+    fn hear_who_regroups(&mut self, exits: &[(usize, Ending)]) {
+        let failed = exits.iter().filter(|(_, ending)| !ending.is_success());
+        let told = failed.filter_map(|(worker, _)| {
+            let text = self.stores.told(keys::REGROUPS, *worker)?;
+            let ranks = str::from_utf8(&text).ok()?.parse().ok()?;
+            // Those of other hosts count, too, and only the ranks know all.
+            Some((*worker, if self.world.hosts > 1 { 1 } else { ranks }))
+        });
+        let told: Vec<(usize, usize)> = told.collect();
+        self.supervisor.handle(self.started.elapsed(), Event::Regroups(&told));
+    }
+
+    /// Whether this worker has failed, and the others go on without it.
+    pub(crate) fn has_lost(&self, worker: usize) -> bool {
+        self.supervisor.is_lost(worker)
     }
 
     /// Sees which workers the kernel takes down.
@@ -324,27 +359,36 @@ impl Attempt {
 
     /// The process of a worker that has failed, how it ended, and what the report says about it.
     pub(crate) fn about_failed(&self, worker: usize) -> Option<(Pid, Ending, Vec<u8>)> {
+        let (pid, ending) = (self.workers.get(worker)?.pid(), self.supervisor.failure()?);
+        let text = self.about(worker, &self.last_words(worker), |it| it.failure(0))?;
+        Some((pid, ending, text))
+    }
+
+    /// What a report tells that is about this worker alone.
+    fn about<T>(
+        &self,
+        worker: usize,
+        words: &LastWords,
+        tell: impl FnOnce(Report<'_>) -> T,
+    ) -> Option<T> {
         let fate = Fate {
             pid: self.workers.get(worker)?.pid(),
             exit: self.supervisor.exits().nth(worker)?,
             waits: Vec::new(),
             hung: self.hung.clone().filter(|it| it.worker == worker),
         };
-        let ending = self.supervisor.failure()?;
-        let (pid, words) = (fate.pid, self.last_words(worker));
-        let report = Report {
+        Some(tell(Report {
             verdict: Verdict::Failed { worker },
             started_at: self.started_at,
             host: &host_name(),
             first_rank: self.world.first_rank + worker,
             ranks: &[fate],
-            words: &words,
+            words,
             is_victim: false,
             left: &[],
             incomplete: &[],
             logs: None,
-        };
-        Some((pid, ending, report.failure(0)))
+        }))
     }
 
     /// What this worker has told of its failure.

@@ -192,6 +192,7 @@ pub(crate) fn worker(
     // What the user might have set, too.
     let mut given = Vec::new();
     given.extend(job.security.map(|level| ("DRUMLINE_SECURITY", level.to_string())));
+    given.extend(job.min_ranks.map(|ranks| ("DRUMLINE_MIN_RANKS", ranks.to_string())));
     if inherited.limits_omp(job) {
         given.push(("OMP_NUM_THREADS", "1".into()));
     }

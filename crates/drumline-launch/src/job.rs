@@ -28,6 +28,9 @@ pub struct Job {
     pub arguments: Vec<OsString>,
     /// How many workers to start on this host.
     pub nproc_per_node: NonZeroUsize,
+    /// With how many ranks of all hosts the job goes on when others have died, if its program forms its groups anew:
+    /// `DRUMLINE_MIN_RANKS` of the workers. `None`: as in the launcher's own environment.
+    pub min_ranks: Option<NonZeroUsize>,
     /// How many hosts the job has.
     pub hosts: Hosts,
     /// Where the hosts meet. `None`: this host is alone.
@@ -83,6 +86,7 @@ impl Job {
             program: program.into(),
             arguments: Vec::new(),
             nproc_per_node,
+            min_ranks: None,
             hosts: Hosts::default(),
             meeting: None,
             joining: Joining::default(),

@@ -51,6 +51,8 @@ struct Rank {
     ended_at: Option<f64>,
     /// The last signal that the launcher sent to end it. Without one it ended by itself.
     told: Option<String>,
+    /// Whether it failed, and the others went on without it.
+    lost: bool,
     /// How it hung.
     hung: Option<String>,
     /// The path of its error file, if that stays.
@@ -101,6 +103,7 @@ pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Outcome {
         exit_code: fate.exit.map(|exit| code(exit.ending)),
         ended_at: fate.exit.map(|exit| (since_1970 + exit.at).as_secs_f64()),
         told: fate.exit.and_then(|exit| Some(signal_name(exit.told?.as_raw()))),
+        lost: fate.exit.is_some_and(|exit| exit.is_lost),
         hung: fate.hung.as_ref().map(|hung| hung.how.clone()),
         error_file: ended.kept_error_file(worker),
         error: ended.error(worker).map(error),

@@ -9,6 +9,9 @@
 //!       shutdown_timeout or another Ctrl-C kills
 //! ```
 //!
+//! A worker is *lost* if it fails and has told before that the others [go on without it](Event::Regroups). Then nothing
+//! is sent, and the phase stays `Running`.
+//!
 //! For 100 ms after the first failure the supervisor sends nothing. In that time the other workers
 //! notice that a peer is gone and report it themselves. Who was first follows from [what each worker has
 //! told](Event::Said) and from how it ended, before the supervisor's own signals caused more endings: see
@@ -66,6 +69,9 @@ impl Default for Policy {
 pub enum Event<'a> {
     /// These workers exited since the last event, in this order.
     Exited(&'a [(usize, Ending)]),
+    /// When these workers fail, the others go on, while so many workers run or have ended well. Due before
+    /// [`Event::Exited`] of such a worker, while nobody has failed.
+    Regroups(&'a [(usize, usize)]),
     /// What these workers have told of their failures so far. Due before anything is sent that ends workers, and again
     /// when the rest of their output is read: what a worker tells after it was told to end does not count.
     Said(&'a [(usize, Words)]),
@@ -109,7 +115,7 @@ pub struct Order {
 /// How the job went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All workers exited with code 0.
+    /// All workers exited with code 0, but for those that were lost.
     Success,
     /// A worker failed; the others were ended.
     Failed {
@@ -131,6 +137,8 @@ pub struct Exit {
     pub at: Duration,
     /// The last signal that was sent to it to end it.
     pub told: Option<Signal>,
+    /// Whether it failed, and the others went on without it.
+    pub is_lost: bool,
 }
 
 /// The state machine: see the [module](self).
@@ -166,6 +174,8 @@ struct Watched {
     noticed: Duration,
     told: Option<Signal>,
     words: Words,
+    /// The number of workers with which the others go on when this one fails.
+    regroups: Option<usize>,
     /// Since when the kernel takes it down, if that is known.
     going_down: Option<Duration>,
 }
@@ -196,7 +206,8 @@ enum Phase {
 /// about that; and only then the kernel reports the first process as exited.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// So long ago a worker may have told the failure of which it still ends.
+/// So long ago a worker may have told the failure of which it still ends, or a worker may have been lost whose end is the
+/// reason for a failure now.
 const RECENT: Duration = Duration::from_secs(10);
 
 /// After SIGKILL a process ends at once, unless it hangs in the kernel (because of a dead disk or device).
@@ -240,6 +251,14 @@ impl Supervisor {
                 for &index in workers {
                     if let Some(worker) = self.workers.get_mut(index) {
                         worker.going_down.get_or_insert(now);
+                    }
+                }
+                Vec::new()
+            }
+            Event::Regroups(told) => {
+                for &(index, ranks) in told {
+                    if let Some(worker) = self.workers.get_mut(index) {
+                        worker.regroups = Some(ranks);
                     }
                 }
                 Vec::new()
@@ -347,7 +366,7 @@ impl Supervisor {
     pub fn failure(&self) -> Option<Ending> {
         let exit = |worker: usize| self.workers.get(worker)?.exit;
         let own = exit(self.first()?);
-        let failed = |exit: &Exit| exit.told.is_none() && !exit.ending.is_success();
+        let failed = Exit::is_failure;
         let others = self.exits().flatten().filter(failed).min_by_key(|exit| exit.at);
         let told = match self.cause? {
             Cause::Hung(_) => own,
@@ -359,7 +378,7 @@ impl Supervisor {
 
     /// Whether the worker that has failed first only tells the end of another rank, which is none of this host.
     pub fn has_only_heard(&self) -> bool {
-        let is_victim = |worker: usize| Some(self.workers.get(worker)?.words.is_of_another(worker));
+        let is_victim = |worker| Some(self.words(self.workers.get(worker)?).is_of_another(worker));
         self.cause == Some(Cause::Failed) && self.first().and_then(is_victim).unwrap_or(false)
     }
 
@@ -368,11 +387,26 @@ impl Supervisor {
         match self.cause? {
             Cause::Hung(worker) => Some(worker),
             Cause::Failed => {
-                let accounts: Vec<Account> = self.workers.iter().map(Watched::account).collect();
+                let account = |it: &Watched| Account { end: it.end(), words: self.words(it) };
+                let accounts: Vec<Account> = self.workers.iter().map(account).collect();
                 culprit(&accounts)
             }
             Cause::Stopped(_) | Cause::Abandoned => None,
         }
+    }
+
+    /// What this worker has told of its failure. The loss of a worker, which it has survived, is no reason for it.
+    fn words(&self, worker: &Watched) -> Words {
+        match worker.words {
+            Words::Heard { of: Some(of), .. } if self.is_lost(of) => Words::None,
+            words => words,
+        }
+    }
+
+    /// Whether this worker failed, and the others went on without it.
+    pub fn is_lost(&self, worker: usize) -> bool {
+        let exit = self.workers.get(worker).and_then(|worker| worker.exit);
+        exit.is_some_and(|exit| exit.is_lost)
     }
 
     /// The end of each worker, `None` for those that have not exited.
@@ -395,16 +429,29 @@ impl Supervisor {
             if let Some(worker) = self.workers.get_mut(index)
                 && worker.exit.is_none()
             {
-                worker.exit = Some(Exit { ending, at: now, told: worker.told });
+                worker.exit = Some(Exit { ending, at: now, told: worker.told, is_lost: false });
                 worker.noticed = now.max(self.last_noticed + Duration::from_nanos(1));
                 self.last_noticed = worker.noticed;
             }
         }
-        let exits = batch.iter().filter_map(|&(index, _)| self.workers.get(index)?.exit);
-        let has_failed = exits.into_iter().any(|it| it.told.is_none() && !it.ending.is_success());
-        if self.phase == Phase::Running && has_failed {
+        let left = self.workers.iter().filter(|it| it.exit.is_none_or(|it| it.ending.is_success()));
+        let (left, is_running) = (left.count(), self.phase == Phase::Running);
+        let mut has_failed = false;
+        for worker in batch.iter().map(|&(index, _)| index) {
+            let Some(worker) = self.workers.get_mut(worker) else { continue };
+            let goes_on = worker.regroups.is_some_and(|ranks| left >= ranks.max(1));
+            match &mut worker.exit {
+                Some(exit) if exit.is_failure() && is_running && goes_on => exit.is_lost = true,
+                exit => has_failed |= exit.is_some_and(|exit| exit.is_failure()),
+            }
+        }
+        if is_running && has_failed {
             self.cause = Some(Cause::Failed);
             self.fail(now);
+            // The others did not go on for long without those that were lost just before.
+            for exit in self.workers.iter_mut().filter_map(|worker| worker.exit.as_mut()) {
+                exit.is_lost &= now > exit.at.saturating_add(RECENT);
+            }
         } else if self.cause == Some(Cause::Abandoned) && has_failed {
             // It went down before another host ended the job.
             self.cause = Some(Cause::Failed);
@@ -512,6 +559,13 @@ impl Supervisor {
     }
 }
 
+impl Exit {
+    /// Whether it failed by itself, and the others did not go on without it.
+    fn is_failure(&self) -> bool {
+        self.told.is_none() && !self.is_lost && !self.ending.is_success()
+    }
+}
+
 impl Watched {
     /// Whether it gets no signal, because the kernel takes it down already.
     fn is_spared(&self) -> bool {
@@ -529,18 +583,16 @@ impl Watched {
         self.exit.is_none() && matches!(self.words, Words::Own { at } if is_recent(at))
     }
 
-    fn account(&self) -> Account {
-        let end = match self.exit {
-            Some(Exit { ending, told: None, .. }) => match ending.is_success() {
-                true => End::Success,
-                false => {
-                    let is_never_a_reaction = ending.is_never_a_reaction();
-                    End::Failure { at: self.noticed, is_never_a_reaction }
-                }
-            },
+    fn end(&self) -> End {
+        match self.exit {
+            Some(exit) if exit.is_failure() => {
+                let is_never_a_reaction = exit.ending.is_never_a_reaction();
+                End::Failure { at: self.noticed, is_never_a_reaction }
+            }
+            // Without a lost one the job has gone well.
+            Some(Exit { told: None, .. }) => End::Success,
             Some(Exit { told: Some(_), .. }) | None => End::Open,
-        };
-        Account { end, words: self.words }
+        }
     }
 }
 

@@ -43,7 +43,7 @@ class elastic_launch:
 
     Raises `ChildFailedError` if ranks have failed and no restart is left, `SignalException` if a signal of
     ``signals_to_handle`` has ended the job, and `ValueError` if the configuration contradicts itself. With several
-    hosts each host calls this, and gets the results of its own ranks.
+    hosts each host calls this, and gets the results of its own ranks. A rank that was lost has none.
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None) -> None:
@@ -68,7 +68,7 @@ def launch_agent(
         outcome = _launch(config, command, directory)
         if outcome["exit_code"] != 0:
             raise _error(outcome, _name(entrypoint, args))
-        ranks = [(it["rank"], it["local_rank"]) for it in outcome["ranks"]]
+        ranks = [(it["rank"], it["local_rank"]) for it in outcome["ranks"] if not it["lost"]]
         return {rank: function.result(directory, local_rank) for rank, local_rank in ranks}
 
 

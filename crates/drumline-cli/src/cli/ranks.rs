@@ -5,7 +5,11 @@ use std::num::NonZeroUsize;
 use clap::Args;
 use drumline_launch::{NumaBinding, devices};
 
-use super::{host::Host, names::Names, rseq::Rseq};
+use super::{
+    host::Host,
+    names::{Names, Refusal},
+    rseq::Rseq,
+};
 
 // No doc comment: clap would make it the description of the command.
 #[derive(Args, Clone, Debug)]
@@ -14,6 +18,11 @@ pub(super) struct RankArgs {
     /// `auto`: one per device, or per core if there are no devices
     #[arg(long, value_name = "N", default_value = "1", value_parser = ranks)]
     nproc_per_node: Ranks,
+
+    /// With how many ranks of all hosts the job goes on when others have died, if its program forms its groups anew:
+    /// DRUMLINE_MIN_RANKS in their environment [default: half of the ranks]
+    #[arg(long, value_name = "N")]
+    min_ranks: Option<usize>,
 
     /// The name of what the ranks do: ROLE_NAME in their environment
     #[arg(long, value_name = "NAME", default_value = "default")]
@@ -69,6 +78,23 @@ impl RankArgs {
             count.ok_or_else(|| format!("{option}: this host has no {what}; give a number"))?;
         tracing::info!("{option}: this host gets {count} ranks");
         Ok(count)
+    }
+
+    /// With how many ranks the job goes on; `ranks` is how many it has, if it is known before the hosts meet.
+    pub(super) fn min_ranks(
+        &self,
+        ranks: Option<NonZeroUsize>,
+        names: &Names,
+    ) -> Result<Option<NonZeroUsize>, Refusal> {
+        let Some(given) = self.min_ranks else { return Ok(None) };
+        let min = NonZeroUsize::new(given).filter(|min| ranks.is_none_or(|ranks| *min <= ranks));
+        min.map(Some).ok_or_else(|| {
+            let most =
+                ranks.map_or_else(String::new, |it| format!(" to {it}, the ranks of this job"));
+            let option = names.of("min-ranks");
+            let text = format!("{option}: {given} should be a number from 1{most}");
+            Refusal::of(text, ["min-ranks"])
+        })
     }
 
     pub(super) fn binding(&self) -> Option<NumaBinding> {

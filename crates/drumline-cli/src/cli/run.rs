@@ -115,12 +115,15 @@ impl RunArgs {
         let kind = self.program.kind(names)?;
         let ranks = self.ranks.ranks(names, host)?;
         let place = self.hosts.place(names, host)?;
+        let known = place.meeting.is_none().then_some(ranks);
+        let min_ranks = self.ranks.min_ranks(known, names)?;
         let mut command = self.command.into_iter();
         let program = command.next().unwrap_or_default();
         let ignored = self.compatibility.ignored(names, host).chain(place.ignored).collect();
         let numa_binding = self.ranks.binding();
         let job = Job {
             arguments: command.collect(),
+            min_ranks,
             hosts: place.hosts,
             meeting: place.meeting,
             joining: place.joining,

@@ -15,6 +15,7 @@ mod hosts;
 mod launch;
 mod left;
 mod logs;
+mod lost;
 mod monitoring;
 mod nodes;
 mod options;

@@ -610,7 +610,7 @@ impl Session<'_, '_, '_> {
             self.handle(Event::Local(Local::Started));
         }
         let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
-        let held = running.holding.as_ref().and_then(|it| it.answer(running.attempt.stores()));
+        let held = running.holding.as_ref().and_then(|it| it.answer(&running.attempt));
         if held.is_some() {
             running.holding = None;
         }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use drumline::steps::keys;
 
-use crate::{Result, stores::Stores};
+use crate::{Result, attempt::Attempt, stores::Stores};
 
 /// Ranks that are held, or that are about to be.
 #[derive(Debug)]
@@ -29,10 +29,11 @@ impl Holding {
         Ok(Some(Holding { ranks, since: Instant::now() }))
     }
 
-    /// The last step that a rank of this host has begun, once all ranks have answered. A rank that has ended, or that
-    /// is stuck, does not.
-    pub(super) fn answer(&self, stores: &Stores) -> Option<Option<u64>> {
-        let answers = self.ranks.iter().map(|&rank| stores.told(keys::BEGUN, rank));
+    /// The last step that a rank of this host has begun, once all ranks have answered that are not lost. A rank that is
+    /// stuck does not.
+    pub(super) fn answer(&self, attempt: &Attempt) -> Option<Option<u64>> {
+        let ranks = self.ranks.iter().filter(|rank| !attempt.has_lost(**rank));
+        let answers = ranks.map(|&rank| attempt.stores().told(keys::BEGUN, rank));
         let answers: Vec<Option<Vec<u8>>> = answers.collect();
         if answers.iter().any(Option::is_none) && self.since.elapsed() < ANSWER_MAX {
             return None;

@@ -63,6 +63,8 @@ pub(crate) struct WorkerEnds {
     pub(crate) exit_code: Option<i32>,
     /// Only if a signal killed it.
     pub(crate) signal: Option<String>,
+    /// Whether it failed, and the others go on without it.
+    pub(crate) lost: bool,
 }
 
 impl Happening {

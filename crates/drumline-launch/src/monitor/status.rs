@@ -21,6 +21,8 @@ pub(crate) struct Status {
     restarts: u32,
     world: Option<WorldStarts>,
     ranks: Vec<Rank>,
+    /// How many of them have failed, while the others go on.
+    lost: usize,
     /// When the launcher last turned to its events.
     beat: Instant,
 }
@@ -56,6 +58,7 @@ struct Health<'a> {
     state: Phase,
     run_id: &'a str,
     ranks_running: usize,
+    ranks_lost: usize,
     ranks: usize,
     world_size: usize,
     restarts: u32,
@@ -74,6 +77,7 @@ impl Status {
             restarts: 0,
             world: None,
             ranks: Vec::new(),
+            lost: 0,
             beat: began,
         }
     }
@@ -85,13 +89,15 @@ impl Status {
                 self.worlds += 1;
                 self.restarts = world.agent_restarts;
                 self.ranks = vec![Rank::default(); world.local_world_size];
+                self.lost = 0;
                 self.world = Some(world.clone());
             }
             Happening::WorkerStarts { local_rank, .. } => self.set_runs(*local_rank, true),
             Happening::WorkerHangs { .. } => self.fail(),
             Happening::WorkerEnds(worker) => {
                 self.set_runs(worker.local_rank, false);
-                if worker.exit_code != Some(0) {
+                self.lost += usize::from(worker.lost);
+                if worker.exit_code != Some(0) && !worker.lost {
                     self.fail();
                 }
             }
@@ -141,6 +147,7 @@ impl Status {
             state: self.phase,
             run_id: &self.run_id,
             ranks_running: self.running(),
+            ranks_lost: self.lost,
             ranks: self.ranks.len(),
             world_size: self.world.as_ref().map_or(0, |world| world.world_size),
             restarts: self.restarts,
@@ -197,6 +204,8 @@ impl Status {
         metric("hosts", "gauge", "How many hosts the world has.", &one(hosts as f64));
         let running = self.running() as f64;
         metric("ranks_running", "gauge", "How many ranks run on this host.", &one(running));
+        let lost = "How many ranks of this host have failed, while the others go on.";
+        metric("ranks_lost", "gauge", lost, &one(self.lost as f64));
         let each = |value: &dyn Fn(&Rank) -> Option<f64>| -> Vec<(String, f64)> {
             let ranks = self.ranks.iter().enumerate();
             ranks.filter_map(|(place, rank)| Some((of_rank(place), value(rank)?))).collect()
@@ -256,6 +265,7 @@ mod tests {
         status
     }
 
+    /// It is lost if its code is 9.
     fn ends(local_rank: usize, exit_code: Option<i32>) -> Happening {
         let (global_rank, worker_id) = (4 + local_rank, 7);
         Happening::WorkerEnds(WorkerEnds {
@@ -264,6 +274,7 @@ mod tests {
             worker_id,
             exit_code,
             signal: None,
+            lost: exit_code == Some(9),
         })
     }
 
@@ -274,9 +285,11 @@ mod tests {
         status.hear(&ends(0, Some(0)));
         let (healthy, text) = status.health();
         assert!(
-            healthy && text.contains("\"ranks_running\":1,\"ranks\":2,\"world_size\":6"),
+            healthy && text.contains("\"ranks_running\":1,\"ranks_lost\":0,\"ranks\":2,"),
             "{text}"
         );
+        status.hear(&ends(1, Some(9)));
+        assert!(status.health().0 && status.metrics().contains("drumline_ranks_lost 1\n"));
         status.hear(&ends(1, Some(3)));
         let (healthy, text) = status.health();
         assert!(!healthy && text.contains("\"healthy\":false,\"state\":\"failed\""), "{text}");

@@ -51,10 +51,12 @@ impl WorkerNews {
         });
     }
 
-    /// This has happened.
-    pub(crate) fn hear(&mut self, event: &Event<'_>) {
+    /// This has happened. `is_lost` tells whether the others go on without a worker.
+    pub(crate) fn hear(&mut self, event: &Event<'_>, is_lost: impl Fn(usize) -> bool) {
         match event {
-            Event::Exited(workers) => workers.iter().for_each(|exit| self.ended(*exit)),
+            Event::Exited(workers) => {
+                workers.iter().for_each(|exit| self.ended(*exit, is_lost(exit.0)));
+            }
             Event::End(signal) if !std::mem::replace(&mut self.is_stopped, true) => {
                 let signal = signal_name(signal.as_raw());
                 self.monitor.tell(Happening::Stops { signal });
@@ -88,7 +90,7 @@ impl WorkerNews {
         });
     }
 
-    fn ended(&self, (local_rank, ending): (usize, Ending)) {
+    fn ended(&self, (local_rank, ending): (usize, Ending), lost: bool) {
         let Some(pid) = self.pids.get(local_rank) else { return };
         let (exit_code, signal) = match ending {
             Ending::Code(code) => (Some(code), None),
@@ -100,6 +102,7 @@ impl WorkerNews {
             worker_id: pid.as_raw_pid(),
             exit_code,
             signal,
+            lost,
         }));
     }
 }

@@ -4,6 +4,7 @@ use super::*;
 
 const OK: Ending = Ending::Code(0);
 const SEGV: Ending = Ending::Signal { number: 11, core_dumped: false };
+const KILLED: Ending = Ending::Signal { number: 9, core_dumped: false };
 const ABRT: Ending = Ending::Signal { number: 6, core_dumped: false };
 
 fn at(ms: u64) -> Duration {
@@ -208,6 +209,122 @@ fn who_went_down_before_another_host_ended_the_job_has_failed() {
     }
 }
 
+/// Four workers that go on without each other while two are left.
+fn who_regroup() -> Supervisor {
+    let mut supervisor = Supervisor::new(4, Policy::default());
+    supervisor.handle(at(0), Event::Regroups(&[0, 1, 2, 3].map(|worker| (worker, 2))));
+    supervisor
+}
+
+#[test]
+fn the_others_go_on_without_a_worker_that_is_lost() {
+    let mut supervisor = who_regroup();
+    for (time, worker, ending) in [(1_000, 0, KILLED), (1_010, 2, Ending::Code(3))] {
+        let exited = Event::Exited(&[(worker, ending)]);
+        assert_eq!(supervisor.handle(at(time), exited), []);
+        assert_eq!((supervisor.deadline(), supervisor.failed()), (None, None));
+        assert!(supervisor.is_lost(worker));
+    }
+    supervisor.handle(at(9_000), Event::Said(&[(1, Words::Heard { of: Some(0), at: None })]));
+    supervisor.handle(at(9_000), Event::Exited(&[(1, OK)]));
+    assert_eq!(supervisor.verdict(), None);
+    supervisor.handle(at(9_001), Event::Exited(&[(3, OK)]));
+    assert_eq!((supervisor.verdict(), supervisor.failure()), (Some(Verdict::Success), None));
+    let lost: Vec<bool> = supervisor.exits().flatten().map(|exit| exit.is_lost).collect();
+    assert_eq!(lost, [true, false, true, false]);
+}
+
+/// Also the last one that runs: the others have made all steps.
+#[test]
+fn who_has_ended_well_is_left() {
+    let mut supervisor = who_regroup();
+    supervisor.handle(at(1), Event::Exited(&[(0, OK), (1, KILLED), (2, OK), (3, KILLED)]));
+    assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+}
+
+#[test]
+fn with_too_few_left_the_job_fails_because_of_the_first_that_ended_just_before() {
+    let failed = |worker| Some(Verdict::Failed { worker });
+    let ends = [(1, KILLED), (0, KILLED), (3, Ending::Code(1))];
+    for (times, first) in [([1, 1, 1], 1), ([1, 5_000, 9_000], 1), ([1, 15_000, 20_000], 0)] {
+        let mut supervisor = who_regroup();
+        for (time, end) in times.into_iter().zip(ends) {
+            supervisor.handle(at(time), Event::Exited(&[end]));
+        }
+        let told_at = times[2] + 100;
+        assert_eq!(supervisor.deadline(), Some(at(told_at)));
+        assert_eq!(supervisor.handle(at(told_at), Event::Tick), orders(&[2], Signal::TERM));
+        supervisor.handle(at(told_at), Event::Exited(&[(2, OK)]));
+        assert_eq!((supervisor.verdict(), supervisor.failure()), (failed(first), Some(KILLED)));
+        assert_eq!(supervisor.is_lost(1), first != 1);
+    }
+    // In one moment.
+    let mut supervisor = who_regroup();
+    supervisor.handle(at(1), Event::Exited(&ends));
+    supervisor.handle(at(101), Event::Tick);
+    supervisor.handle(at(102), Event::Exited(&[(2, OK)]));
+    assert_eq!((supervisor.verdict(), supervisor.is_lost(1)), (failed(1), false));
+}
+
+#[test]
+fn a_loss_that_was_survived_is_no_reason_for_a_later_failure() {
+    let of_lost = Words::Heard { of: Some(2), at: None };
+    for (words, first) in [
+        // It printed long ago that it had lost worker 2, and then gave up because of its own.
+        ([of_lost, of_lost], 1),
+        ([Words::Heard { of: Some(1), at: None }, Words::None], 1),
+        ([of_lost, Words::Heard { of: Some(0), at: None }], 0),
+    ] {
+        let mut supervisor = Supervisor::new(3, Policy::default());
+        supervisor.handle(at(1), Event::Regroups(&[(0, 2), (1, 2), (2, 2)]));
+        supervisor.handle(at(1), Event::Exited(&[(2, KILLED)]));
+        supervisor.handle(at(60_000), Event::Exited(&[(1, Ending::Code(1))]));
+        supervisor.handle(at(60_001), Event::Exited(&[(0, Ending::Code(1))]));
+        supervisor.handle(at(60_001), Event::Said(&[(0, words[0]), (1, words[1])]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: first }));
+        assert!(!supervisor.has_only_heard());
+    }
+}
+
+#[test]
+fn a_worker_that_has_not_told_that_the_others_go_on_ends_the_job() {
+    let mut supervisor = Supervisor::new(4, Policy::default());
+    supervisor.handle(at(0), Event::Regroups(&[(0, 1), (1, 1), (9, 1)]));
+    supervisor.handle(at(1), Event::Exited(&[(2, KILLED)]));
+    assert_eq!(supervisor.handle(at(101), Event::Tick), orders(&[0, 1, 3], Signal::TERM));
+    // Whoever ends now was told to, whatever it has told before.
+    supervisor.handle(at(102), Event::Exited(&[(0, KILLED), (1, KILLED), (3, KILLED)]));
+    assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 2 }));
+    assert!((0..4).all(|worker| !supervisor.is_lost(worker)));
+}
+
+#[test]
+fn after_a_loss_signals_hangs_and_other_hosts_end_the_job_as_before() {
+    let ends = [(Signal::INT, Event::End(Signal::INT)), (Signal::TERM, Event::End(Signal::TERM))];
+    let abandon = (Signal::TERM, Event::Abandon { within: at(500) });
+    for (signal, event) in ends.into_iter().chain([abandon]) {
+        let mut supervisor = who_regroup();
+        supervisor.handle(at(1), Event::Exited(&[(1, KILLED)]));
+        assert_eq!(supervisor.handle(at(2_000), event), orders(&[0, 2, 3], signal));
+        supervisor.handle(at(2_001), Event::Exited(&[0, 2, 3].map(|worker| (worker, KILLED))));
+        let wanted = match event {
+            Event::End(signal) => Verdict::Stopped(signal),
+            _ => Verdict::Abandoned,
+        };
+        assert_eq!(supervisor.verdict(), Some(wanted));
+        assert!(supervisor.is_lost(1) && !supervisor.is_lost(0));
+    }
+    let mut supervisor = who_regroup();
+    supervisor.handle(at(1), Event::Exited(&[(1, KILLED)]));
+    let hung = Event::Hung { worker: 3, signal: Signal::KILL };
+    assert_eq!(supervisor.handle(at(2), hung), orders(&[3], Signal::KILL));
+    supervisor.handle(at(3), Event::Exited(&[(3, KILLED)]));
+    assert_eq!(supervisor.handle(at(102), Event::Tick), orders(&[0, 2], Signal::TERM));
+    supervisor.handle(at(103), Event::Exited(&[(0, OK), (2, OK)]));
+    assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 3 }));
+    assert!(supervisor.is_lost(1));
+}
+
 #[test]
 fn what_ends_after_it_was_told_to_is_no_origin() {
     let mut supervisor = Supervisor::new(2, Policy::default());
@@ -297,12 +414,14 @@ enum Happening {
     WaitForDeadline,
 }
 
-/// Applies `happenings` to `workers` workers, which then live until they are killed. Checks what must
-/// always hold.
-fn check(workers: usize, happenings: &[Happening]) {
+/// Applies `happenings` to `workers` workers, which then live until they are killed, and go on without each other while
+/// `regroups` are left. Checks what must always hold.
+fn check(workers: usize, regroups: Option<usize>, happenings: &[Happening]) {
     let policy = Policy { kill_after: at(500), shutdown_timeout: at(30_000) };
     let mut supervisor = Supervisor::new(workers, policy);
-    let mut living = vec![true; workers];
+    let told: Vec<_> = (0..workers).filter_map(|worker| Some((worker, regroups?))).collect();
+    supervisor.handle(Duration::ZERO, Event::Regroups(&told));
+    let (mut living, mut ended_well) = (vec![true; workers], 0);
     let mut now = Duration::ZERO;
     let mut begun: Option<(Verdict, Duration)> = None;
     // The worker that failed first, and how, while a likelier origin may still show up.
@@ -319,8 +438,10 @@ fn check(workers: usize, happenings: &[Happening]) {
                 if !std::mem::take(&mut living[worker]) {
                     continue;
                 }
+                let left = living.iter().filter(|lives| **lives).count() + ended_well;
                 match (begun, suspect) {
-                    _ if ending.is_success() => {}
+                    _ if ending.is_success() => ended_well += 1,
+                    (None, _) if regroups.is_some_and(|ranks| left >= ranks) => {}
                     (None, _) => {
                         begun = Some((Verdict::Failed { worker }, now + policy.kill_after));
                         suspect = Some((ending, now + SETTLE));
@@ -360,6 +481,10 @@ fn check(workers: usize, happenings: &[Happening]) {
     let gone: Vec<bool> = supervisor.exits().map(|exit| exit.is_some()).collect();
     assert!(gone.iter().zip(&living).all(|(gone, living)| gone != living));
     match begun {
+        // Who was lost just before may have been the first.
+        Some((Verdict::Failed { .. }, _)) if regroups.is_some() => {
+            assert!(matches!(supervisor.verdict(), Some(Verdict::Failed { .. })));
+        }
         Some((verdict, _)) => assert_eq!(supervisor.verdict(), Some(verdict)),
         None if living.contains(&true) => assert_eq!(supervisor.verdict(), None),
         None => assert_eq!(supervisor.verdict(), Some(Verdict::Success)),
@@ -387,15 +512,17 @@ fn all_short_histories_of_two_workers_end_well() {
         let history: [Happening; 5] = std::array::from_fn(|i| {
             alphabet[number / alphabet.len().pow(i as u32) % alphabet.len()]
         });
-        check(2, &history);
+        check(2, None, &history);
+        check(2, Some(1), &history);
     }
 }
 
 proptest! {
     #[test]
     fn random_histories_end_well(
-        history in prop::collection::vec(prop::sample::select(alphabet(5)), 0..40)
+        history in prop::collection::vec(prop::sample::select(alphabet(5)), 0..40),
+        regroups in prop::option::of(1_usize..6),
     ) {
-        check(5, &history);
+        check(5, regroups, &history);
     }
 }

@@ -61,6 +61,12 @@ fn contradictions_and_errors_say_what_to_write() {
         ("run --logs-specs mine x", "--log-dir, --redirects, --tee"),
         ("run --signals-to-handle SIGKILL x", "SIGKILL cannot be handled"),
         ("run --numa-binding core x", "core-complex"),
+        ("run --nproc-per-node 2 --min-ranks 3 x", "--min-ranks: 3 should be a number from 1 to 2"),
+        (
+            "run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h --min-ranks 0 x",
+            "--min-ranks: 0 should be a number from 1",
+        ),
+        ("run --min-ranks half x", "--min-ranks"),
         ("run --start-method thread x", "forkserver"),
         ("run --event-log-handler mine x", "null, console"),
         ("run --max-restarts=-1 x", "--max-restarts"),

@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use super::*;
 
 /// All options of torchrun 2.15, each with a value that differs from its default.
-const OF_TORCHRUN: [(&str, Option<&str>); 40] = [
+const OF_TORCHRUN: [(&str, Option<&str>); 41] = [
     ("nnodes", Some("2:4")),
     ("nproc-per-node", Some("3")),
     ("rdzv-backend", Some("c10d")),
@@ -40,6 +40,7 @@ const OF_TORCHRUN: [(&str, Option<&str>); 40] = [
     ("shutdown-timeout", Some("5")),
     ("virtual-local-rank", None),
     // Ours.
+    ("min-ranks", Some("1")),
     ("restart-delay", Some("2s..3s")),
     ("reset-restarts-after", Some("10m")),
     ("kill-after", Some("5")),
@@ -158,6 +159,7 @@ fn what_variables_say_in_vain_is_told_and_what_is_typed_counts() {
         ("run --master-port 6 x", &[("PET_NO_TORCH_STORE", "1")], &["PET_NO_TORCH_STORE is left"]),
         ("run -m x", &[("PET_NO_PYTHON", "1")], &["PET_NO_PYTHON is left out: --module and"]),
         ("run --nproc-per-node 2 x", &[("PET_TEE", "0:3,4:1")], &["PET_TEE is left out"]),
+        ("run --nproc-per-node 2 x", &[("PET_MIN_RANKS", "3")], &["PET_MIN_RANKS is left out"]),
         (
             "run --nnodes 2 --rdzv-backend file --rdzv-endpoint /nfs/job x",
             &[("PET_MASTER_ADDR", "h"), ("PET_MASTER_PORT", "6"), ("PET_NODE_RANK", "1")],
