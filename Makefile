@@ -169,7 +169,7 @@ soak:
 	cargo test --locked -p drumline-kernels -- --ignored
 	DRUMLINE_TEST_DEVICE_WORLDS=500 cargo test --locked -p drumline-accel --test device seeds
 	DRUMLINE_TEST_EACH_CALL_STEP=1 cargo test --locked -p drumline-accel --test device each_call
-	cargo test --locked -p fashion-mnist --features soak --test program resume
+	cargo test --locked -p fashion-mnist --features soak --test program -- resume killed
 	cargo test --locked -p drumline-burn --test resume killed -- --ignored --nocapture
 	cargo test --locked -p drumline-sim --test simulator large -- --ignored
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)

@@ -8,8 +8,9 @@ use std::{
     },
 };
 
+use drumline_engine::membership::list;
 use drumline_error::{Error, ErrorKind, Result, Section};
-use drumline_group::{Line, ProcessGroup};
+use drumline_group::{Line, Loss, ProcessGroup};
 
 use crate::steps;
 
@@ -74,7 +75,7 @@ impl ElasticGroup {
     /// Otherwise it is [`fixed`](Self::fixed).
     pub fn new(group: &ProcessGroup) -> Self {
         let ranks = group.world_size();
-        let min_ranks = group.config().min_ranks.unwrap_or_else(|| ranks.div_ceil(2));
+        let min_ranks = group.config().min_ranks.unwrap_or_else(|| ranks.div_ceil(2)).max(1);
         if min_ranks >= ranks || !group.is_whole_job() {
             return Self::fixed(group);
         }
@@ -128,8 +129,14 @@ impl ElasticGroup {
                 // Who leaves the barrier knows that all ranks have come to it, each with its result.
                 Act::Meet => group.barrier().map(|()| Event::Met).map_err(E::from),
                 Act::Regroup => {
-                    let loss = lost.take().unwrap_or_else(|| unreachable!("that is why"));
+                    let loss: Loss = lost.take().unwrap_or_else(|| unreachable!("that is why"));
+                    tracing::debug!("looks for the ranks that are left: {}", loss.failure);
+                    let before = group.ranks();
                     group = group.regroup(&mut line, loss)?;
+                    let gone = before.iter().filter(|it| group.group_rank(**it).is_none());
+                    let gone = list(&gone.copied().collect::<Vec<_>>());
+                    let (rank, left) = (group.ranks()[group.rank()], group.world_size());
+                    tracing::warn!("rank {rank}: goes on without {gone}, in a world of {left}");
                     Ok(Event::Regrouped(line.group_number()))
                 }
                 Act::Compare => {
@@ -145,9 +152,8 @@ impl ElasticGroup {
                 Ok(event) => event,
                 Err(error) => match group.loss() {
                     None => return Err(error),
-                    Some(loss) => {
-                        tracing::warn!("goes on without ranks {:?}: {}", loss.ranks, loss.failure);
-                        lost = Some(loss);
+                    loss => {
+                        lost = loss;
                         Event::Lost
                     }
                 },

@@ -10,11 +10,12 @@
 
 use std::{
     collections::BTreeSet,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use drumline_engine::deadline;
+use drumline_engine::{CollectiveError, deadline};
 use drumline_error::{Error, ErrorKind, ErrorOrigin, Section};
 use drumline_schedule::step::Rank;
 use drumline_store::store::Store;
@@ -89,7 +90,9 @@ impl ProcessGroup {
         };
         let lost = failure.cause()?.lost()?;
         let ranks = lost.into_iter().filter_map(|it| self.global_rank(it)).collect();
-        Some(Loss { failure, ranks })
+        // As the call told it that has failed, and not as those after it do.
+        let first = failure.detail::<CollectiveError>().map(|it| Arc::new(it.clone()).error());
+        Some(Loss { failure: first.unwrap_or(failure), ranks })
     }
 
     /// Connects the ranks that are left of this group after its [loss](Self::loss).

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 
 /// The program in `directory` with the built-in digits, on `ranks` ranks.
-fn command(directory: &Path, ranks: usize, arguments: &str) -> Command {
+pub(crate) fn command(directory: &Path, ranks: usize, arguments: &str) -> Command {
     let mut command = if ranks == 1 {
         Command::new(PROGRAM)
     } else {
@@ -28,12 +28,12 @@ fn command(directory: &Path, ranks: usize, arguments: &str) -> Command {
     command
 }
 
-struct Printed {
+pub(crate) struct Printed {
     stdout: String,
     stderr: String,
 }
 
-fn succeeds(mut command: Command) -> Printed {
+pub(crate) fn succeeds(mut command: Command) -> Printed {
     let output = command.output().unwrap();
     let [stdout, stderr] = [output.stdout, output.stderr].map(|b| String::from_utf8(b).unwrap());
     assert!(output.status.success(), "{command:?}: {stdout}{stderr}");
@@ -91,7 +91,7 @@ fn every_checkpoint_leads_to_the_same_end() {
 }
 
 /// The processes with the working directory `directory`; with `rank`, only those of that rank.
-fn processes(directory: &Path, rank: Option<usize>) -> Vec<Pid> {
+pub(crate) fn processes(directory: &Path, rank: Option<usize>) -> Vec<Pid> {
     let directory = directory.canonicalize().unwrap();
     let wanted = rank.map(|rank| format!("RANK={rank}"));
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
@@ -107,17 +107,17 @@ fn processes(directory: &Path, rank: Option<usize>) -> Vec<Pid> {
     processes.collect()
 }
 
-fn kill(processes: Vec<Pid>) {
+pub(crate) fn kill(processes: Vec<Pid>) {
     for pid in processes {
         let _ = kill_process(pid, Signal::KILL); // It may be faster than we are.
     }
 }
 
 /// Numbers that look random and are the same every time (SplitMix64).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -127,7 +127,7 @@ impl Random {
 }
 
 /// Far more than anything here takes: it only tells a hang from slowness.
-const HANG: Duration = Duration::from_secs(120);
+pub(crate) const HANG: Duration = Duration::from_secs(120);
 
 /// Kills a running job with SIGKILL, all of it or one rank, when it has saved another step or so.
 /// Returns whether it was still running.

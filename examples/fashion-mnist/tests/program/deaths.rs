@@ -1,0 +1,151 @@
+//! Ranks that die in a training with shards: the others end it with the bits of an undisturbed one.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Signal, kill_process};
+
+use crate::{
+    resume::{HANG, Random, command, kill, processes, succeeds},
+};
+
+/// Three steps an epoch.
+const TRAINING: &str = "--shards 8 --limit 160 --batch-size 8 --epochs 2 --checkpoint-every 2 --out out";
+
+/// The parameters, the optimizer's state and the losses at the end. Rank 0 prints a digest, but may die before.
+fn result(directory: &Path) -> Vec<u8> {
+    fs::read(directory.join("out/step-00000006.safetensors")).unwrap()
+}
+
+/// That of an undisturbed process.
+fn undisturbed() -> Vec<u8> {
+    let directory = tempfile::tempdir().unwrap();
+    succeeds(command(directory.path(), 1, TRAINING));
+    result(directory.path())
+}
+
+/// So many lines the ranks write in it together: one for each shard of each step.
+const LINES: u64 = 8 * 3 * 2;
+
+/// How ranks are connected.
+const CONNECTIONS: [&[(&str, &str)]; 3] = [
+    &[],
+    &[("DRUMLINE_SHARED_MEMORY", "0")],
+    &[("DRUMLINE_SHARED_MEMORY", "0"), ("DRUMLINE_UNIX_SOCKETS", "0")],
+];
+
+/// A job whose ranks write a line for each shard.
+fn start(directory: &Path, ranks: usize, min_ranks: usize, connection: &[(&str, &str)]) -> Child {
+    let mut job = command(directory, ranks, TRAINING);
+    job.env("RUST_LOG", "warn,fashion_mnist=trace").envs(connection.iter().copied());
+    job.env("DRUMLINE_MIN_RANKS", min_ranks.to_string());
+    job.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Calls `act` when the ranks have begun so many shards, and waits for the end. Returns what was
+/// printed to stderr beside.
+fn end(mut job: Child, moments: &[u64], mut act: impl FnMut(u64)) -> String {
+    let (stdout, stderr) = (job.stdout.take().unwrap(), job.stderr.take().unwrap());
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        BufReader::new(stdout).read_to_string(&mut text).unwrap();
+        text
+    });
+    let (mut told, mut begun) = (String::new(), 0);
+    for line in BufReader::new(stderr).lines() {
+        let line = line.unwrap();
+        if line.contains("trains on images") {
+            begun += 1;
+            moments.iter().filter(|moment| **moment == begun).for_each(|moment| act(*moment));
+        } else {
+            told += &line;
+            told.push('\n');
+        }
+    }
+    let began = Instant::now();
+    let status = loop {
+        if let Some(status) = job.try_wait().unwrap() {
+            break status;
+        }
+        assert!(began.elapsed() < HANG, "the launcher does not end: {told}");
+        thread::sleep(Duration::from_millis(1));
+    };
+    let stdout = reader.join().unwrap();
+    assert!(status.success(), "{status}: {stdout}{told}");
+    told
+}
+
+#[test]
+fn a_rank_that_is_killed_costs_no_step_and_no_bit() {
+    let rounds = if cfg!(feature = "soak") { 167 } else { 2 };
+    let alone = undisturbed();
+    let mut random = Random(1);
+    let (mut times, mut told_in_all) = (0, String::new());
+    for round in 0..rounds {
+        for connection in CONNECTIONS {
+            let directory = tempfile::tempdir().unwrap();
+            let (victim, moment) = (random.below(4) as usize, 1 + random.below(LINES - 1));
+            // Anywhere: in forward, backward, a collective, evaluation, or while a checkpoint is written.
+            let later = Duration::from_micros(random.below(30_000));
+            println!("round {round}: rank {victim}, shard {moment}, {later:?} later, {connection:?}");
+            let job = start(directory.path(), 4, 2, connection);
+            let told = end(job, &[moment], |_| {
+                thread::sleep(later);
+                kill(processes(directory.path(), Some(victim)));
+            });
+            assert!(result(directory.path()) == alone, "{told}");
+            times += usize::from(told.contains("goes on without"));
+            told_in_all += &told;
+        }
+    }
+    // Some rank may have ended before.
+    assert!(2 * times > rounds * CONNECTIONS.len(), "hardly a rank was killed: {told_in_all}");
+}
+
+#[test]
+fn a_world_of_four_shrinks_to_one_rank() {
+    let alone = undisturbed();
+    let directory = tempfile::tempdir().unwrap();
+    let mut victims = [0, 3, 1].into_iter();
+    let told = end(start(directory.path(), 4, 1, &[]), &[5, 18, 30], |_| {
+        kill(processes(directory.path(), victims.next()));
+    });
+    assert!(result(directory.path()) == alone, "{told}");
+    assert!(told.contains("rank 2: goes on without 1, in a world of 1"), "{told}");
+}
+
+#[test]
+fn two_ranks_die_at_once() {
+    let alone = undisturbed();
+    for connection in CONNECTIONS {
+        let directory = tempfile::tempdir().unwrap();
+        let told = end(start(directory.path(), 4, 2, connection), &[19], |_| {
+            let both = [1, 2].map(|rank| processes(directory.path(), Some(rank)));
+            kill(both.concat());
+        });
+        assert!(result(directory.path()) == alone, "{told}");
+    }
+}
+
+#[test]
+fn a_rank_that_was_stopped_is_left_behind_and_ends_when_it_wakes() {
+    let alone = undisturbed();
+    let directory = tempfile::tempdir().unwrap();
+    let connection = [("DRUMLINE_TIMEOUT_S", "5")];
+    let job = start(directory.path(), 3, 2, &connection);
+    // The others go on after the time limit, and all shards of a step are computed again.
+    let told = end(job, &[12, LINES], |moment| {
+        for pid in processes(directory.path(), Some(1)) {
+            let signal = if moment == 12 { Signal::STOP } else { Signal::CONT };
+            kill_process(pid, signal).unwrap();
+        }
+    });
+    assert!(result(directory.path()) == alone, "{told}");
+    assert!(told.contains("go on without it: 0,2"), "{told}");
+}
