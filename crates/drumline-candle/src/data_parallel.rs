@@ -3,10 +3,10 @@ use std::fmt;
 use candle_core::{Device, Tensor, backprop::GradStore};
 use candle_nn::{Optimizer, VarMap};
 use drumline::{
-    DType, ProcessGroup,
+    DType, ElasticGroup, ProcessGroup,
     ddp::{
-        DdpOptions, FaultKind, GradientFault, GradientReducer, Owners, ParameterSpec, ReducerStats,
-        Timeline, UnusedParameters, ValuesMut, verify_model,
+        Averaged, DdpOptions, FaultKind, GradientFault, GradientReducer, Owners, ParameterSpec,
+        ReducerStats, Timeline, UnusedParameters, ValuesMut, verify_model,
     },
     train,
 };
@@ -55,7 +55,8 @@ use crate::{
 /// # Ok::<_, anyhow::Error>(())
 /// ```
 pub struct DataParallel {
-    pub(crate) group: ProcessGroup,
+    /// Goes on without ranks that have died if a step is shards.
+    elastic: ElasticGroup,
     varmap: VarMap,
     /// All variables, in order of name.
     pub(crate) variables: Vec<Variable>,
@@ -75,6 +76,9 @@ pub(crate) struct Trained {
     /// Whether each of them has had a gradient on some rank.
     was_used: Vec<bool>,
 }
+
+/// Averages of trained variables, by their places.
+type Averages = Vec<(usize, Tensor)>;
 
 /// What this rank brings to a step.
 pub(crate) struct Own<'a> {
@@ -155,7 +159,10 @@ impl DataParallel {
         verify_model(group, &floats, &others.chain(ignored).collect::<Vec<_>>(), options)?;
         variables::broadcast(variables.iter(), group)?;
         let mut ddp = Self {
-            group: group.clone(),
+            elastic: match options.shards {
+                Some(_) => ElasticGroup::new(group),
+                None => ElasticGroup::fixed(group),
+            },
             varmap: varmap.clone(),
             variables,
             options: options.clone(),
@@ -300,7 +307,7 @@ impl DataParallel {
     /// As for [`average`](Self::average).
     #[doc(alias = "join")]
     pub fn shadow(&mut self) -> Result<Option<GradStore>> {
-        if self.group.world_size() == 1 {
+        if self.group().world_size() == 1 {
             return Ok(None);
         }
         let problem = variables::find_change(&self.varmap, &self.variables, &self.options);
@@ -350,7 +357,7 @@ impl DataParallel {
         let problem = variables::find_change(&self.varmap, &self.variables, &self.options);
         let is_parameter = self.find_parameters(problem)?;
         let buffers = self.variables.iter().zip(&is_parameter).filter(|(_, is)| !**is);
-        variables::broadcast(buffers.map(|(variable, _)| variable), &self.group)
+        variables::broadcast(buffers.map(|(variable, _)| variable), &self.group())
     }
 
     /// Which variables have had a gradient on some rank, by place: alike on all ranks, of which each may know of its own
@@ -363,7 +370,7 @@ impl DataParallel {
             }
         }
         let (mut problems, mut all) = (Vec::new(), vec![false; own.len()]);
-        for (problem, of_rank) in self.group.all_gather_object(&(problem, own))? {
+        for (problem, of_rank) in self.group().all_gather_object(&(problem, own))? {
             problems.push(problem);
             all.iter_mut().zip(of_rank).for_each(|(is, of_rank)| *is |= of_rank);
         }
@@ -399,7 +406,7 @@ impl DataParallel {
     /// Whether this rank has the averages and moments of a variable: its own ones, and those that every rank keeps for
     /// itself.
     pub(crate) fn keeps(&self, name: &str) -> bool {
-        self.owner(name).is_none_or(|owner| owner == self.group.rank())
+        self.owner(name).is_none_or(|owner| owner == self.group().rank())
     }
 
     pub(crate) fn owners(&self) -> Option<&Owners> {
@@ -458,9 +465,16 @@ impl DataParallel {
         self.trained.as_ref().map(|it| it.reducer.timeline()).unwrap_or_default()
     }
 
-    /// The group over which gradients are averaged.
-    pub fn group(&self) -> &ProcessGroup {
-        &self.group
+    /// The group over which gradients are averaged. With [shards](DdpOptions::shards) it is another one after a rank has
+    /// died.
+    pub fn group(&self) -> ProcessGroup {
+        self.elastic.group()
+    }
+
+    /// What goes on when a rank has died, if the options say [`shards`](DdpOptions::shards): each [`step`](Self::step) is a
+    /// piece of it. Hand in what else the ranks do together.
+    pub fn elastic(&self) -> &ElasticGroup {
+        &self.elastic
     }
 
     /// Fixes the variables that are trained, by their places.
@@ -475,7 +489,7 @@ impl DataParallel {
             let chosen: Vec<usize> = specs.iter().filter_map(at).collect();
             owners.only(floats, &chosen)
         });
-        let reducer = GradientReducer::with_owners(specs, &self.options, &self.group, owners)?;
+        let reducer = GradientReducer::with_owners(specs, &self.options, &self.group(), owners)?;
         let was_used = vec![false; places.len()];
         self.trained = Some(Trained { reducer, places, was_used });
         Ok(())
@@ -510,7 +524,7 @@ impl DataParallel {
     /// Makes a step together with all ranks. Returns the averages by place, or `None` if no rank has data.
     ///
     /// In a world of one rank, the averages are the rank's own gradients, and none are returned.
-    fn take_part(&mut self, own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+    fn take_part(&mut self, own: Own<'_>) -> Result<Option<Averages>> {
         if self.options.shards.is_some() {
             let problem = "this `VarMap` was wrapped with `DdpOptions::shards`, so a step is one call of `step`; \
                            `average`, `backward` and `shadow` have no place beside it";
@@ -520,7 +534,7 @@ impl DataParallel {
         if self.trained.is_none() && !self.agree(&own)? {
             return Ok(None);
         }
-        let is_alone = self.group.world_size() == 1;
+        let is_alone = self.group().world_size() == 1;
         let averages = if is_alone { self.check_alone(own)? } else { self.reduce(own)? };
         self.steps += u64::from(averages.is_some());
         Ok(averages)
@@ -532,7 +546,7 @@ impl DataParallel {
         let has = |it: &Variable| own.gradients.is_some_and(|store| store.get(&it.var).is_some());
         let used: Vec<bool> = self.variables.iter().map(has).collect();
         let all = (own.gradients.is_some(), own.problem.clone(), used);
-        let all = self.group.all_gather_object(&all)?;
+        let all = self.group().all_gather_object(&all)?;
         let (mut has_data, mut problems, mut is_trained) =
             (false, Vec::new(), vec![false; self.variables.len()]);
         for (rank_has_data, problem, used) in all {
@@ -550,7 +564,7 @@ impl DataParallel {
     }
 
     /// A step without other ranks.
-    fn check_alone(&mut self, own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+    fn check_alone(&mut self, own: Own<'_>) -> Result<Option<Averages>> {
         fail_with(vec![own.problem])?;
         let (Some(trained), Some(gradients)) = (&mut self.trained, own.gradients) else {
             return Ok(None);
@@ -578,7 +592,7 @@ impl DataParallel {
     }
 
     /// Averages the gradients of the trained variables over all ranks.
-    fn reduce(&mut self, mut own: Own<'_>) -> Result<Option<Vec<(usize, Tensor)>>> {
+    fn reduce(&mut self, mut own: Own<'_>) -> Result<Option<Averages>> {
         let Some(Trained { reducer, places, .. }) = &self.trained else { return Ok(None) };
         reducer.begin_backward();
         match (&own.problem, own.gradients) {
@@ -592,23 +606,30 @@ impl DataParallel {
     }
 
     /// Ends a step. Returns the averages by place, or `None` if no rank has data.
-    pub(crate) fn finish(
+    fn finish(&mut self, has_part: bool, problem: Option<String>) -> Result<Option<Averages>> {
+        let ended = self.end(problem, |reducer| match has_part {
+            true => Ok(Some((reducer.finish()?, ()))),
+            false => Ok(reducer.shadow()?.map(|averaged| (averaged, ()))),
+        })?;
+        Ok(ended.map(|(averages, ())| averages))
+    }
+
+    /// The same, as `end` does it, with what that gives besides.
+    pub(crate) fn end<T>(
         &mut self,
-        has_part: bool,
         problem: Option<String>,
-    ) -> Result<Option<Vec<(usize, Tensor)>>> {
-        let Some(trained) = &mut self.trained else { return Ok(None) };
-        let Trained { reducer, places, was_used } = trained;
-        let averaged = match has_part {
-            true => reducer.finish().map(Some),
-            false => reducer.shadow(),
+        end: impl FnOnce(&GradientReducer) -> Result<Option<(Averaged<'_>, T)>>,
+    ) -> Result<Option<(Averages, T)>> {
+        let group = self.group();
+        let Some(Trained { reducer, places, was_used }) = &mut self.trained else {
+            return Ok(None);
         };
-        let averaged = match averaged {
-            Ok(Some(averaged)) => averaged,
+        let (averaged, more) = match end(reducer) {
+            Ok(Some(ended)) => ended,
             Ok(None) => return Ok(None),
             Err(error) if error.kind() == ErrorKind::Gradients => {
                 // Every rank is here, because every rank has seen that some rank has a fault.
-                exchange(&self.group, problem)?;
+                exchange(&group, problem)?;
                 return Err(error);
             }
             Err(error) => return Err(error),
@@ -621,7 +642,7 @@ impl DataParallel {
                 averages.push((place, host::read_average(average, variable).or_fail()?));
             }
         }
-        Ok(Some(averages))
+        Ok(Some((averages, more)))
     }
 }
 
@@ -680,7 +701,7 @@ pub(crate) fn fail_with(problems: Vec<Option<String>>) -> Result<()> {
 impl fmt::Debug for DataParallel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DataParallel")
-            .field("group", &self.group)
+            .field("group", &self.group())
             .field("variables", &self.variables.len())
             .field("parameters", &self.trained.as_ref().map(|trained| trained.places.len()))
             .finish_non_exhaustive()

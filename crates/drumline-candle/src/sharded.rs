@@ -217,7 +217,7 @@ impl ShardedOptimizer {
     pub fn checkpoint(&self, sampler: &DistributedSampler) -> Result<Checkpoint> {
         let group = self.ddp.group();
         let place = Path::new("of a sharded optimizer");
-        let mut whole = Checkpoint::gather_on_root(group, place, self.part())?;
+        let mut whole = Checkpoint::gather_on_root(&group, place, self.part())?;
         if group.rank() == 0 {
             checkpoint::add_the_rest(self.ddp.varmap(), sampler, &mut whole)?;
         }
@@ -294,7 +294,7 @@ impl ShardedOptimizer {
     }
 
     /// The group over which gradients are averaged.
-    pub fn group(&self) -> &ProcessGroup {
+    pub fn group(&self) -> ProcessGroup {
         self.ddp.group()
     }
 

@@ -3,13 +3,16 @@
 use std::error::Error as StdError;
 
 use candle_core::{DType, Tensor, Var, backprop::GradStore};
-use drumline::{sampler::shards_of_rank, train};
+use drumline::{ProcessGroup, sampler::shards_of_rank, train};
 
 use crate::{
     Result,
     data_parallel::{DataParallel, Own, Trained, submit},
     failure::OrFail,
 };
+
+/// Why a program cannot compute a loss.
+type ProgramError = Box<dyn StdError + Send + Sync>;
 
 /// What a step of shards gives: the same bits on all ranks, and on any number of ranks.
 #[derive(Debug)]
@@ -22,8 +25,8 @@ pub struct ShardedStep {
 }
 
 impl DataParallel {
-    /// Runs a step of a training whose steps are [shards](crate::DdpOptions::shards): `loss` computes that of a shard, once for each
-    /// shard that this rank has, and backward runs inside. The gradients of all shards are averaged, and so are their
+    /// Runs step `number` of a training whose steps are [shards](crate::DdpOptions::shards): `loss` computes that of a shard,
+    /// once for each shard that this rank has, and backward runs inside. The gradients of all shards are averaged, and so are their
     /// losses. The bits are the same on any number of ranks, as long as `loss` depends on the step and the shard alone.
     ///
     /// Buffers become those of shard 0, on all ranks; the other shards begin from the same. candle's CPU has no seed: what
@@ -42,7 +45,7 @@ impl DataParallel {
     ///         let mut optimizer = SGD::new(varmap.all_vars(), 0.1)?;
     ///         for number in 0..3 {
     ///             let input = |shard: usize| Tensor::full((number + shard) as f32 + 0.1, 2, &Device::Cpu);
-    ///             let step = ddp.step(|shard| Ok(weight.mul(&input(shard)?)?.sqr()?.sum_all()?))?;
+    ///             let step = ddp.step(number as u64, |shard| Ok(weight.mul(&input(shard)?)?.sqr()?.sum_all()?))?;
     ///             optimizer.step(&step.gradients)?;
     ///         }
     ///         Ok(variables_digest(&varmap)?)
@@ -53,25 +56,54 @@ impl DataParallel {
     /// # Ok::<_, anyhow::Error>(())
     /// ```
     ///
+    /// If a rank dies, the others deal its shards to themselves and run the step again, with buffers as they were before: see
+    /// [`ElasticGroup`](drumline::ElasticGroup). So `loss` may be called again for a shard.
+    ///
     /// # Errors
     ///
-    /// As for [`average`](Self::average). If `loss` fails on some rank, every rank gets an error that names it.
+    /// As for [`average`](Self::average), and if ranks pass different numbers. If `loss` fails on some rank, every rank gets an error that names it.
     /// [`Argument`](crate::ErrorKind::Argument) if the options do not say that a step is shards.
     pub fn step(
         &mut self,
-        mut loss: impl FnMut(usize) -> std::result::Result<Tensor, Box<dyn StdError + Send + Sync>>,
+        number: u64,
+        mut loss: impl FnMut(usize) -> std::result::Result<Tensor, ProgramError>,
     ) -> Result<ShardedStep> {
-        let Some(count) = self.options.shards else {
+        if self.options.shards.is_none() {
             let problem = "the options do not say how many there are: wrap the `VarMap` with \
                            `DdpOptions::default().shards(count)`";
             return Err(train::Error::argument("a step of shards", problem));
-        };
-        let run = shards_of_rank(count, self.group.world_size(), self.group.rank())?;
+        }
+        let (elastic, before) = (self.elastic().clone(), self.values_of_buffers()?);
+        let steps = self.trained.as_ref().map(|trained| trained.reducer.steps_before());
+        let stepped = elastic.run(|group| {
+            match (&self.trained, steps) {
+                (Some(trained), Some(steps)) => trained.reducer.regroup(group, steps)?,
+                // The ranks that are left find out anew what is trained.
+                _ => self.trained = None,
+            }
+            self.run_shards(number, group, &before, &mut loss)
+        });
+        match &stepped {
+            Ok(_) => self.steps += 1,
+            Err(_) => set_values(&before)?,
+        }
+        stepped
+    }
+
+    /// Runs this rank's shards of a step together with all ranks of `group`.
+    fn run_shards(
+        &mut self,
+        number: u64,
+        group: &ProcessGroup,
+        before: &[(Var, Tensor)],
+        loss: &mut impl FnMut(usize) -> std::result::Result<Tensor, ProgramError>,
+    ) -> Result<ShardedStep> {
+        let count = self.options.shards.unwrap_or(1);
+        let run = shards_of_rank(count, group.world_size(), group.rank())?;
         self.check_values()?;
-        let before = self.values_of_buffers()?;
         let (mut after, mut losses, mut problem) = (None, Vec::new(), None);
         for shard in run.clone() {
-            set_values(&before)?;
+            set_values(before)?;
             let computed = loss(shard).and_then(|loss| {
                 losses.push(loss.to_dtype(DType::F64)?.to_scalar()?);
                 Ok(loss.backward()?)
@@ -91,10 +123,7 @@ impl DataParallel {
             }
             if self.trained.is_none() {
                 let own = Own { gradients: Some(&gradients), problem: problem.clone() };
-                if let Err(error) = self.agree(&own) {
-                    set_values(&before)?;
-                    return Err(error);
-                }
+                self.agree(&own)?;
             }
             let Some(Trained { reducer, places, .. }) = &self.trained else { break };
             let is_last = shard + 1 == run.end;
@@ -109,19 +138,16 @@ impl DataParallel {
                 reducer.end_shard();
             }
         }
-        let averages = self.finish(true, problem);
-        set_values(after.as_ref().filter(|_| averages.is_ok()).unwrap_or(&before))?;
-        let mut gradients = GradStore::default();
-        for (place, average) in averages?.into_iter().flatten() {
-            gradients.insert(&self.variables[place].var, average);
-        }
-        self.steps += 1;
-        let Some(Trained { reducer, places, .. }) = &self.trained else {
-            unreachable!("a step has been averaged")
-        };
-        let loss = reducer.average_of_shards(&losses)?;
-        if places.len() < self.variables.len() {
+        let ended =
+            self.end(problem, |reducer| reducer.finish_shards(number, &losses).map(Some))?;
+        let Some((averages, loss)) = ended else { unreachable!("all ranks have shards") };
+        set_values(after.as_deref().unwrap_or(before))?;
+        if self.trained.as_ref().is_some_and(|it| it.places.len() < self.variables.len()) {
             self.sync_buffers()?;
+        }
+        let mut gradients = GradStore::default();
+        for (place, average) in averages {
+            gradients.insert(&self.variables[place].var, average);
         }
         Ok(ShardedStep { gradients, loss })
     }

@@ -33,7 +33,7 @@ fn rank() {
 }
 
 /// A process that does not outlive its test.
-struct Rank(Child);
+pub(crate) struct Rank(pub(crate) Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
@@ -43,7 +43,7 @@ impl Drop for Rank {
 }
 
 impl Rank {
-    fn has_ended(&mut self) -> bool {
+    pub(crate) fn has_ended(&mut self) -> bool {
         self.0.try_wait().unwrap().is_some()
     }
 }

@@ -6,6 +6,7 @@ mod adamw;
 mod buffers;
 mod clip;
 mod diverged;
+mod elastic;
 mod equivalence;
 mod faults;
 mod killed;

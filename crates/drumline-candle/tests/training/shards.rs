@@ -51,17 +51,32 @@ fn wrapped(group: &ProcessGroup, shards: usize) -> (VarMap, Net, DataParallel) {
     (varmap, net, ddp)
 }
 
-/// The losses, and a digest of variables and running statistics.
 fn train(group: &ProcessGroup, shards: usize) -> Result<(Vec<f64>, u64)> {
+    train_telling(group, shards, || ())
+}
+
+/// The losses, and a digest of variables and running statistics. Calls `reached` at the begin of each shard and at the end of
+/// each step.
+pub(crate) fn train_telling(
+    group: &ProcessGroup,
+    shards: usize,
+    reached: impl Fn(),
+) -> Result<(Vec<f64>, u64)> {
     let (varmap, net, mut ddp) = wrapped(group, shards);
     let mut optimizer = SGD::new(varmap.all_vars(), 0.05).unwrap();
     let mut losses = Vec::new();
     for number in 0..4 {
-        let step = ddp.step(|shard| Ok(net.loss(&batch(number, shard))?))?;
+        let step = ddp.step(number as u64, |shard| {
+            reached();
+            Ok(net.loss(&batch(number, shard))?)
+        })?;
         optimizer.step(&step.gradients).unwrap();
         losses.push(step.loss);
+        reached();
     }
-    Ok((losses, variables_digest(&varmap)?))
+    let digest = variables_digest(&varmap)?;
+    ddp.elastic().close()?;
+    Ok((losses, digest))
 }
 
 #[test]
@@ -84,7 +99,7 @@ fn running_statistics_are_those_of_shard_0() {
     let reference = VarMap::new();
     let plain = Net::new(&reference);
     for number in 0..2 {
-        ddp.step(|shard| Ok(net.loss(&batch(number, shard))?)).unwrap();
+        ddp.step(number as u64, |shard| Ok(net.loss(&batch(number, shard))?)).unwrap();
         plain.loss(&batch(number, 0)).unwrap();
         assert_eq!(variables_digest(&varmap).unwrap(), variables_digest(&reference).unwrap());
     }
@@ -100,17 +115,20 @@ fn failures_and_misuse_are_named_on_all_ranks_and_change_nothing() {
                 3 => Err("no data".into()),
                 _ => Ok(net.loss(&batch(0, shard))?),
             };
-            let error = ddp.step(failing).unwrap_err().to_string();
+            let error = ddp.step(0, failing).unwrap_err().to_string();
             assert!(error.contains("the closure of a step of shards failed: no data"), "{error}");
             assert!(error.contains("rank "), "{error}");
             assert!(!first || variables_digest(&varmap).unwrap() == before);
-            ddp.step(|shard| Ok(net.loss(&batch(0, shard))?)).unwrap();
+            ddp.step(0, |shard| Ok(net.loss(&batch(0, shard))?)).unwrap();
         }
         let loss = net.loss(&batch(0, 0)).unwrap();
         let error = ddp.backward(&loss).unwrap_err().to_string();
         assert!(error.contains("a step is one call of `step`"), "{error}");
+        let error =
+            ddp.step(6 + group.rank() as u64, |_| Ok(loss.clone())).unwrap_err().to_string();
+        assert!(error.contains("rank 0 runs step 6, and rank 1 step 7"), "{error}");
         let mut plain = DataParallel::wrap(&varmap, &group).unwrap();
-        let error = plain.step(|_| Ok(loss.clone())).unwrap_err().to_string();
+        let error = plain.step(0, |_| Ok(loss.clone())).unwrap_err().to_string();
         assert!(error.contains("shards(count)"), "{error}");
     });
 }

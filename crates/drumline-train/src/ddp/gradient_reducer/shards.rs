@@ -70,24 +70,6 @@ impl GradientReducer {
         average(&shards, &told).map(|loss| (averaged, loss))
     }
 
-    /// For candle, until its step takes a number.
-    #[doc(hidden)]
-    pub fn average_of_shards(&self, own: &[f64]) -> Result<f64> {
-        let (shards, group) = {
-            let step = self.lock();
-            (step.plan.shards.clone().filter(|it| it.run.len() == own.len()), step.group.clone())
-        };
-        let Some(shards) = shards else {
-            let problem = format!("{} numbers are not those of this rank's shards", own.len());
-            return Err(Error::argument("GradientReducer::average_of_shards", problem));
-        };
-        let counts: Vec<usize> = shards.lengths.iter().map(|length| HEADER + length).collect();
-        let mut all = vec![0.0; counts.iter().sum()];
-        let own: Vec<f64> = [0.0; HEADER].into_iter().chain(own.iter().copied()).collect();
-        group.all_gather_v(&own, &mut all, &counts)?;
-        average(&shards, &all)
-    }
-
     /// What is wrong with so many losses, unless this rank has failed already.
     fn check_losses(&self, count: usize) -> Option<Error> {
         let step = self.lock();
