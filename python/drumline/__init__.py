@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         send_object_list,
         split_group,
     )
+    from drumline.elastic import ElasticGroup
     from drumline.groups import ProcessGroup, Work
     from drumline.sampler import DistributedSampler, evaluation_shard
     from drumline._spawn import (
@@ -111,6 +112,7 @@ __all__ = [
     "ConnectError",
     "DistributedSampler",
     "DrumlineError",
+    "ElasticGroup",
     "FileStore",
     "Future",
     "GroupMember",
@@ -195,6 +197,7 @@ _MODULES = {
     "drumline._non_member": ["GroupMember", "group"],
     "drumline._operators": ["ReduceOp", "reduce_op"],
     "drumline._world": ["is_initialized"],
+    "drumline.elastic": ["ElasticGroup"],
     "drumline.groups": ["ProcessGroup", "Work"],
     "drumline.sampler": ["DistributedSampler", "evaluation_shard"],
     "drumline._spawn": ["ProcessContext", "ProcessException", "ProcessExitedException", "ProcessRaisedError", "ProcessRaisedException", "spawn", "start_processes"],

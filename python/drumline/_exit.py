@@ -13,16 +13,18 @@ from drumline import _core
 
 _log = logging.getLogger(__name__)
 
+_Open = _core.Group | _core.AsyncReduce | _core.ElasticGroup
+
 # Time limit, in seconds, for callbacks that are running or about to run.
 _PATIENCE_S = 5.0
 
 # How long a handler of a signal waits for other ranks, which may wait for what it interrupts.
 HANDLER_PATIENCE_S = 0.5
 
-_groups: weakref.WeakSet[_core.Group | _core.AsyncReduce] = weakref.WeakSet()
+_groups: weakref.WeakSet[_Open] = weakref.WeakSet()
 
 
-def watch(group: _core.Group | _core.AsyncReduce) -> None:
+def watch(group: _Open) -> None:
     """Closes the group when the interpreter ends, if the group is still open then.
 
     After an uncaught exception the group stays open. So the other ranks see that this process has ended,
@@ -34,7 +36,7 @@ def watch(group: _core.Group | _core.AsyncReduce) -> None:
     _groups.add(group)
 
 
-def watched() -> list[_core.Group | _core.AsyncReduce]:
+def watched() -> list[_Open]:
     """All that were made and are still referred to."""
     while True:
         with suppress(RuntimeError):  # another thread has made a group meanwhile

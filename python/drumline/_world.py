@@ -13,6 +13,11 @@ def set_world(group: ProcessGroup) -> None:
     _world = group
 
 
+def is_world(group: ProcessGroup) -> bool:
+    """Whether ``group`` is the group of the whole job."""
+    return _world is group
+
+
 def is_initialized() -> bool:
     """Whether there is a group of the whole job."""
     return _world is not None and not _world.is_destroyed

@@ -207,7 +207,7 @@ impl Group {
     }
 
     /// Leaves the group without waiting for other ranks.
-    fn drop(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn drop(&self, py: Python<'_>) -> PyResult<()> {
         let group = self.take()?;
         py.detach(|| drop(group));
         Ok(())
@@ -238,9 +238,13 @@ impl Group {
 }
 
 impl Group {
-    fn new(group: ProcessGroup) -> Group {
+    pub(crate) fn new(group: ProcessGroup) -> Group {
         let (name, process) = (group.name().to_owned(), rustix::process::getpid());
         Group { group: Mutex::new(Some(group)), closing: Arc::default(), name, process }
+    }
+
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.name == name
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<ProcessGroup>> {

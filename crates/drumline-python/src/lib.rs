@@ -19,6 +19,7 @@ mod config;
 mod ddp;
 mod device;
 mod device_async_reduce;
+mod elastic;
 mod error;
 mod files;
 mod foreign_store;
@@ -49,6 +50,7 @@ mod _core {
         ddp::{Dealt, broadcast, deal, digests, verify_model},
         device::{DeviceGroup, DeviceMessages, DeviceWork},
         device_async_reduce::DeviceAsyncReduce,
+        elastic::ElasticGroup,
         error::{
             CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
             DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,

@@ -37,6 +37,15 @@ pub(crate) fn run<R: Send, E: Into<drumline::Error> + Send>(
     py: Python<'_>,
     call: impl FnOnce() -> Result<R, E> + Send,
 ) -> PyResult<R> {
+    run_raising(py, call, raise)
+}
+
+/// [`run`], for a call with errors of its own.
+pub(crate) fn run_raising<R: Send, E: Send>(
+    py: Python<'_>,
+    call: impl FnOnce() -> Result<R, E> + Send,
+    raise: impl FnOnce(E) -> PyErr,
+) -> PyResult<R> {
     if !on_main_thread() {
         return py.detach(call).map_err(raise);
     }

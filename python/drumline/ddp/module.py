@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -21,9 +22,11 @@ from drumline.ddp.join import Has, Joined, Joining
 from drumline.ddp.power_sgd import power_sgd
 from drumline.ddp.precision import Precision
 from drumline.ddp.reducer import Reducer
-from drumline.ddp.shards import Shards
+from drumline.ddp.shards import Shards, Start
 from drumline.ddp.sync_batch_norm import is_synchronised
 from drumline.ddp.torch_methods import TorchMethods, refuse_optimizers_in_backward
+from drumline.elastic import ElasticGroup
+from drumline.groups import ProcessGroup
 
 _DEFAULT_BUCKET_BYTES = 4 << 20
 
@@ -151,7 +154,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._precision.cast_buffers(self._buffers_in_use().values())
         self._connect(group, init_sync)
 
-    def _connect(self, process_group: Any, init_sync: bool) -> Reducer:
+    def _connect(self, process_group: Any, init_sync: bool, elastic: ElasticGroup | None = None) -> Reducer:
         self.process_group, self._is_on_default_group = process_group, is_default(process_group)
         self._group = core_group(process_group)
         self._joined: Joined | None = None
@@ -167,6 +170,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if self.shards is not None:
             unused = self.find_unused_parameters
             self._shards = Shards(self._group, self.shards, self.seed, self.module, trained, unused)
+            if elastic is None and isinstance(process_group, ProcessGroup):
+                elastic = ElasticGroup(process_group)
+        self._elastic = elastic
         tensors = [*parameters.values(), *self._buffers_in_use().values()]
         self._devices = Devices(self._group, tensors)
         if init_sync:
@@ -334,6 +340,10 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         Raises what ``loss`` raises; then DrumlineError on the other ranks, with the rank. NotBroughtError on all ranks, with
         the parameters that a shard has not used.
 
+        If a rank dies, the others deal its shards to themselves and run the step again: see `drumline.ElasticGroup`. So
+        ``loss`` may be called again for a shard. That needs a group of `drumline.init_process_group`; with one of
+        ``torch.distributed`` the death of a rank ends the job.
+
         Example::
 
             model = drumline.DistributedDataParallel(model, shards=8)
@@ -341,22 +351,47 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
                 loss = model.step(number, lambda shard: criterion(model(x(number, shard)), y(number, shard)))
                 optimizer.step()
         """
-        reducer = self.reducer
+        steps = self.reducer.steps
         if self._shards is None:
             raise RuntimeError("step runs the shards of a step: wrap the module with DistributedDataParallel(..., shards=8)")
-        reducer.check()
-        self._comparison.before_forward(reducer.steps)
-        buffers = self._buffers_in_use()
-        before, reducer.sync_grad = reducer.sync_grad, False
+        self.reducer.check()
+        start = self._shards.start(list(self._buffers_in_use().values()))
+        piece = functools.partial(self._piece, number, loss, start, steps, self._comparison.is_due)
+        syncs = self.reducer.sync_grad
         try:
-            average = self._shards.step(number, loss, list(buffers.values()))
+            average = piece(self.process_group) if self._elastic is None else self._elastic.run(piece)
+        except BaseException:
+            start.restore()
+            raise
         finally:
-            reducer.sync_grad = before
-        if buffers and self._shares_buffers and self._group.world_size > 1:
-            self._broadcast(list(buffers.values()))
-        reducer.steps += 1
-        self._end_step()
+            if self._reducer is not None:  # a death may have come while it was made
+                self._reducer.sync_grad = syncs
+        self.reducer.steps = steps + 1
+        self._debug.end_step(self)
         return average
+
+    def _piece(
+        self, number: int, loss: Callable[[int], Any], start: Start, steps: int, is_due: bool, group: Any
+    ) -> float:
+        """A step of shards, on a group that may be what is left of the one of before. ``steps`` were made before it, and
+        ``is_due`` says whether parameters are to be compared."""
+        if group is not self.process_group:
+            self._connect(group, init_sync=False, elastic=self._elastic)
+            self.reducer.steps, self._comparison.is_due = steps, is_due
+        assert self._shards is not None
+        self.reducer.sync_grad = False
+        self._comparison.before_forward(steps)
+        average = self._shards.step(number, loss, start)
+        if start.buffers and self._shares_buffers and self._group.world_size > 1:
+            self._broadcast(list(start.buffers))
+        self._comparison.end_step(steps + 1)
+        return average
+
+    @property
+    def elastic(self) -> ElasticGroup | None:
+        """What goes on when a rank has died: each `step` is a piece of it. Hand in what else the ranks do together. None
+        without ``shards``, and on a group of torch's, with which a death ends the job."""
+        return self._elastic
 
     def _refuse_beside_shards(self, what: str) -> None:
         if self._shards is not None:
@@ -473,6 +508,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             state["_syncs"] = self._reducer.sync_grad, self._reducer.sync_backward
         for name in (
             "process_group", "_group", "_devices", "_reducer", "_joined", "_layout", "_comparison", "_shards",
+            "_elastic",
         ):  # fmt: skip
             state.pop(name, None)
         return state
@@ -481,6 +517,6 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         """Sends nothing. The first forward in training connects the copies of all ranks, on the group of the whole
         job."""
         super().__setstate__(state)
-        self._reducer = self._joined = self.process_group = self._shards = None
+        self._reducer = self._joined = self.process_group = self._shards = self._elastic = None
         with suppress(RuntimeError):  # to be evaluated, a copy needs none
             self.process_group = group_of(None)

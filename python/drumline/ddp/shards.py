@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 import struct
@@ -19,6 +20,22 @@ from drumline.ddp.sync_batch_norm import is_synchronised
 from drumline.torch.tensors import Staging
 
 _UNUSED, _USED, _MISSING = 0, 1, 2
+
+
+@dataclasses.dataclass
+class Start:
+    """What a step changes, as it was before: the values of buffers, and the gradients of parameters."""
+
+    buffers: Sequence[Any]
+    values: list[Any]
+    parameters: list[Any]
+    grads: list[Any]
+
+    def restore(self) -> None:
+        """Makes everything as it was."""
+        _set(self.buffers, self.values)
+        for parameter, grad in zip(self.parameters, self.grads, strict=True):
+            parameter.grad = grad
 
 
 class Shards:
@@ -52,31 +69,30 @@ class Shards:
         first = sum(self._dealt.lengths[: group.rank])
         self._run = range(first, first + self._dealt.lengths[group.rank])
 
-    def step(self, number: int, loss: Callable[[int], Any], buffers: Sequence[Any]) -> float:
-        """Leaves the averages in ``grad`` of the parameters, and returns that of the losses. ``buffers`` become those that
-        shard 0 leaves, on the rank that has it; all shards begin from the same."""
-        buffers_before = [it.detach().clone() for it in buffers]
-        grads_before = [it.grad for it in self._parameters]
+    def start(self, buffers: Sequence[Any]) -> Start:
+        """Notes what a step changes."""
+        values = [it.detach().clone() for it in buffers]
+        return Start(buffers, values, self._parameters, [it.grad for it in self._parameters])
+
+    def step(self, number: int, loss: Callable[[int], Any], start: Start) -> float:
+        """Leaves the averages in ``grad`` of the parameters, and returns that of the losses. Buffers become those that
+        shard 0 leaves, on the rank that has it; all shards begin from those of ``start``."""
         states, nodes, losses = [_UNUSED] * len(self._names), _Stack(), list[float]()
-        buffers_after = buffers_before
+        after = start.values
         failure: Exception | None = None
         try:
             with _generators():
                 for shard, merges in zip(self._run, self._dealt.merges_of_run, strict=True):
-                    _set(buffers, buffers_before)
+                    _set(start.buffers, start.values)
                     self._begin(number, shard)
                     of_shard = loss(shard)
                     of_shard.backward()
                     losses.append(float(of_shard))
                     nodes.push(self._leaf(states), merges)
                     if shard == 0:
-                        buffers_after = [it.detach().clone() for it in buffers]
+                        after = [it.detach().clone() for it in start.buffers]
         except Exception as error:
             failure = error
-        finally:
-            _set(buffers, buffers_before)
-            for parameter, grad in zip(self._parameters, grads_before, strict=True):
-                parameter.grad = grad
         try:
             average, is_used = self._agree(number, states, losses, failure)
         except _core.DrumlineError:
@@ -84,7 +100,7 @@ class Shards:
                 raise
             raise failure from None
         averages = [self._sum(list(of_type)).div_(self._count) for of_type in zip(*nodes.sums, strict=True)]
-        _set(buffers, buffers_after)
+        _set(start.buffers, after)
         views = (it for flat, of_type in zip(averages, self._by_type(), strict=True) for it in _views(flat, of_type))
         for parameter, view, used in zip(self._parameters, views, is_used, strict=True):
             parameter.grad = view if used else None

@@ -182,7 +182,8 @@ class Comparison:
     ) -> None:
         self._group, self._parameters = group, parameters
         self.compares_first, self._every = compares_first, every
-        self._is_due = False
+        self.is_due = False
+        """Whether they are compared in the next step."""
         # After which step, and the digests of then, by name.
         self._step, self._digests = 0, dict[str, int]()
         options = gathered(group, [every, compares_first])
@@ -194,7 +195,7 @@ class Comparison:
 
     def before_forward(self, steps: int) -> None:
         """A forward begins, after so many steps."""
-        if self._is_due and not self._digests:
+        if self.is_due and not self._digests:
             parameters = self._parameters()
             digests = _core.digests([_on_host(it.detach()) for it in parameters.values()])
             self._step, self._digests = steps, dict(zip(parameters, digests, strict=True))
@@ -203,9 +204,9 @@ class Comparison:
         """So many steps have ended. Raises DrumlineError on all ranks if parameters differ."""
         if self._group.world_size == 1:
             return
-        was_due = self._is_due
+        was_due = self.is_due
         is_first = steps == 1 and self.compares_first
-        self._is_due = is_first or (self._every > 0 and steps % self._every == 0)
+        self.is_due = is_first or (self._every > 0 and steps % self._every == 0)
         if was_due:
             digests, self._digests = self._digests, {}
             # A rank without data has none.
@@ -213,7 +214,7 @@ class Comparison:
             of_all = [it for (it,) in gathered(self._group, [own])]
             if len(known := set(of_all) - {0}) > 1:
                 self._tell(digests, [it != 0 for it in of_all])
-            self._is_due = self._is_due or not known
+            self.is_due = self.is_due or not known
 
     def _tell(self, digests: dict[str, int], has_some: list[bool]) -> None:
         names = list(digests or self._parameters())

@@ -1,0 +1,189 @@
+"""Ranks that are killed, and the others, which go on without them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy
+import pytest
+from ranks import run_and_see
+
+import drumline
+
+KILLED = ("exited", -signal.SIGKILL)
+
+
+def kill_this():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def connect(rank, world_size, directory, **settings):
+    store = drumline.FileStore(f"{directory}/store", world_size)
+    drumline.init_process_group(store=store, rank=rank, world_size=world_size, min_ranks=1, **settings)
+
+
+def pieces(rank, world_size, directory, deaths):
+    connect(rank, world_size, directory)
+    elastic, seen = drumline.ElasticGroup(), []
+    began = elastic.group
+
+    def piece(group):
+        if deaths.get(rank) == number:
+            kill_this()
+        numbers = numpy.full(3, number + 1.0)
+        group.all_reduce(numbers)
+        return numbers.tolist(), group.rank, group.world_size
+
+    for number in range(5):
+        seen.append(elastic.run(piece))
+    assert (elastic.group is began) == (world_size == 1)
+    # The functions of the package use the group that is there.
+    numbers = numpy.ones(1)
+    drumline.all_reduce(numbers)
+    seen.append((numbers.tolist(), drumline.get_rank(), drumline.get_world_size()))
+    elastic.close()
+    assert not drumline.is_initialized()
+    with pytest.raises(ValueError, match="has been closed"):
+        elastic.run(piece)
+    return seen
+
+
+def test_pieces_run_again_without_the_dead():
+    outcomes = run_and_see(4, pieces, {0: 1, 2: 3, 3: 3})
+    assert [outcomes[rank] for rank in (0, 2, 3)] == [KILLED] * 3
+    how, seen = outcomes[1]
+    assert how == "returned", seen
+    sizes = [4, 3, 3, 1, 1]
+    expected = [([(number + 1.0) * size] * 3, int(size == 4), size) for number, size in enumerate(sizes)]
+    assert seen == [*expected, ([1.0], 0, 1)]
+
+
+def failing(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    elastic, calls = drumline.ElasticGroup(), []
+
+    def fails(group):
+        calls.append(group.world_size)
+        raise KeyError("no batch")
+
+    def nested(group):
+        elastic.run(fails)
+
+    for piece, error, text in ((fails, KeyError, "no batch"), (nested, ValueError, "one after the other")):
+        with pytest.raises(error, match=text):
+            elastic.run(piece)
+    with pytest.raises(TypeError):
+        drumline.ElasticGroup(7)
+    elastic.close()
+    return calls
+
+
+def test_an_error_of_the_program_is_raised_and_nothing_is_run_again():
+    assert run_and_see(2, failing) == [("returned", [2])] * 2
+
+
+def too_few(rank, world_size, directory):
+    store = drumline.FileStore(f"{directory}/store", world_size)
+    drumline.init_process_group(store=store, rank=rank, world_size=world_size, min_ranks=2)
+    elastic = drumline.ElasticGroup()
+    elastic.run(lambda group: kill_this() if rank == 1 else group.barrier())
+    with pytest.raises(drumline.DrumlineError, match=r"1 rank is left \(2\), and the job needs 2") as raised:
+        elastic.run(lambda group: kill_this() if rank == 0 else group.barrier())
+    return raised.value.culprit
+
+
+def test_too_few_ranks_are_an_error():
+    assert run_and_see(3, too_few) == [KILLED, KILLED, ("returned", 0)]
+
+
+def train(rank, world_size, directory, deaths):
+    """``deaths``: at which of the places that a rank reaches it is killed, and after how long there."""
+    import torch
+    from ddp_models import bits
+    from test_shards import loss_of, network
+
+    torch.set_num_threads(1)
+    connect(rank, world_size, directory)
+    model = drumline.DistributedDataParallel(network(), shards=6, seed=3, bucket_cap_mb=0.001, check_every=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses, places = [], iter(range(1000))
+
+    def reached():
+        place, within = deaths.get(rank, (None, None))
+        if next(places) == place:
+            if within is None:
+                kill_this()
+            threading.Thread(target=lambda: (time.sleep(within), kill_this())).start()
+
+    torch.manual_seed(1)
+    for number in range(5):
+        loss = loss_of(model, number)
+        losses.append(model.step(number, lambda shard, loss=loss: (reached(), loss(shard))[1]))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(torch.rand(1).item())
+        reached()
+    assert model.reducer.steps == 5 and model.reducer.sync_grad
+    statistics = b"".join(it.numpy().tobytes() for it in model.buffers())
+    with pytest.raises(KeyError):
+        model.step(5, lambda shard: {}[shard])
+    model.elastic.close()
+    return losses, bits(model), statistics
+
+
+def goes_on(world_size, deaths):
+    [alone] = run_and_see(1, train, {})
+    assert alone[0] == "returned", alone[1]
+    for rank, outcome in enumerate(run_and_see(world_size, train, deaths)):
+        if rank in deaths and outcome == KILLED:
+            continue
+        assert outcome == alone, f"rank {rank} after {deaths}: {outcome}"
+        assert rank not in deaths or deaths[rank][1] is not None
+
+
+@pytest.mark.parametrize(
+    ("world_size", "deaths"),
+    [
+        # In the first step, between two steps, in the middle of one.
+        (2, {0: (0, None)}),
+        (2, {1: (7, None)}),
+        (3, {0: (4, None), 2: (8, None)}),
+        (4, {1: (1, None), 0: (7, None), 3: (12, None)}),
+    ],
+)
+def test_a_step_of_shards_goes_on_without_ranks_that_are_killed(world_size, deaths):
+    pytest.importorskip("torch")
+    goes_on(world_size, deaths)
+
+
+def test_a_rank_may_be_killed_at_any_moment():
+    pytest.importorskip("torch")
+    draw = random.Random(5)
+    for world_size in (2, 3, 4):
+        rank, place = draw.randrange(world_size), draw.randrange(10)
+        goes_on(world_size, {rank: (place, draw.uniform(0, 0.01))})
+
+
+def on_a_group_of_torchs(rank, world_size, directory):
+    from ddp_models import connect
+    from test_shards import loss_of, network
+
+    leave = connect(rank, world_size, directory)
+    model = drumline.DistributedDataParallel(network(), shards=2)
+    assert model.elastic is None
+    model.step(0, loss_of(model, 0))
+    with pytest.raises(drumline.CollectiveError) as raised:
+        model.step(1, lambda shard: kill_this() if rank == 0 else loss_of(model, 1)(shard))
+    leave()
+    return raised.value.culprit
+
+
+def test_on_a_group_of_torchs_a_death_ends_the_step():
+    pytest.importorskip("torch")
+    killed, (how, what) = run_and_see(2, on_a_group_of_torchs)
+    assert killed == KILLED
+    assert (how, what) == ("returned", 0), what
