@@ -58,7 +58,7 @@ pub enum Cause {
         /// The rank on that host.
         peer: Rank,
     },
-    /// The connection to a peer broke, although the peer's process seems to live.
+    /// The connection to a peer broke, although the peer's process lives. Or nobody can tell whether it does.
     Disconnected {
         /// That peer.
         peer: Rank,
@@ -194,7 +194,6 @@ impl Cause {
             Cause::PeerExited { peer }
             | Cause::PeerLeft { peer }
             | Cause::HostSilent { peer }
-            | Cause::Disconnected { peer, .. }
             | Cause::Unreachable { peer, .. }
             | Cause::Protocol { peer, .. } => vec![*peer],
             Cause::NobodyLeft { left, unreachable } if unreachable.is_empty() => left.clone(),
@@ -203,7 +202,8 @@ impl Cause {
             }
             Cause::Reported { culprit, .. } => culprit.iter().copied().collect(),
             Cause::Timeout { waiting_for } => waiting_for.clone(),
-            Cause::Mismatch { .. }
+            Cause::Disconnected { .. }
+            | Cause::Mismatch { .. }
             | Cause::Aborted
             | Cause::Panicked { .. }
             | Cause::System { .. }
@@ -259,7 +259,9 @@ impl Cause {
     #[doc(hidden)]
     pub fn named(&self) -> Vec<Rank> {
         match self {
-            Cause::Mismatch { peer, .. } | Cause::Reported { by: peer, .. } => vec![*peer],
+            Cause::Disconnected { peer, .. }
+            | Cause::Mismatch { peer, .. }
+            | Cause::Reported { by: peer, .. } => vec![*peer],
             cause => cause.ranks(),
         }
     }

@@ -101,6 +101,13 @@ impl Simulation {
         };
         let chain = error.cause.reason() == Reason::Timeout;
         let lost = matches!(fault, FaultKind::LostConnection { .. });
+        // On a host, only the end of a process breaks connections.
+        if let Cause::PeerExited { peer } = error.cause
+            && !self.scenario.same_host(rank, peer)
+            && self.processes[peer].ended.is_none_or(|(at, _)| at > record.ended)
+        {
+            return Err(format!("says that rank {peer} has ended, which lives"));
+        }
         if !lost && error.to_string().contains(" broke: ") {
             return Err("a broken connection although none broke by itself".to_owned());
         }

@@ -20,9 +20,12 @@ impl Simulation {
         let groups = self.processes[from].groups.iter_mut().enumerate();
         let wanted = groups.flat_map(|(group, state)| {
             let wanted = state.member.as_mut().map(Member::take_wanted).unwrap_or_default();
-            wanted.into_iter().map(move |to| Dial { group, from, to })
+            wanted.into_iter().map(move |to| (group, from, to))
         });
-        for dial in wanted.collect::<Vec<_>>() {
+        for (group, from, to) in wanted.collect::<Vec<_>>() {
+            let number = self.last_dials.entry((group, from, to)).or_default();
+            *number += 1;
+            let dial = Dial { group, from, to, number: *number };
             let at = self.now + self.travel();
             self.schedule(at, JobEvent::Dial(dial, DialStage::Arrives));
         }
@@ -33,7 +36,8 @@ impl Simulation {
     }
 
     pub(crate) fn go_on_with_dial(&mut self, dial: Dial, stage: DialStage) {
-        let Dial { group, from, to } = dial;
+        let Dial { group, from, to, number } = dial;
+        let is_dropped = self.last_dials.get(&(group, from, to)) != Some(&number);
         match stage {
             DialStage::Arrives => self.arrive(dial),
             DialStage::Taken => {
@@ -58,6 +62,9 @@ impl Simulation {
             }
             DialStage::Answered => {
                 let Some(streams) = self.opened.remove(&(dial, true)) else { return };
+                if is_dropped {
+                    return;
+                }
                 if let Some(agreed) = self.links.get_mut(&(group, from.min(to), from.max(to))) {
                     *agreed = self.now;
                 }
@@ -66,13 +73,14 @@ impl Simulation {
                 }
                 self.interrupt(from, group);
             }
+            DialStage::Refused | DialStage::Unanswered if is_dropped => {}
             DialStage::Refused | DialStage::Unanswered => {
                 let problem = match stage {
                     DialStage::Refused => "at its address: connection refused",
                     _ => "at its address: connection timed out",
                 };
                 if let Some(member) = &mut self.processes[from].groups[group].member
-                    && member.unreachable(to, problem)
+                    && member.unreachable(to, problem, stage == DialStage::Refused)
                 {
                     self.links.insert((group, from.min(to), from.max(to)), self.now);
                 }
@@ -82,15 +90,18 @@ impl Simulation {
     }
 
     fn arrive(&mut self, dial: Dial) {
-        let Dial { group, from, to } = dial;
+        let Dial { group, from, to, .. } = dial;
         let scenario = &self.scenario;
         let is_cut = self.fault.is_some()
             && scenario.fault.is_some_and(|fault| match fault.kind {
                 FaultKind::SilentHost(_) => {
                     scenario.same_host(from, fault.victim) != scenario.same_host(to, fault.victim)
                 }
-                FaultKind::LostConnection { peer, group: of, .. } => {
-                    group == of && [[from, to], [to, from]].contains(&[fault.victim, peer])
+                // What resets a connection lets a new one through.
+                FaultKind::LostConnection { peer, group: of, reset, .. } => {
+                    !reset
+                        && group == of
+                        && [[from, to], [to, from]].contains(&[fault.victim, peer])
                 }
                 _ => false,
             });

@@ -52,6 +52,7 @@ impl Simulation {
             network,
             queue: BinaryHeap::new(),
             wires: BTreeMap::new(),
+            last_dials: BTreeMap::new(),
             opened: BTreeMap::new(),
             links: BTreeMap::new(),
         };

@@ -218,9 +218,9 @@ impl<S: Connection> Member<S> {
 
     /// Tells this rank that it could not call the peer. Returns whether it uses the streams that the peer has
     /// opened meanwhile.
-    pub(crate) fn unreachable(&mut self, peer: Rank, problem: &str) -> bool {
+    pub(crate) fn unreachable(&mut self, peer: Rank, problem: &str, refused: bool) -> bool {
         let cause = Cause::Unreachable { peer, problem: problem.to_owned() };
-        self.streams.lock().streams.unreachable(peer, cause)
+        self.streams.lock().streams.unreachable(peer, cause, refused)
     }
 
     /// Tells this rank that the process of a peer on the same host has ended.

@@ -38,6 +38,8 @@ pub(crate) struct Simulation {
     pub(crate) queue: BinaryHeap<Reverse<(Nanos, u64, JobEvent)>>,
     /// The wires of each pair of ranks, the lower rank first.
     pub(crate) wires: BTreeMap<(usize, usize), Vec<Wire>>,
+    /// The last dial of each rank to each other one in each group.
+    pub(crate) last_dials: BTreeMap<(usize, usize, usize), u64>,
     /// Streams of dials that have arrived and are not in use yet: those of the caller (`true`) and
     /// of the callee.
     pub(crate) opened: BTreeMap<(Dial, bool), PeerStreams<SimStream>>,
@@ -71,6 +73,8 @@ pub(crate) struct Dial {
     pub(crate) group: usize,
     pub(crate) from: usize,
     pub(crate) to: usize,
+    /// A rank that dials again drops what it has dialled before.
+    pub(crate) number: u64,
 }
 
 /// What happens to a dial next.

@@ -18,7 +18,7 @@ impl Broken {
     /// Whether bytes arrived that the peer did not send. In that case the failure cannot be explained by
     /// anything that the peer says.
     pub(crate) fn is_forged(&self) -> bool {
-        matches!(self, Broken::Failed(error) if error.kind() == io::ErrorKind::InvalidData)
+        matches!(self, Broken::Failed(error) if is_forged(error))
     }
 
     /// The cause of a failure that the peer's control connection does not explain.
@@ -46,6 +46,11 @@ pub(crate) fn outcome(result: io::Result<usize>, broken: &mut Option<Broken>) ->
             None
         }
     }
+}
+
+/// Whether bytes arrived that the peer did not send.
+pub(crate) fn is_forged(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
 }
 
 /// Whether a peer's host has said nothing for too long, or cannot be reached.

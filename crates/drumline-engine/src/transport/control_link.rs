@@ -7,7 +7,13 @@ use std::{
 
 use drumline_schedule::step::Rank;
 
-use super::{broken::is_silence, duplex::Duplex, later::Later, waits::Waits, wire::Control};
+use super::{
+    broken::{is_forged, is_silence},
+    duplex::Duplex,
+    later::Later,
+    waits::Waits,
+    wire::Control,
+};
 use crate::{
     error::{Cause, Reason},
     membership::SeenFailure,
@@ -17,6 +23,10 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct ControlLink<S> {
     peer: Rank,
+    /// Whether the peer is on this host, and only the end of its process ends the stream.
+    pub(crate) is_near: bool,
+    /// Why the stream before this one broke.
+    broke: Option<String>,
     stream: Later<S>,
     arrived: Vec<u8>,
     /// Messages, or the rest of one, that the stream has not taken yet.
@@ -46,14 +56,31 @@ pub(crate) enum PeerState {
     Present,
     /// It has left in good order.
     Left,
+    /// Its stream broke. A new connection to it must tell whether it lives.
+    Doubtful(Doubt),
     /// It is gone or has failed.
     Lost(Cause),
 }
+
+/// What is known of a peer whose stream broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    problem: String,
+    /// Whether a new connection is under way.
+    is_calling: bool,
+    /// How often nothing has listened at its address.
+    refused: u32,
+}
+
+/// So often nothing must listen at the address of a peer whose stream broke: what resets one connection may refuse another.
+const REFUSED_MIN: u32 = 2;
 
 impl<S: Duplex> ControlLink<S> {
     pub(crate) fn new(peer: Rank) -> ControlLink<S> {
         ControlLink {
             peer,
+            is_near: false,
+            broke: None,
             stream: Later::NOT_YET,
             arrived: Vec::new(),
             unsent: Vec::new(),
@@ -71,8 +98,54 @@ impl<S: Duplex> ControlLink<S> {
 
     /// Starts afresh on `stream`.
     pub(crate) fn connect(&mut self, stream: S) {
-        *self = ControlLink::new(self.peer);
+        *self = ControlLink { is_near: self.is_near, ..ControlLink::new(self.peer) };
         self.stream.set(stream);
+    }
+
+    /// Whether the peer's stream broke, and a new connection to it is under way.
+    pub(crate) fn is_called_again(&self) -> bool {
+        matches!(self.state, PeerState::Doubtful(Doubt { is_calling: true, .. }))
+    }
+
+    /// Whether a new connection must be begun, to learn whether the peer lives. Says so once.
+    pub(crate) fn must_be_called(&mut self) -> bool {
+        match &mut self.state {
+            PeerState::Doubtful(doubt) => !std::mem::replace(&mut doubt.is_calling, true),
+            _ => false,
+        }
+    }
+
+    /// The peer has answered a new connection, so it lives. It says there why the old one ended, if it knows.
+    pub(crate) fn ask_why(&mut self, stream: S) {
+        if let PeerState::Doubtful(Doubt { problem, .. }) = &self.state {
+            let broke = Some(problem.clone());
+            self.connect(stream);
+            self.broke = broke;
+        }
+    }
+
+    /// A new connection to the peer has failed. If `refused`, its host says that nothing listens there.
+    pub(crate) fn on_unreachable(&mut self, refused: bool) {
+        let peer = self.peer;
+        let PeerState::Doubtful(doubt @ Doubt { is_calling: true, .. }) = &mut self.state else {
+            return;
+        };
+        doubt.refused += u32::from(refused);
+        self.state = match refused {
+            true if doubt.refused < REFUSED_MIN => {
+                doubt.is_calling = false;
+                return;
+            }
+            true => PeerState::Lost(Cause::PeerExited { peer }),
+            false => {
+                let problem = format!(
+                    "{}; its process may have ended, or something between the two ranks, such as a \
+                     firewall, ended the connection",
+                    doubt.problem
+                );
+                PeerState::Lost(Cause::Disconnected { peer, problem })
+            }
+        };
     }
 
     pub(crate) fn stream(&self) -> Option<&S> {
@@ -213,7 +286,7 @@ impl<S: Duplex> ControlLink<S> {
         let mut chunk = [0; 1024];
         while self.ready && self.state == PeerState::Present {
             match self.stream.read(&mut chunk) {
-                Ok(0) => self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer }),
+                Ok(0) => self.on_end("it was closed".to_owned()),
                 Ok(bytes) => {
                     (self.beats, self.unanswered, self.asked) = (0, 0, None);
                     self.arrived.extend_from_slice(&chunk[..bytes]);
@@ -221,19 +294,26 @@ impl<S: Duplex> ControlLink<S> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.ready = false,
-                // A process that ends with unread data resets its connections.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-                    self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer });
-                }
                 Err(error) if is_silence(&error) => {
                     self.state = PeerState::Lost(Cause::HostSilent { peer: self.peer });
                 }
-                Err(error) => {
+                Err(error) if is_forged(&error) => {
                     let problem = error.to_string();
                     self.state = PeerState::Lost(Cause::Disconnected { peer: self.peer, problem });
                 }
+                Err(error) => self.on_end(error.to_string()),
             }
         }
+    }
+
+    /// The stream has ended. On this host, only the peer's end does that, and it resets a stream with unread data.
+    /// Between hosts, anything on the way may do it.
+    fn on_end(&mut self, problem: String) {
+        self.state = match &self.broke {
+            Some(broke) => lives(self.peer, broke),
+            None if self.is_near => PeerState::Lost(Cause::PeerExited { peer: self.peer }),
+            None => PeerState::Doubtful(Doubt { problem, is_calling: false, refused: 0 }),
+        };
     }
 
     /// Takes one message. Returns whether there was one.
@@ -258,8 +338,20 @@ impl<S: Duplex> ControlLink<S> {
             }
         }
         self.has_spoken = true;
+        if let (Some(broke), PeerState::Present) = (&self.broke, &self.state) {
+            self.state = lives(self.peer, broke);
+        }
         true
     }
+}
+
+/// Why a peer that lives can take no part any more: `problem` has broken its stream.
+fn lives(peer: Rank, problem: &str) -> PeerState {
+    let problem = format!(
+        "{problem}; its process lives, so something between the two ranks, such as a firewall, ended the \
+         connection"
+    );
+    PeerState::Lost(Cause::Disconnected { peer, problem })
 }
 
 /// The number of messages about waiting that fit the buffers of any connection, beside the answers to those

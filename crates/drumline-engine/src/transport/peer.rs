@@ -107,8 +107,6 @@ pub(crate) struct Peer<S> {
     pub(crate) bond: Bond<S>,
     /// The streams that the peer has opened while this rank, the higher one, calls it.
     aside: Option<Bundle<S>>,
-    /// Whether the peer was connected from the start, because it is on this host.
-    pub(crate) is_near: bool,
     /// When one of its streams was first seen broken.
     pub(crate) broken_since: Option<Instant>,
 }
@@ -136,14 +134,14 @@ impl<S: Duplex> Peer<S> {
             points: PointLink::new(rank),
             bond: Bond::Called,
             aside: None,
-            is_near: false,
             broken_since: None,
         }
     }
 
     /// A peer that is connected from the start.
     pub(crate) fn near(rank: Rank, streams: Bundle<S>) -> Peer<S> {
-        let mut peer = Peer { is_near: true, ..Peer::called(rank) };
+        let mut peer = Peer::called(rank);
+        peer.control.is_near = true;
         peer.use_all(streams);
         peer
     }
@@ -162,13 +160,21 @@ impl<S: Duplex> Peer<S> {
     /// The peer has opened these streams. Returns whether they are in use from now on.
     pub(crate) fn take(
         &mut self,
-        streams: Bundle<S>,
+        mut streams: Bundle<S>,
         is_higher: bool,
         farewell: Option<&Control>,
     ) -> bool {
         match self.bond {
-            // This call of the peer crossed with a call of this rank, and the two have agreed already.
-            Bond::Agreed => return false,
+            // This call of the peer crossed with a call of this rank, and the two have agreed already; or the old
+            // connection broke. In that case the peer wants to know why.
+            Bond::Agreed => {
+                if let Some(word) = farewell
+                    && let Err(error) = streams.control.write_all(&word.encode())
+                {
+                    tracing::debug!(peer = self.rank, %error, "called and did not wait for the answer");
+                }
+                return false;
+            }
             // The peer is the lower rank. It waits for this rank's streams, or has accepted them already.
             Bond::Called | Bond::Offered { .. } if is_higher => {
                 self.aside = Some(streams);

@@ -121,21 +121,35 @@ impl<S: Duplex> Streams<S> {
     /// The peers that must be called now. Each call must end in [`Streams::called`] or
     /// [`Streams::unreachable`].
     pub fn take_wanted(&mut self) -> Vec<Rank> {
-        std::mem::take(&mut self.wanted)
+        let doubtful = self
+            .peers
+            .values_mut()
+            .filter_map(|Peer { rank, control, .. }| control.must_be_called().then_some(*rank));
+        std::mem::take(&mut self.wanted).into_iter().chain(doubtful).collect()
+    }
+
+    /// Whether `rank` is called because its connection broke, to learn whether it lives.
+    pub fn is_called_again(&self, rank: Rank) -> bool {
+        self.peers.get(&rank).is_some_and(|peer| peer.control.is_called_again())
     }
 
     /// Whether a call to `rank` is still needed.
     pub fn is_calling(&self, rank: Rank) -> bool {
-        self.peers.get(&rank).is_some_and(|peer| matches!(peer.bond, Bond::Called))
+        let is_called = |peer: &Peer<S>| matches!(peer.bond, Bond::Called);
+        self.is_called_again(rank) || self.peers.get(&rank).is_some_and(is_called)
     }
 
-    /// A call has succeeded and has opened these streams to `rank`.
-    pub fn called(&mut self, rank: Rank, streams: Bundle<S>) {
-        if let Some(peer) = self.peers.get_mut(&rank)
-            && peer.offer(streams, self.farewell.as_ref())
-        {
+    /// A call has succeeded and has opened these streams to `rank`. Returns whether the control stream replaces one that
+    /// broke.
+    pub fn called(&mut self, rank: Rank, streams: Bundle<S>) -> bool {
+        let Some(peer) = self.peers.get_mut(&rank) else { return false };
+        let again = peer.control.is_called_again();
+        if again {
+            peer.control.ask_why(streams.control);
+        } else if peer.offer(streams, self.farewell.as_ref()) {
             self.offered.insert(rank);
         }
+        again
     }
 
     /// A peer has called and opened these streams. Returns whether they are in use now.
@@ -154,9 +168,11 @@ impl<S: Duplex> Streams<S> {
         is_used
     }
 
-    /// A call has failed. Returns whether streams that the peer has opened meanwhile are in use now.
-    pub fn unreachable(&mut self, rank: Rank, cause: Cause) -> bool {
+    /// A call has failed. If `refused`, the peer's host says that nothing listens there. Returns whether streams that the
+    /// peer has opened meanwhile are in use now.
+    pub fn unreachable(&mut self, rank: Rank, cause: Cause, refused: bool) -> bool {
         let Some(peer) = self.peers.get_mut(&rank) else { return false };
+        peer.control.on_unreachable(refused);
         let is_used = peer.fail(cause, self.farewell.as_ref());
         if is_used {
             peer.greet(&self.waits);
@@ -213,12 +229,12 @@ impl<S: Duplex> Streams<S> {
 
     /// Whether there are connections to other hosts.
     pub fn has_far(&self) -> bool {
-        self.peers.values().any(|peer| !peer.is_near)
+        self.peers.values().any(|peer| !peer.control.is_near)
     }
 
     /// Sends a beat to all peers on other hosts, so that their kernels answer.
     pub fn beat(&mut self) {
-        let far = self.peers.values_mut().filter(|peer| !peer.is_near);
+        let far = self.peers.values_mut().filter(|peer| !peer.control.is_near);
         far.for_each(|peer| peer.control.beat());
     }
 
@@ -362,6 +378,7 @@ impl<S: Duplex> Streams<S> {
             let points = peer.points.broken().filter(|_| peer.points.is_pending());
             match peer.control.state() {
                 PeerState::Present => {}
+                PeerState::Doubtful(_) => continue,
                 // Messages that the peer sent before it left may still be on their way.
                 PeerState::Left => {
                     if let (Some(machine), Some(_)) = (&mut machine, data) {
@@ -470,7 +487,7 @@ impl<S: Duplex> Streams<S> {
         control.read();
         match control.state() {
             PeerState::Lost(cause) => Some(cause.clone()),
-            PeerState::Present | PeerState::Left => None,
+            PeerState::Present | PeerState::Doubtful(_) | PeerState::Left => None,
         }
     }
 
@@ -526,7 +543,9 @@ impl<S: Duplex> Streams<S> {
             match peer.control.state() {
                 // The peer waits for this rank's goodbye.
                 PeerState::Left if drained && !peer.control.has_unsent() => {}
-                PeerState::Present | PeerState::Left => present.push(peer.rank),
+                PeerState::Present | PeerState::Doubtful(_) | PeerState::Left => {
+                    present.push(peer.rank);
+                }
                 PeerState::Lost(cause) => return Err(cause.clone()),
             }
         }

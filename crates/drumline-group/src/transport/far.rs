@@ -61,13 +61,16 @@ pub(super) enum Met {
     Called(Rank, Bundle<PeerStream>),
     /// The peer has called this rank.
     Came(Rank, Bundle<PeerStream>),
-    Unreachable(Rank, Cause),
+    /// If `refused`, the peer's host says that nothing listens there.
+    Unreachable { rank: Rank, cause: Cause, refused: bool },
 }
 
 /// A peer that is being called.
 #[derive(Debug)]
 struct Call {
-    began: Instant,
+    give_up: Instant,
+    /// Whether the peer must also prove itself until then: it is called because its connection broke.
+    again: bool,
     lines: Vec<(Channel, Line)>,
     opening: Opening<PeerStream>,
     /// How the peer last hung up.
@@ -86,6 +89,9 @@ enum Line {
 
 /// The longest that a call may go on: time for the kernel to repeat a lost packet three times.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
+
+/// The same for a peer whose connection broke: time to repeat one lost packet.
+const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// How long to wait before a peer that has hung up is dialled again.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -141,16 +147,18 @@ impl Far {
     /// When [`Far::progress`] has something to do even if nothing arrives.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let gates = self.gates.iter().filter_map(Gate::deadline);
-        let calls = self.calls.values().filter_map(|call| call.deadline(self.patience));
+        let calls = self.calls.values().filter_map(Call::deadline);
         gates.chain(calls).min()
     }
 
-    /// Begins to call a peer. The result comes from [`Far::progress`].
-    pub(super) fn call(&mut self, rank: Rank, now: Instant) {
+    /// Begins to call a peer, if `again` only to learn whether it lives. The result comes from [`Far::progress`].
+    pub(super) fn call(&mut self, rank: Rank, again: bool, now: Instant) {
+        let patience = if again { self.patience.min(LOOK_MAX) } else { self.patience };
         let channels = Opening::<PeerStream>::channels(self.data_streams);
         let lines = channels.map(|channel| (channel, Line::Again { at: now })).collect();
         let opening = Opening::new(self.data_streams);
-        self.calls.insert(rank, Call { began: now, lines, opening, hung_up: None });
+        let give_up = now + patience;
+        self.calls.insert(rank, Call { give_up, again, lines, opening, hung_up: None });
     }
 
     /// Accepts peers and goes on with calls. Ends calls to ranks for which `is_calling` is false.
@@ -159,7 +167,7 @@ impl Far {
         let touched = self.hear(&mut met, now);
         self.calls.retain(|rank, _| is_calling(*rank));
         let is_due = |rank: &Rank, call: &Call| {
-            touched.contains(rank) || call.deadline(self.patience).is_some_and(|due| now >= due)
+            touched.contains(rank) || call.deadline().is_some_and(|due| now >= due)
         };
         let due = self.calls.iter().filter(|(rank, call)| is_due(rank, call));
         for rank in due.map(|(rank, _)| *rank).collect::<Vec<_>>() {
@@ -169,7 +177,7 @@ impl Far {
                     Some(streams) => met.push(Met::Called(rank, streams)),
                     None => drop(self.calls.insert(rank, call)),
                 },
-                Err(cause) => met.push(Met::Unreachable(rank, cause)),
+                Err(unreachable) => met.push(unreachable),
             }
         }
         met
@@ -210,11 +218,11 @@ impl Far {
         events.iter().map(|event| event.data.u64() as Rank).collect()
     }
 
-    fn go_on(&self, rank: Rank, call: &mut Call, now: Instant) -> Result<(), Cause> {
+    fn go_on(&self, rank: Rank, call: &mut Call, now: Instant) -> Result<(), Met> {
         let addresses = self.addresses.get(&rank).map_or(&[][..], Vec::as_slice);
         // Spread the streams over the peer's addresses. Each rank begins with another address.
         let addresses = addresses.iter().cycle().skip(self.member.rank % addresses.len().max(1));
-        let give_up = call.began + self.patience;
+        let Call { give_up, again, .. } = *call;
         for ((channel, line), address) in call.lines.iter_mut().zip(addresses) {
             let before = call.hung_up.as_ref();
             let failed = |error: CallError| unreachable(rank, *address, &error, before);
@@ -241,7 +249,7 @@ impl Far {
                         *line = Line::Open;
                     }
                 }
-                Ok(false) if dial.is_connecting() && now >= give_up => {
+                Ok(false) if (again || dial.is_connecting()) && now >= give_up => {
                     return Err(failed(io::Error::from(io::ErrorKind::TimedOut).into()));
                 }
                 Ok(false) if wrote != dial.writes() => {
@@ -281,9 +289,9 @@ impl AsFd for Far {
 
 impl Call {
     /// When to go on with the call even if nothing arrives.
-    fn deadline(&self, patience: Duration) -> Option<Instant> {
+    fn deadline(&self) -> Option<Instant> {
         let lines = self.lines.iter().filter_map(|(_, line)| match line {
-            Line::Dialling(dial) if dial.is_connecting() => Some(self.began + patience),
+            Line::Dialling(dial) if self.again || dial.is_connecting() => Some(self.give_up),
             Line::Again { at } => Some(*at),
             Line::Dialling(_) | Line::Open => None,
         });
@@ -303,7 +311,9 @@ fn unreachable(
     address: SocketAddr,
     error: &CallError,
     before: Option<&CallError>,
-) -> Cause {
+) -> Met {
+    let refused =
+        matches!(error, CallError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused);
     let advice = match error {
         CallError::Refused(_) => "",
         CallError::Io(error) if is_silence(error) => {
@@ -314,7 +324,8 @@ fn unreachable(
         }
     };
     let before = before.map_or_else(String::new, |error| format!(" (before that, {error})"));
-    Cause::Unreachable { peer: rank, problem: format!("at {address}: {error}{before}{advice}") }
+    let problem = format!("at {address}: {error}{before}{advice}");
+    Met::Unreachable { rank, cause: Cause::Unreachable { peer: rank, problem }, refused }
 }
 
 /// What is left of a group that this rank has dropped. For a while it tells callers why the group has gone.

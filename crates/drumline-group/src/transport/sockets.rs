@@ -148,7 +148,7 @@ impl Sockets {
         let wanted = self.streams.take_wanted();
         let Some(far) = &mut self.far else { return };
         let is_any = !wanted.is_empty();
-        wanted.into_iter().for_each(|rank| far.call(rank, now));
+        wanted.into_iter().for_each(|rank| far.call(rank, self.streams.is_called_again(rank), now));
         if is_any {
             self.meet(now);
         }
@@ -159,15 +159,19 @@ impl Sockets {
         let Sockets { far: Some(far), streams, armed, .. } = self else { return };
         for met in far.progress(|rank| streams.is_calling(rank), now) {
             match met {
-                Met::Called(rank, bundle) => streams.called(rank, bundle),
+                Met::Called(rank, bundle) => {
+                    if streams.called(rank, bundle) {
+                        armed.remove(&key(rank, StreamKind::Control));
+                    }
+                }
                 Met::Came(rank, bundle) => {
                     if streams.came(rank, bundle) {
                         // The peer's earlier streams are closed, which has removed them from the set.
                         armed.retain(|key, _| key / KINDS != rank as u64);
                     }
                 }
-                Met::Unreachable(rank, cause) => {
-                    streams.unreachable(rank, cause);
+                Met::Unreachable { rank, cause, refused } => {
+                    streams.unreachable(rank, cause, refused);
                 }
             }
         }
@@ -253,6 +257,7 @@ impl Transport for Sockets {
     }
 
     fn arm(&mut self) {
+        self.call_wanted(Instant::now());
         for (interest, stream) in self.streams.interests() {
             let mut wanted = epoll::EventFlags::empty();
             wanted.set(epoll::EventFlags::IN, interest.readable);

@@ -103,7 +103,7 @@ enum Sight {
     Apart,
     Connecting(Stream),
     Open(Stream),
-    /// It was open once.
+    /// It was open once, on this host.
     Ended,
 }
 
@@ -177,6 +177,11 @@ impl Sight {
                 Ok(false) => {
                     *self = Sight::Open(stream);
                     Seen::Reached
+                }
+                // Something between two hosts may have reset it.
+                Ok(true) if matches!(address, Address::Tcp(_)) => {
+                    *self = Sight::Apart;
+                    self.look(address)
                 }
                 Ok(true) => Seen::Closed,
                 Err(error) => {
@@ -294,6 +299,22 @@ mod tests {
         for sights in [&mut early, &mut late] {
             see(sights, &far, Seen::Closed);
         }
+    }
+
+    #[test]
+    fn a_sign_whose_connection_is_reset_is_looked_at_again() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let sign = format!("elsewhere net name {}", listener.local_addr().unwrap());
+        let mut sights = Sights::default();
+        see(&mut sights, &sign, Seen::Reached);
+        let (stream, _) = listener.accept().unwrap();
+        sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+        drop(stream);
+        let [_, closed] = look_by(&mut sights, &[sign.clone()].into()).unwrap();
+        assert!(closed.is_empty(), "it listens");
+        see(&mut sights, &sign, Seen::Reached);
+        drop(listener);
+        see(&mut sights, &sign, Seen::Closed);
     }
 
     #[test]

@@ -57,6 +57,19 @@ impl Hosts {
         }
     }
 
+    /// Resets all connections between two hosts. Returns how many there were; `None`, with the reason printed, where the
+    /// kernel does not let us.
+    pub(super) fn reset_connections(&self, host: usize, other: usize) -> Option<usize> {
+        let line = ["ss", "--kill", "--tcp", "--no-header", "dst", &self.network.address(other)];
+        let output = self.on(host).args(line).output().unwrap();
+        let count = String::from_utf8(output.stdout).unwrap().lines().count();
+        if count == 0 {
+            skip(&format!("ss resets no connection: {}", String::from_utf8_lossy(&output.stderr)));
+            return None;
+        }
+        Some(count)
+    }
+
     pub(super) fn add_cables(&self) {
         self.network.add_cables();
     }

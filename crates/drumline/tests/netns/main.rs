@@ -298,6 +298,28 @@ fn a_cable_that_is_pulled_is_named_by_all_who_remain() {
     assert!(told.contains("does not answer"), "{told}");
 }
 
+/// As a firewall does that has lost its table.
+#[test]
+fn nobody_says_that_a_rank_has_ended_whose_connections_are_reset() {
+    for level in ["auth", "tls"] {
+        let Some(network) = Hosts::new(3) else { return };
+        let variables = [("DRUMLINE_SECRET", SECRET), ("DRUMLINE_SECURITY", level)];
+        let task = "work until something breaks, and stay";
+        let start = |rank| network.start_on(rank, rank, 3, task, variables);
+        let mut ranks = [0, 1, 2].map(start);
+        ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "6"));
+        let Some(reset) = network.reset_connections(1, 2) else { return };
+        assert!(reset > 2, "{reset} connections");
+        for (number, rank) in ranks.iter_mut().enumerate() {
+            let told = rank.line("culprit: ");
+            println!("{level}, rank {number}: {told}");
+            assert!(told.starts_with("None: "), "{told}");
+            assert!(told.contains("; its process lives, so something between"), "{told}");
+            assert!(!told.contains("has ended"), "{told}");
+        }
+    }
+}
+
 /// A child of a torch `DataLoader` is such a fork.
 #[test]
 fn a_rank_that_is_killed_is_named_although_a_fork_of_it_lives() {

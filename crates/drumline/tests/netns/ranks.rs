@@ -36,13 +36,19 @@ fn rank() {
     }
     match &*task {
         "leave" => group.destroy().unwrap(),
-        "work until something breaks" | "fork, and work until something breaks" => loop {
+        "work until something breaks"
+        | "work until something breaks, and stay"
+        | "fork, and work until something breaks" => loop {
             let error = match group.all_reduce(&mut [1.0_f32; 100_000], ReduceOp::Sum) {
                 Ok(()) => continue,
                 Err(error) => error,
             };
             assert_eq!(error.kind(), ErrorKind::Collective, "{error}");
-            return println!("culprit: {:?}: {error}", error.culprit());
+            println!("culprit: {:?}: {error}", error.culprit());
+            if task.ends_with("stay") {
+                let _ = std::io::stdin().read(&mut [0]).unwrap();
+            }
+            return;
         },
         "be stopped" => {
             // The others call at once, this rank when it is let go on.

@@ -99,3 +99,86 @@ fn a_goodbye_names_the_rank_whose_failure_it_follows() {
         assert_eq!(second.left(0), Some(expected));
     }
 }
+
+/// A rank whose streams to a peer on another host have been closed, and that calls the peer to learn why.
+fn in_doubt() -> Streams<UnixStream> {
+    let [near, far] = bundles();
+    let mut streams = Streams::new(0, 2, []);
+    assert!(streams.came(1, near));
+    drop(far);
+    assert_eq!(streams.still_present(&History::default()).unwrap(), [1]);
+    assert_eq!(streams.lost(1), None, "nobody knows yet");
+    assert_eq!(streams.take_wanted(), [1]);
+    assert_eq!(streams.take_wanted(), []);
+    assert!(streams.is_calling(1));
+    streams
+}
+
+fn said_of(streams: &mut Streams<UnixStream>) -> String {
+    streams.progress_points(false, Instant::now(), &mut Vec::new()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_peer_at_whose_address_nothing_listens_has_ended() {
+    let mut streams = in_doubt();
+    let cause = || Cause::Unreachable { peer: 1, problem: String::new() };
+    streams.unreachable(1, cause(), true);
+    assert_eq!(streams.lost(1), None, "this connection may have been reset, too");
+    assert_eq!(streams.take_wanted(), [1]);
+    streams.unreachable(1, cause(), true);
+    assert_eq!(streams.lost(1), Some(Cause::PeerExited { peer: 1 }));
+    assert!(!streams.is_calling(1));
+
+    let mut streams = in_doubt();
+    streams.unreachable(1, cause(), false);
+    let told = said_of(&mut streams);
+    assert!(told.contains("its process may have ended, or something between"), "{told}");
+}
+
+#[test]
+fn a_peer_that_answers_lives_and_says_why_its_connection_ended() {
+    let abort =
+        Control::Abort { culprit: Some(2), reason: Reason::Other, text: "rank 2 fell".to_owned() };
+    let words = [None, Some(Control::Beat), Some(abort)];
+    for (word, expected) in
+        words.into_iter().zip(["its process lives", "its process lives", "rank 2 fell"])
+    {
+        let mut streams = in_doubt();
+        let [near, mut far] = bundles();
+        assert!(streams.called(1, near));
+        if let Some(word) = &word {
+            far.control.write_all(&word.encode()).unwrap();
+        }
+        assert_eq!(streams.lost(1).is_some(), word.is_some());
+        drop(far);
+        streams.on_readable(1, StreamKind::Control);
+        let told = said_of(&mut streams);
+        assert!(told.contains(expected), "{told}");
+    }
+    // It calls, too: perhaps it did before it ended.
+    let mut streams = in_doubt();
+    let [near, _far] = bundles();
+    assert!(!streams.came(1, near));
+    assert!(streams.is_calling(1));
+}
+
+#[test]
+fn who_has_failed_says_so_to_a_peer_that_calls_again() {
+    let mut streams = Streams::new(0, 2, []);
+    let [near, _far] = bundles();
+    assert!(streams.came(1, near));
+    streams.take_leave(None);
+    let [near, mut far] = bundles();
+    assert!(!streams.came(1, near));
+    let mut heard = Vec::new();
+    far.control.read_to_end(&mut heard).unwrap();
+    assert_eq!(Control::take(&mut heard), Ok(Some(Control::Goodbye(None))));
+}
+
+#[test]
+fn on_a_host_only_the_end_of_a_process_ends_its_streams() {
+    let [near, far] = bundles();
+    let mut streams = Streams::new(0, 2, [(1, near)]);
+    drop(far);
+    assert_eq!(streams.lost(1), Some(Cause::PeerExited { peer: 1 }));
+}
