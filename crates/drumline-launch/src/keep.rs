@@ -31,7 +31,7 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus},
     time::{Duration, Instant},
 };
 
@@ -420,14 +420,15 @@ fn start_keeper(told: &Told, below: usize) -> Result<(Child, OwnedFd)> {
             .arg0(name)
             .args(arguments)
             .args(Told::arguments(below, told.private.as_deref()))
-            .spawn()?;
+            .spawn()
+            .map_err(named("clone3"))?;
         let pidfd = pidfd_open(Pid::from_child(&keeper), PidfdFlags::empty())?;
         Ok((keeper, pidfd))
     };
     start().map_err(Error::system::<io::Error>("start a keeper (from /proc/self/exe)"))
 }
 
-/// Starts a worker, in the process group that is told (0: its own), and with an empty stdin if none comes.
+/// Starts a worker, in the process group that is told (0: its own).
 fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>, lease: Option<&OwnedFd>) -> io::Result<Pid> {
     let invalid = || io::Error::from(rustix::io::Errno::INVAL);
     let mut fields = fields.into_iter().skip(2).map(OsString::from_vec);
@@ -444,7 +445,7 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>, lease: Option<&OwnedFd>) -
         fields.map(variable).collect::<Option<_>>().ok_or_else(invalid)?;
     let mut streams = streams.into_iter();
     let (stdout, stderr) = streams.next().zip(streams.next()).ok_or_else(invalid)?;
-    let stdin = streams.next();
+    let stdin = streams.next().ok_or_else(invalid)?;
 
     let start = |command: &mut Command| -> io::Result<Pid> {
         for name in NOT_INHERITED {
@@ -454,10 +455,7 @@ fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>, lease: Option<&OwnedFd>) -
             .args(&arguments)
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .envs(lease.map(|lease| (LEASE_VARIABLE, lease.as_raw_fd().to_string())))
-            .stdin(match &stdin {
-                Some(stdin) => Stdio::from(stdin.try_clone()?),
-                None => Stdio::null(),
-            })
+            .stdin(stdin.try_clone()?)
             .stdout(stdout.try_clone()?)
             .stderr(stderr.try_clone()?)
             .process_group(group)

@@ -7,6 +7,7 @@
 use std::{
     collections::VecDeque,
     ffi::{OsStr, OsString},
+    fs::File,
     io,
     os::{
         fd::{AsFd, OwnedFd},
@@ -205,7 +206,16 @@ impl Keeper {
         }));
         let fields: Vec<Vec<u8>> = fields.into_iter().map(OsString::into_vec).collect();
         let mut streams = vec![worker_stdout.as_fd(), worker_stderr.as_fd()];
-        streams.extend((input != Input::Empty).then_some(rustix::stdio::stdin()));
+        let empty = match input {
+            Input::Empty => Some(File::open("/dev/null").map_err(Error::system(
+                "open /dev/null as the stdin of a worker; /dev must have its files",
+            ))?),
+            Input::Launchers | Input::Terminal => None,
+        };
+        streams.push(match &empty {
+            Some(empty) => empty.as_fd(),
+            None => rustix::stdio::stdin(),
+        });
         let sent = self.channel.send(&fields, &streams);
         sent.map_err(|error| self.failed("start a worker", error))?;
         self.owed.starts.push_back(fields.iter().map(Vec::len).sum());
@@ -425,7 +435,7 @@ fn not_understood() -> io::Error {
 /// The error of a program that cannot be started. What may pass is no fault of the program.
 pub(crate) fn refused(program: &Path, error: io::Error) -> Error {
     if ErrorOrigin::of_system(&error) != ErrorOrigin::User {
-        return Error::system("start a worker")(error);
+        return Error::system("start a worker")(named("clone3")(error));
     }
     let hint = match error.kind() {
         // The program itself existed when the launcher looked.

@@ -5,8 +5,8 @@ use std::io;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 
-/// For `map_err`: names the system call that failed, if it may be forbidden: containers forbid some by a filter. Other
-/// errors stay as they are.
+/// For `map_err`: names the system call that failed, if it may be forbidden: containers forbid some by a filter. Also if
+/// `clone3` has met the limit of processes. Other errors stay as they are.
 ///
 /// ```
 /// use drumline_shm::named;
@@ -16,16 +16,23 @@ use rustix::process::{Resource, Rlimit};
 /// assert!(error.starts_with("memfd_create: Operation not permitted (os error 1); "), "{error}");
 /// let error = named("memfd_create")(Errno::MFILE).to_string();
 /// assert_eq!(error, "Too many open files (os error 24)");
+/// let error = named("clone3")(Errno::AGAIN).to_string();
+/// assert!(error.contains("(os error 11); the user or the container has as many processes"), "{error}");
 /// ```
 pub fn named<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> io::Error {
     move |error| {
         let error = error.into();
-        match advice(&error) {
+        let is_limit =
+            call == "clone3" && error.raw_os_error() == Some(Errno::AGAIN.raw_os_error());
+        match if is_limit { TOO_MANY } else { advice(&error) } {
             "" => error,
             advice => io::Error::new(error.kind(), format!("{call}: {error}{advice}")),
         }
     }
 }
+
+const TOO_MANY: &str = "; the user or the container has as many processes and threads as it may: raise `ulimit -u` or \
+                        the container's `pids.max`";
 
 /// What to do about the error of a system call that is forbidden.
 pub(crate) fn advice(error: &io::Error) -> &'static str {

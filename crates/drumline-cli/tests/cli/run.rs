@@ -128,6 +128,37 @@ fn a_job_runs_where_memory_files_must_not_be_executable() {
 }
 
 #[test]
+fn a_file_of_the_system_that_is_missing_is_blamed_and_not_the_program() {
+    let inside = "mount -t tmpfs none /dev && exec \"$@\"";
+    let namespace = || {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", inside, "sh"]);
+        command
+    };
+    if !namespace().arg("true").output().is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: this takes root and unshare");
+    }
+    let mut command = namespace();
+    command.args([env!("CARGO_BIN_EXE_drumline"), "run"]);
+    let ended = Launch::new(["--nproc-per-node", "2", "true"]).start_as(command).end();
+    assert!(ended.stderr.contains("open /dev/null as the stdin of a worker"), "{}", ended.stderr);
+    assert_eq!(ended.code, 2, "another attempt makes no sense");
+}
+
+#[test]
+fn a_launcher_without_descriptors_blames_their_limit() {
+    for limit in 8..40 {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {limit} && exec \"$@\""), "sh"]);
+        command.args([env!("CARGO_BIN_EXE_drumline"), "run"]);
+        let ended = Launch::new(["--nproc-per-node", "2", "true"]).start_as(command).end();
+        let blames = ended.stderr.contains("(os error 24)");
+        let misleads = ended.stderr.contains("not an address of this machine");
+        assert!(ended.code == 0 || blames && !misleads, "{limit}: {}", ended.stderr);
+    }
+}
+
+#[test]
 fn the_users_number_of_threads_is_kept() {
     let launch = Launch::new(["--nproc-per-node", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]);
     let ended = launch.variable("OMP_NUM_THREADS", "5").start().end();

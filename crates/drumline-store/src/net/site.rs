@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::system::uname;
+use rustix::{io::Errno, system::uname};
 
 use super::{Endpoint, call::time_left};
 use crate::{Error, Result};
@@ -110,7 +110,14 @@ pub fn of(host: &str, addresses: &[SocketAddr]) -> Site {
 
 /// Whether this host has that address.
 pub(crate) fn is_here(ip: IpAddr) -> bool {
-    UdpSocket::bind((ip, 0)).is_ok()
+    // Without a free descriptor nobody knows. Then listening there fails for that reason.
+    let is_unknown = |error: io::Error| {
+        [Errno::MFILE, Errno::NFILE]
+            .map(Errno::raw_os_error)
+            .map(Some)
+            .contains(&error.raw_os_error())
+    };
+    UdpSocket::bind((ip, 0)).map_or_else(is_unknown, |_| true)
 }
 
 fn choose(host: &str, addresses: &[SocketAddr], is_here: impl Fn(IpAddr) -> bool) -> Site {
