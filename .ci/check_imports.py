@@ -36,12 +36,12 @@ FLOORS = [
 UPLOADED = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"]
 # What opens a file. `drumline_shm::files` does so for all: what is at a path may be a pipe, or a link of another user.
 OPENS = re.compile(r"\bfs::(?:read|read_to_string|write|copy)\b|\bFile::(?:open|create|options)\b|\bOpenOptions\b")
-# These read what the kernel shows in /proc and /sys.
+# These read what the kernel shows in /proc, /sys and /dev.
 READ_THE_SYSTEM = {
     "drumline-bench": {"bench/measure"},
     "drumline-cli": {"check/system"},
     "drumline-cuda": {"opened"},
-    "drumline-launch": {"devices", "foreign/ancestors", "monitor/event_log", "processes", "recipients", "signals", "waits", "watch/kernel"},
+    "drumline-launch": {"devices", "foreign/ancestors", "keeper", "monitor/event_log", "processes", "recipients", "signals", "waits", "watch/kernel"},
     "drumline-shm": {"cache", "forbidden", "nodes", "placement", "process", "this_host"},
     "drumline-trace": {"clock"},
     "drumline-train": {"checkpoint/memory"},

@@ -21,3 +21,6 @@ struct ShardedOptimizer;
 
 #[doc = include_str!("../../../docs/concepts/shards.md")]
 struct Shards;
+
+#[doc = include_str!("../../../docs/guides/when-a-rank-dies.md")]
+struct Deaths;

@@ -11,12 +11,11 @@ use std::{
 
 use rustix::process::{Signal, kill_process};
 
-use crate::{
-    resume::{HANG, Random, command, kill, processes, succeeds},
-};
+use crate::resume::{HANG, Random, command, kill, processes, succeeds};
 
 /// Three steps an epoch.
-const TRAINING: &str = "--shards 8 --limit 160 --batch-size 8 --epochs 2 --checkpoint-every 2 --out out";
+const TRAINING: &str =
+    "--shards 8 --limit 160 --batch-size 8 --epochs 2 --checkpoint-every 2 --out out";
 
 /// The parameters, the optimizer's state and the losses at the end. Rank 0 prints a digest, but may die before.
 fn result(directory: &Path) -> Vec<u8> {
@@ -93,7 +92,9 @@ fn a_rank_that_is_killed_costs_no_step_and_no_bit() {
             let (victim, moment) = (random.below(4) as usize, 1 + random.below(LINES - 1));
             // Anywhere: in forward, backward, a collective, evaluation, or while a checkpoint is written.
             let later = Duration::from_micros(random.below(30_000));
-            println!("round {round}: rank {victim}, shard {moment}, {later:?} later, {connection:?}");
+            println!(
+                "round {round}: rank {victim}, shard {moment}, {later:?} later, {connection:?}"
+            );
             let job = start(directory.path(), 4, 2, connection);
             let told = end(job, &[moment], |_| {
                 thread::sleep(later);

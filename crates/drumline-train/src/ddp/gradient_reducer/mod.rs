@@ -29,7 +29,7 @@ use drumline_group::{Element, ProcessGroup};
 
 pub use self::{
     lent::SharedGradient,
-    shards::StepsBefore,
+    step::StepsBefore,
     timeline::{BucketTimes, ReducerStats, Timeline},
     values::{Place, Values, ValuesMut},
 };

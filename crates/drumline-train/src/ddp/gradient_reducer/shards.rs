@@ -11,16 +11,9 @@ use super::{
     Averaged, GradientReducer,
     plan::Plan,
     sizes,
-    step::Step,
+    step::{Step, StepsBefore},
 };
 use crate::{Error, Result, failure};
-
-/// How many steps a reducer has made: see [`GradientReducer::steps_before`].
-#[derive(Clone, Copy, Debug)]
-pub struct StepsBefore {
-    averaged: u64,
-    checked: u64,
-}
 
 impl GradientReducer {
     /// This rank's shards of a step, in the order in which it must hand in their gradients. `None` unless the options
@@ -86,8 +79,7 @@ impl GradientReducer {
 
     /// How many steps there were before the present one, for [`regroup`](Self::regroup).
     pub fn steps_before(&self) -> StepsBefore {
-        let step = self.lock();
-        StepsBefore { averaged: step.averaged, checked: step.checked }
+        self.lock().before()
     }
 
     /// Goes on with `group`, which is what is left of the group of before: its shards are dealt anew. `before` is from the
@@ -110,10 +102,7 @@ impl GradientReducer {
         let plan =
             Plan::new(&self.parameters, order, sizes::LEAST_BYTES, &self.options, None, group)?;
         let mut step = self.lock();
-        let StepsBefore { averaged, checked } = before;
-        let mut new = Step::new(Arc::new(plan), self.parameters.len(), group)?;
-        (new.averaged, new.checked, new.stats) = (averaged, checked, step.stats);
-        *step = new;
+        *step = step.after(before, Arc::new(plan), group)?;
         Ok(())
     }
 }

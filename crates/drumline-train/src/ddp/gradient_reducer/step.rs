@@ -57,7 +57,30 @@ pub(super) struct Step {
     pub(super) timeline: Timeline,
 }
 
+/// How many steps a reducer has made: see [`steps_before`](super::GradientReducer::steps_before).
+#[derive(Clone, Copy, Debug)]
+pub struct StepsBefore {
+    averaged: u64,
+    checked: u64,
+}
+
 impl Step {
+    pub(super) fn before(&self) -> StepsBefore {
+        StepsBefore { averaged: self.averaged, checked: self.checked }
+    }
+
+    /// The first step on another group, of a reducer that has made these steps.
+    pub(super) fn after(
+        &self,
+        before: StepsBefore,
+        plan: Arc<Plan>,
+        group: &ProcessGroup,
+    ) -> Result<Self> {
+        let StepsBefore { averaged, checked } = before;
+        let first = Step::new(plan, self.is_used.len(), group)?;
+        Ok(Self { averaged, checked, stats: self.stats, ..first })
+    }
+
     /// The first step.
     pub(super) fn new(plan: Arc<Plan>, parameters: usize, group: &ProcessGroup) -> Result<Self> {
         Ok(Self {
