@@ -16,7 +16,7 @@
 //! grows with the number of ranks. The watcher looks at the first rank of the next circle, too: if a whole circle ends,
 //! another one notices.
 //!
-//! A sign that was reached and has closed is proof. One that was never reached is none: it may be left over from an earlier
+//! A sign that was reached, has closed and lets nobody connect again is proof. One that was never reached is none: it may be left over from an earlier
 //! job, or be out of reach, as on a copy of this host or behind a firewall. So the watcher first writes down whom it
 //! suspects. A rank that reads that it is suspected writes its sign anew, and nobody suspects it again.
 
