@@ -66,6 +66,7 @@ def _at_exit() -> None:
         if failed is not None:
             group.forget()
         elif not group.is_destroyed:
-            group.drop()
+            with suppress(_core.DrumlineError):  # of a rank that has died: nothing is left to be done
+                group.drop()
     if failed is None and not _core.wait_for_callbacks(_PATIENCE_S):
         _log.warning("the interpreter ends before callbacks have returned, after %s s", _PATIENCE_S)

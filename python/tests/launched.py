@@ -64,6 +64,34 @@ def one_raises() -> None:
     drumline.all_reduce(np.ones(2))
 
 
+def loses_rank_0() -> None:
+    """Trains by shards. If there are other ranks, rank 0 is killed."""
+    import hashlib
+    import signal
+
+    import torch
+    from ddp_models import bits
+    from test_shards import loss_of, network
+
+    import drumline
+
+    drumline.init_process_group()
+    dies = drumline.get_world_size() > 1 and drumline.get_rank() == 0
+    model = drumline.DistributedDataParallel(network(), shards=6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(4):
+
+        def loss(shard: int, number: int = number) -> torch.Tensor:
+            if dies and number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return loss_of(model, number)(shard)
+
+        model.step(number, loss)
+        optimizer.step()
+    sys.stdout.write(f"digest {hashlib.sha256(bits(model)).hexdigest()}\n")
+    drumline.destroy_process_group()
+
+
 def waits() -> None:
     """Until it is interrupted."""
     import numpy as np
@@ -80,4 +108,4 @@ def waits() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    {f.__name__: f for f in (unmodified, callbacks, own_api, one_raises, waits)}[sys.argv[1]]()
+    {f.__name__: f for f in (unmodified, callbacks, own_api, one_raises, loses_rank_0, waits)}[sys.argv[1]]()

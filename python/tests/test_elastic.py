@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy
 import pytest
@@ -166,6 +170,23 @@ def test_a_rank_may_be_killed_at_any_moment():
     for world_size in (2, 3, 4):
         rank, place = draw.randrange(world_size), draw.randrange(10)
         goes_on(world_size, {rank: (place, draw.uniform(0, 0.01))})
+
+
+def test_under_the_launcher_rank_0_may_be_killed():
+    pytest.importorskip("torch")
+    program, digests = str(Path(__file__).with_name("launched.py")), []
+    for ranks, left in ((1, 1), (3, 2)):
+        run = ["run", "--nproc-per-node", str(ranks), "--", sys.executable, program, "loses_rank_0"]
+        command = [sys.executable, "-m", "drumline", *run]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lost = re.search(r"rank 0 \(pid \d+\) was killed by .*the job goes on without it", done.stderr)
+        assert bool(lost) == (ranks > left), done.stderr
+        assert not re.search("Exception|UserWarning", done.stderr), done.stderr
+        told = re.findall(r"digest (\w+)", done.stdout)
+        assert len(told) == left, done.stdout
+        digests += told
+    assert len(set(digests)) == 1
 
 
 def on_a_group_of_torchs(rank, world_size, directory):

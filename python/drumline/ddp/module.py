@@ -88,6 +88,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
 
     # Of a copy that is not connected yet: `sync_grad` and `sync_backward` of its reducer.
     _syncs: tuple[bool, bool] = (True, True)
+    _reducer: Reducer | None = None
 
     def __init__(
         self,
@@ -177,7 +178,9 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self._devices = Devices(self._group, tensors)
         if init_sync:
             self._broadcast([*parameters.values(), *buffers.values()])
-        self._reducer: Reducer | None = None
+        if self._reducer is not None:  # on a group that may have failed
+            self._reducer.drop()
+        self._reducer = None
         reducer = self._reducer = Reducer(
             self._group,
             trained,

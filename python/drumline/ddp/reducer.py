@@ -187,6 +187,10 @@ class Reducer:
         if self._step is not None:
             self._finish(self._step)
 
+    def drop(self) -> None:
+        """Leaves the other ranks without waiting, as when nobody refers to this any more."""
+        self._finalizer()
+
     def stop(self) -> None:
         """Leaves the other ranks in good order, after waiting for them a few seconds. Later gradients are
         not averaged."""

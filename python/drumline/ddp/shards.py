@@ -87,7 +87,7 @@ class Shards:
                     self._begin(number, shard)
                     of_shard = loss(shard)
                     of_shard.backward()
-                    losses.append(float(of_shard))
+                    losses.append(float(of_shard.detach()))
                     nodes.push(self._leaf(states), merges)
                     if shard == 0:
                         after = [it.detach().clone() for it in start.buffers]
