@@ -166,7 +166,7 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Argument`](drumline_train::ErrorKind::Argument) where there is no such tensor.
+    /// [`Argument`](drumline_error::ErrorKind::Argument) where there is no such tensor.
     pub fn gradient(&self, name: &str) -> Result<DeviceSlice> {
         let tensor = self.find("gradient", name)?;
         Ok(self.fused.tensors[tensor])
@@ -193,9 +193,9 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Argument`](drumline_train::ErrorKind::Argument) when there is no such tensor, when it was brought in this step
+    /// [`Argument`](drumline_error::ErrorKind::Argument) when there is no such tensor, when it was brought in this step
     /// already, or when `from` has not its type and length, or shares memory with another part of the fused buffer;
-    /// [`Device`](drumline_train::ErrorKind::Device) for memory that is none of the device. After a failure of the
+    /// [`Device`](drumline_error::ErrorKind::Device) for memory that is none of the device. After a failure of the
     /// engine: that failure.
     pub fn async_reduce_from(
         &mut self,
@@ -228,7 +228,7 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`NotBrought`](drumline_train::ErrorKind::NotBrought), on all ranks alike, when this rank or another one has not
+    /// [`NotBrought`](drumline_error::ErrorKind::NotBrought), on all ranks alike, when this rank or another one has not
     /// brought all tensors. Some are reduced in that case and some are not; the next step begins nevertheless. Any
     /// other failure ends the engine, and every later call returns that failure again.
     pub fn synchronize(&mut self, stream: &Arc<dyn Stream>) -> Result<()> {
@@ -272,7 +272,7 @@ impl DeviceAsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Argument`](drumline_train::ErrorKind::Argument) in the middle of a step: this rank's engine is dropped, which
+    /// [`Argument`](drumline_error::ErrorKind::Argument) in the middle of a step: this rank's engine is dropped, which
     /// aborts the group. Otherwise as for [`DeviceGroup::destroy`] and [`ProcessGroup::destroy`].
     pub fn stop(self) -> Result<()> {
         self.failure()?;

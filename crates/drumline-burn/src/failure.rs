@@ -2,10 +2,7 @@
 
 use std::{error::Error as StdError, fmt::Display, sync::Arc};
 
-use drumline::{
-    Section,
-    train::{Error, ErrorKind},
-};
+use drumline::{Error, ErrorKind, Section};
 
 /// Why a program cannot compute a loss.
 pub(crate) type ProgramError = Box<dyn StdError + Send + Sync>;

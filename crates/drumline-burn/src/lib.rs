@@ -127,7 +127,7 @@ pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, LossScale, Owners, ReducerStats, Timeline, UnusedParameters,
     Wire,
 };
-pub use drumline::train::{Error, ErrorKind, Result};
+pub use drumline::{Error, ErrorKind, Result};
 #[cfg(feature = "train")]
 pub use learner::{DistributedTraining, distribute, newest_epoch};
 pub use logging::LoggingData;

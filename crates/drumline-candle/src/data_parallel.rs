@@ -12,7 +12,7 @@ use drumline::{
 };
 
 use crate::{
-    ErrorKind, Result,
+    Error, ErrorKind, Result,
     failure::{self, OrFail},
     host,
     variables::{self, Variable},
@@ -528,7 +528,7 @@ impl DataParallel {
         if self.options.shards.is_some() {
             let problem = "this `VarMap` was wrapped with `DdpOptions::shards`, so a step is one call of `step`; \
                            `average`, `backward` and `shadow` have no place beside it";
-            return Err(train::Error::argument("a step of shards", problem));
+            return Err(Error::argument("a step of shards", problem));
         }
         self.check_values()?;
         if self.trained.is_none() && !self.agree(&own)? {

@@ -5,10 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use drumline::{
-    Section,
-    train::{Error, ErrorKind, Result},
-};
+use drumline::{Error, ErrorKind, Result, Section};
 
 /// candle failed on this rank.
 pub(crate) trait OrFail<T> {

@@ -94,7 +94,7 @@ pub use data_parallel::DataParallel;
 pub use drumline::ddp::{
     BucketTimes, DdpOptions, Divisor, Owners, ReducerStats, Timeline, UnusedParameters, Wire,
 };
-pub use drumline::train::{Error, ErrorKind, Result};
+pub use drumline::{Error, ErrorKind, Result};
 pub use failure::RankProblem;
 pub use sharded::{ShardedGradients, ShardedOptimizer};
 pub use shards::ShardedStep;

@@ -3,10 +3,10 @@
 use std::error::Error as StdError;
 
 use candle_core::{DType, Tensor, Var, backprop::GradStore};
-use drumline::{ProcessGroup, sampler::shards_of_rank, train};
+use drumline::{ProcessGroup, sampler::shards_of_rank};
 
 use crate::{
-    Result,
+    Error, Result,
     data_parallel::{DataParallel, Own, Trained, submit},
     failure::OrFail,
 };
@@ -71,7 +71,7 @@ impl DataParallel {
         if self.options.shards.is_none() {
             let problem = "the options do not say how many there are: wrap the `VarMap` with \
                            `DdpOptions::default().shards(count)`";
-            return Err(train::Error::argument("a step of shards", problem));
+            return Err(Error::argument("a step of shards", problem));
         }
         let (elastic, before) = (self.elastic().clone(), self.values_of_buffers()?);
         let steps = self.trained.as_ref().map(|trained| trained.reducer.steps_before());

@@ -7,9 +7,8 @@ use std::{
 };
 
 use drumline::{
-    DType, ReduceOp,
+    DType, ReduceOp, Result,
     async_reduce::{AsyncReduce as Core, AsyncReduceOptions, TensorRegistry},
-    train::Result,
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 

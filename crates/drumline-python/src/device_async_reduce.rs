@@ -7,8 +7,8 @@ use std::{
 };
 
 use drumline::{
+    Result,
     device::{CudaDevice, DeviceAsyncReduce as Core, DeviceOptions},
-    train::Result,
 };
 use pyo3::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::{Cause, ErrorKind, Reason, train::Error};
+use drumline::{Cause, Error, ErrorKind, Reason};
 use pyo3::{
     create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use drumline_accel::{Device, DeviceAsyncReduce, DeviceOptions, DeviceSlice, Place, Stream};
 use drumline_cuda::{CudaDevice, DeviceMemory, Driver};
+use drumline_group::Result;
 use drumline_group::{Config, DType, ProcessGroup, ReduceOp};
 use drumline_standin::{Controls, library};
-use drumline_train::Result;
 use drumline_train::async_reduce::{AsyncReduceOptions, MissingTensors, TensorRegistry};
 
 /// The stand-in belongs to the process, so tests take turns.

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// }
 /// let sampler = DistributedSampler::builder(8, shards, 2).shuffle(false).build()?; // of shard 2, which rank 1 has
 /// assert_eq!(sampler.iter().collect::<Vec<_>>(), [2, 6]);
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 ///
 /// # Errors

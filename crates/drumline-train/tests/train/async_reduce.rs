@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::{everywhere, everywhere_with, world_with};
 use drumline_group::{
-    Config, DType, ProcessGroup, ReduceOp,
+    Config, DType, ErrorKind, ProcessGroup, ReduceOp,
     auth::Secret,
     bf16,
     rendezvous::Endpoint,
@@ -20,9 +20,8 @@ use drumline_group::{
     },
 };
 use drumline_testing::itself;
-use drumline_train::{
-    ErrorKind,
-    async_reduce::{AsyncReduce, AsyncReduceOptions, MissingTensors, TensorRegistry},
+use drumline_train::async_reduce::{
+    AsyncReduce, AsyncReduceOptions, MissingTensors, TensorRegistry,
 };
 
 /// Names and lengths of f32 tensors.
@@ -337,7 +336,7 @@ fn a_rank_that_does_not_go_on_is_named_together_with_its_tensors() {
 
 #[test]
 fn ranks_that_register_other_tensors_are_told_so() {
-    type Register = fn(&mut TensorRegistry) -> drumline_train::Result<()>;
+    type Register = fn(&mut TensorRegistry) -> drumline_group::Result<()>;
     let cases: [(Register, &str); 4] = [
         (|it| it.register::<f32>("w", 5), "rank 1: parameter `w` is f32[5], rank 0 has f32[4]"),
         (|it| it.register::<f64>("w", 4), "rank 1: parameter `w` is f64[4], rank 0 has f32[4]"),
@@ -411,7 +410,7 @@ fn wrong_calls_say_what_is_wrong() {
     assert!(error.to_string().contains("is too long"), "{error}");
 
     let mut reduce = engine(&group);
-    let text = |error: drumline_train::Result<()>| error.unwrap_err().to_string();
+    let text = |error: drumline_group::Result<()>| error.unwrap_err().to_string();
     assert_eq!(
         text(reduce.async_reduce("x")),
         "async_reduce: no tensor `x` is registered; there are `a`, `b`, `c`, `d`, `e`, `f`, `g` \

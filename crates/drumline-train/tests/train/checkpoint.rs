@@ -10,9 +10,8 @@ use std::{
     time::Duration,
 };
 
-use drumline_group::{DType, ProcessGroup, bf16, f16};
+use drumline_group::{DType, Error, ErrorKind, ProcessGroup, bf16, f16};
 use drumline_train::{
-    Error, ErrorKind,
     checkpoint::{Checkpoint, CheckpointDirectory, Found, Tensor},
     ddp::ParameterSpec,
     local,
@@ -53,7 +52,7 @@ static SAMPLE_FILE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     fs::read(&path).unwrap()
 });
 
-fn problem(result: drumline_train::Result<impl std::fmt::Debug>, path: &Path) -> String {
+fn problem(result: drumline_group::Result<impl std::fmt::Debug>, path: &Path) -> String {
     let error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Checkpoint, "{error}");
     let text = error.to_string();
@@ -313,7 +312,7 @@ fn all_ranks_get_what_rank_0_reads() {
 
 #[test]
 fn all_ranks_learn_that_rank_0_could_not_write() {
-    let write = |make: fn() -> drumline_train::Result<Checkpoint>| {
+    let write = |make: fn() -> drumline_group::Result<Checkpoint>| {
         on_three_ranks(|group| {
             let path = Path::new("/proc/c.safetensors");
             Checkpoint::write_on_root(group, path, make).unwrap_err().to_string()

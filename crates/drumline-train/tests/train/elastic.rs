@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use drumline_group::{Config, DType, ProcessGroup, ReduceOp};
+use drumline_group::{Config, DType, Error, ErrorKind, ProcessGroup, ReduceOp};
 use drumline_train::{
-    ElasticGroup, Error, ErrorKind,
+    ElasticGroup,
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
     local,
 };

@@ -1,9 +1,7 @@
 //! The sampler against torch's own permutations, and the properties that training relies on.
 
-use drumline_train::{
-    ErrorKind,
-    sampler::{DistributedSampler, SamplerState, evaluation_shard},
-};
+use drumline_group::ErrorKind;
+use drumline_train::sampler::{DistributedSampler, SamplerState, evaluation_shard};
 use proptest::prelude::*;
 
 /// `fixtures/randperm.txt` was written by torch itself; its head says how.

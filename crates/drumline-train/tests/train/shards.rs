@@ -1,8 +1,7 @@
 //! Steps of shards: the same bits on any number of ranks.
 
-use drumline_group::{Config, DType, ProcessGroup, algorithms::SumOrder};
+use drumline_group::{Config, DType, ErrorKind, ProcessGroup, algorithms::SumOrder};
 use drumline_train::{
-    ErrorKind,
     ddp::{
         DdpOptions, GradientReducer, ParameterSpec, UnusedParameters, Values, ValuesMut, Wire,
         verify_model,

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{ProcessGroup, RankEnd, ReduceOp, Spawn, train::Error};
+use drumline::{Error, ProcessGroup, RankEnd, ReduceOp, Spawn};
 use drumline_testing::itself;
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 

@@ -4,7 +4,7 @@ use drumline::{
     Config, DType, ProcessGroup,
     async_reduce::{AsyncReduceOptions, TensorRegistry},
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
-    local_with,
+    train::local_with,
 };
 
 const LENGTHS: [usize; 3] = [1_000, 7, 30];

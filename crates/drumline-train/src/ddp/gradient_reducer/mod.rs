@@ -94,7 +94,7 @@ pub use self::{
 /// for ranks in 2..=5 {
 ///     assert_eq!(average(ranks)?, vec![alone; ranks]);
 /// }
-/// # Ok::<_, drumline::train::Error>(())
+/// # Ok::<_, drumline::Error>(())
 /// ```
 ///
 /// # When a rank has a fault
