@@ -275,6 +275,9 @@ impl Attempt {
                 // What it has started would stay until the job ends.
                 self.workers.get(*worker).into_iter().for_each(Worker::kill);
             }
+            if !self.is_ending() {
+                self.kill_those_left_behind();
+            }
         }
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
         let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
@@ -315,6 +318,18 @@ impl Attempt {
         });
         let told: Vec<(usize, usize)> = told.collect();
         self.supervisor.handle(self.started.elapsed(), Event::Regroups(&told));
+    }
+
+    /// Kills the workers that the others have left behind, once all others have ended: one that is stopped would never
+    /// end.
+    fn kill_those_left_behind(&self) {
+        let exits = self.supervisor.exits().zip(&self.workers).enumerate();
+        let running: Vec<_> = exits.filter(|(_, (exit, _))| exit.is_none()).collect();
+        let is_left =
+            |worker: usize| self.stores.has(keys::LEFT_BEHIND, self.world.first_rank + worker);
+        if running.iter().all(|(worker, _)| is_left(*worker)) {
+            running.into_iter().for_each(|(_, (_, worker))| worker.kill());
+        }
     }
 
     /// Whether this worker has failed, and the others go on without it.

@@ -134,7 +134,9 @@ impl ElasticGroup {
                     let before = group.ranks();
                     group = group.regroup(&mut line, loss)?;
                     let gone = before.iter().filter(|it| group.group_rank(**it).is_none());
-                    let gone = list(&gone.copied().collect::<Vec<_>>());
+                    let gone: Vec<_> = gone.copied().collect();
+                    steps::left_behind(&gone);
+                    let gone = list(&gone);
                     let (rank, left) = (group.ranks()[group.rank()], group.world_size());
                     tracing::warn!("rank {rank}: goes on without {gone}, in a world of {left}");
                     Ok(Event::Regrouped(line.group_number()))

@@ -97,6 +97,18 @@ pub fn regroups(min_ranks: usize) {
     }
 }
 
+/// Tells the launcher that the ranks of the group go on without these, by their numbers in the job. One that is stopped
+/// gets its error only when it wakes, so the launcher ends it at the end of the job.
+pub fn left_behind(ranks: &[usize]) {
+    let Some(launcher) = Launcher::from_env() else { return };
+    let tell = |it: Telling| {
+        ranks.iter().try_for_each(|rank| it.store.set(&format!("{}{rank}", keys::LEFT_BEHIND), b""))
+    };
+    if let Err(error) = launcher.connect().and_then(tell) {
+        tracing::warn!("cannot tell the launcher which ranks are left behind: {error}");
+    }
+}
+
 /// The variable with the address of the launcher's own store on this host.
 pub const LAUNCHER_VARIABLE: &str = "DRUMLINE_LAUNCHER";
 
@@ -123,6 +135,8 @@ pub mod keys {
     pub const STOPPED: &str = "drumline/steps/stopped/";
     /// With how many ranks the job goes on when this rank dies.
     pub const REGROUPS: &str = "drumline/steps/regroups/";
+    /// The others go on without a rank. Behind this key is its number in the job.
+    pub const LEFT_BEHIND: &str = "drumline/steps/left/";
 }
 
 /// How far this rank is.
@@ -342,6 +356,7 @@ mod tests {
     #[test]
     fn without_a_launcher_every_step_is_made_and_nobody_hears_who_regroups() {
         regroups(1);
+        left_behind(&[0]);
         assert_eq!(step(0), Step::Continue);
     }
 }

@@ -209,10 +209,10 @@ fn one_rank_may_have_the_stdin_of_the_launcher() {
     }
 }
 
-/// Runs a command on a terminal, and types an answer to every question.
+/// Runs a command on a terminal, types an answer to the question, and Ctrl-C once all words of its first argument have come.
 const TERMINAL: &str = "
 import os, pty, signal, sys
-questions = [(b'name? ', b'bob\\n'), (b'ready', b'\\x03')]
+questions = [([b'name? '], b'bob\\n'), ([it.encode() for it in sys.argv.pop(1).split()], b'\\x03')]
 pid, terminal = pty.fork()
 if pid == 0:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests may ignore it
@@ -223,7 +223,7 @@ while True:
         seen += os.read(terminal, 4096)
     except OSError:
         break
-    for question in [it for it in questions if it[0] in seen]:
+    for question in [it for it in questions if all(word in seen for word in it[0])]:
         os.write(terminal, question[1])
         questions.remove(question)
 sys.stdout.buffer.write(seen)
@@ -246,9 +246,11 @@ while not heard:
 time.sleep(1)
 print('heard', len(heard), flush=True)
 ";
-    for ranks in ["1", "2"] {
+    // A rank that has not set its handler yet would end.
+    for (ranks, words) in [("1", "ready"), ("2", "ready waits")] {
         let mut command = Command::new("python3");
-        command.args(["-c", TERMINAL, env!("CARGO_BIN_EXE_drumline"), "run"]).env("TERM", "xterm");
+        command.args(["-c", TERMINAL, words, env!("CARGO_BIN_EXE_drumline"), "run"]);
+        command.env("TERM", "xterm");
         let args = ["--nproc-per-node", ranks, "--", "python3", "-c", rank];
         let ended = Launch::new(args).start_as(command).end();
         let seen = String::from_utf8_lossy(&ended.stdout).into_owned();

@@ -135,6 +135,19 @@ fn two_ranks_die_at_once() {
 }
 
 #[test]
+fn a_rank_that_stays_stopped_does_not_hold_up_the_end() {
+    let alone = undisturbed();
+    let directory = tempfile::tempdir().unwrap();
+    let told = end(start(directory.path(), 3, 2, &[("DRUMLINE_TIMEOUT_S", "5")]), &[12], |_| {
+        for pid in processes(directory.path(), Some(1)) {
+            kill_process(pid, Signal::STOP).unwrap();
+        }
+    });
+    assert!(result(directory.path()) == alone, "{told}");
+    assert!(told.contains("the job had gone on without: 1 (SIGKILL)"), "{told}");
+}
+
+#[test]
 fn a_rank_that_was_stopped_is_left_behind_and_ends_when_it_wakes() {
     let alone = undisturbed();
     let directory = tempfile::tempdir().unwrap();
