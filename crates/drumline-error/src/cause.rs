@@ -213,13 +213,16 @@ impl Cause {
     }
 
     /// The ranks that this rank has lost, so that it can go on without them: they have ended, do not answer, or have
-    /// failed by themselves. `None` for all other failures: of this rank, or of a program in which ranks disagree.
+    /// failed by themselves. It may not know which: then there are none. `None` for all other failures: of this rank, or of
+    /// a program in which ranks disagree.
     ///
     /// ```
     /// use drumline::Cause;
     ///
     /// assert_eq!(Cause::PeerExited { peer: 2 }.lost(), Some(vec![2]));
     /// assert_eq!(Cause::Aborted.lost(), None);
+    /// let reset = Cause::Disconnected { peer: 2, problem: "reset".to_owned() }; // rank 2 may live
+    /// assert_eq!(reset.lost(), Some(vec![]));
     /// ```
     pub fn lost(&self) -> Option<Vec<Rank>> {
         match self {
@@ -229,11 +232,8 @@ impl Cause {
             | Cause::Disconnected { .. }
             | Cause::Unreachable { .. }
             | Cause::Timeout { .. } => Some(self.ranks()),
-            Cause::Reported { culprit: Some(culprit), reason, .. } => {
-                (*reason != Reason::Mismatch).then(|| vec![*culprit])
-            }
-            Cause::Reported { culprit: None, .. }
-            | Cause::NobodyLeft { .. }
+            Cause::Reported { reason, .. } => (*reason != Reason::Mismatch).then(|| self.ranks()),
+            Cause::NobodyLeft { .. }
             | Cause::Aborted
             | Cause::Panicked { .. }
             | Cause::System { .. }

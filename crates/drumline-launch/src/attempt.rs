@@ -141,6 +141,7 @@ impl Attempt {
         while self.is_starting() && self.keeper.is_free() {
             self.ask_for_next(launch)?;
         }
+        self.end_those_left_behind();
         let is_over = self.supervisor.verdict().is_some() && self.asked_for.is_empty();
         if is_over && self.ended.is_none() {
             self.ended = Some(self.started.elapsed());
@@ -275,9 +276,6 @@ impl Attempt {
                 // What it has started would stay until the job ends.
                 self.workers.get(*worker).into_iter().for_each(Worker::kill);
             }
-            if !self.is_ending() {
-                self.kill_those_left_behind();
-            }
         }
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
         let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
@@ -320,15 +318,16 @@ impl Attempt {
         self.supervisor.handle(self.started.elapsed(), Event::Regroups(&told));
     }
 
-    /// Kills the workers that the others have left behind, once all others have ended: one that is stopped would never
-    /// end.
-    fn kill_those_left_behind(&self) {
-        let exits = self.supervisor.exits().zip(&self.workers).enumerate();
-        let running: Vec<_> = exits.filter(|(_, (exit, _))| exit.is_none()).collect();
-        let is_left =
-            |worker: usize| self.stores.has(keys::LEFT_BEHIND, self.world.first_rank + worker);
-        if running.iter().all(|(worker, _)| is_left(*worker)) {
-            running.into_iter().for_each(|(_, (_, worker))| worker.kill());
+    /// Kills the workers of this host that the others have left behind: one that is stopped would keep what it holds. The
+    /// others wait until it has ended.
+    fn end_those_left_behind(&mut self) {
+        for rank in self.stores.left_behind() {
+            let worker = rank.checked_sub(self.world.first_rank);
+            let exit = worker.and_then(|worker| self.supervisor.exits().nth(worker));
+            match (worker, exit) {
+                (Some(worker), Some(None)) => self.handle(Event::LeftBehind(worker)),
+                _ => self.stores.tell_end(rank),
+            }
         }
     }
 

@@ -268,6 +268,20 @@ impl Stores {
         self.has(key, local_rank).then(|| self.own.get(&format!("{key}{local_rank}")).ok())?
     }
 
+    /// The ranks, by their numbers in the job, that others have left behind.
+    pub(crate) fn left_behind(&self) -> Vec<usize> {
+        let told = self.own.check(&[keys::LEFT_BEHIND]).unwrap_or(false);
+        let text = told.then(|| self.own.get(keys::LEFT_BEHIND).ok()).flatten().unwrap_or_default();
+        let words = String::from_utf8_lossy(&text).into_owned();
+        words.split(' ').filter_map(|rank| rank.parse().ok()).collect()
+    }
+
+    /// Tells those that have left this rank behind that it runs no more on this host.
+    pub(crate) fn tell_end(&self, rank: usize) {
+        // Who hears nothing waits a little longer.
+        drop(self.own.set(&format!("{}{rank}", keys::ENDED), b""));
+    }
+
     /// Tells all ranks of this host.
     pub(crate) fn tell(&self, key: &str, value: &str) -> Result<()> {
         Ok(self.own.set(key, value.as_bytes())?)

@@ -87,6 +87,8 @@ pub enum Event<'a> {
         /// The signal.
         signal: Signal,
     },
+    /// The others go on without this worker, which still runs.
+    LeftBehind(usize),
     /// The launcher got this signal, which means that the job ends.
     End(Signal),
     /// The launcher got this signal, which only the workers understand.
@@ -176,6 +178,8 @@ struct Watched {
     words: Words,
     /// The number of workers with which the others go on when this one fails.
     regroups: Option<usize>,
+    /// Whether the others went on without it while it ran.
+    is_left_behind: bool,
     /// Since when the kernel takes it down, if that is known.
     going_down: Option<Duration>,
 }
@@ -268,6 +272,7 @@ impl Supervisor {
                 Vec::new()
             }
             Event::Hung { worker, signal } => self.hangs(now, worker, signal),
+            Event::LeftBehind(worker) => self.left_behind(worker),
             Event::End(signal) => self.asked_to_end(now, signal),
             Event::PassOn(signal) => self.order(signal),
             Event::Abandon { within } => self.abandon(now, now.saturating_add(within)),
@@ -429,7 +434,8 @@ impl Supervisor {
             if let Some(worker) = self.workers.get_mut(index)
                 && worker.exit.is_none()
             {
-                worker.exit = Some(Exit { ending, at: now, told: worker.told, is_lost: false });
+                let Watched { told, is_left_behind: is_lost, .. } = *worker;
+                worker.exit = Some(Exit { ending, at: now, told, is_lost });
                 worker.noticed = now.max(self.last_noticed + Duration::from_nanos(1));
                 self.last_noticed = worker.noticed;
             }
@@ -455,6 +461,16 @@ impl Supervisor {
         } else if self.cause == Some(Cause::Abandoned) && has_failed {
             // It went down before another host ended the job.
             self.cause = Some(Cause::Failed);
+        }
+    }
+
+    fn left_behind(&mut self, index: usize) -> Vec<Order> {
+        match self.workers.get_mut(index) {
+            Some(it) if self.phase == Phase::Running && it.exit.is_none() && it.told.is_none() => {
+                (it.told, it.is_left_behind) = (Some(Signal::KILL), true);
+                vec![Order { worker: index, signal: Signal::KILL }]
+            }
+            _ => Vec::new(),
         }
     }
 

@@ -131,11 +131,14 @@ impl ElasticGroup {
                 Act::Regroup => {
                     let loss: Loss = lost.take().unwrap_or_else(|| unreachable!("that is why"));
                     tracing::debug!("looks for the ranks that are left: {}", loss.failure);
+                    let may_live = loss.may_live();
                     let before = group.ranks();
                     group = group.regroup(&mut line, loss)?;
                     let gone = before.iter().filter(|it| group.group_rank(**it).is_none());
                     let gone: Vec<_> = gone.copied().collect();
-                    steps::left_behind(&gone);
+                    if may_live {
+                        steps::left_behind(&gone);
+                    }
                     let gone = list(&gone);
                     let (rank, left) = (group.ranks()[group.rank()], group.world_size());
                     tracing::warn!("rank {rank}: goes on without {gone}, in a world of {left}");

@@ -97,15 +97,19 @@ pub fn regroups(min_ranks: usize) {
     }
 }
 
-/// Tells the launcher that the ranks of the group go on without these, by their numbers in the job. One that is stopped
-/// gets its error only when it wakes, so the launcher ends it at the end of the job.
+/// Tells the launcher that the ranks of the group go on without these, by their numbers in the job, although they may run:
+/// one that is stopped keeps what it holds, and gets its error only when it wakes. The launcher kills those of its host.
+/// Returns when they have ended.
 pub fn left_behind(ranks: &[usize]) {
     let Some(launcher) = Launcher::from_env() else { return };
     let tell = |it: Telling| {
-        ranks.iter().try_for_each(|rank| it.store.set(&format!("{}{rank}", keys::LEFT_BEHIND), b""))
+        let list: String = ranks.iter().map(|rank| format!(" {rank}")).collect();
+        it.store.append(keys::LEFT_BEHIND, list.as_bytes())?;
+        let ends: Vec<String> = ranks.iter().map(|rank| format!("{}{rank}", keys::ENDED)).collect();
+        it.store.wait(&ends.iter().map(String::as_str).collect::<Vec<_>>(), ENDS_WITHIN)
     };
     if let Err(error) = launcher.connect().and_then(tell) {
-        tracing::warn!("cannot tell the launcher which ranks are left behind: {error}");
+        tracing::warn!("goes on although ranks that are left behind may run: {error}");
     }
 }
 
@@ -135,8 +139,10 @@ pub mod keys {
     pub const STOPPED: &str = "drumline/steps/stopped/";
     /// With how many ranks the job goes on when this rank dies.
     pub const REGROUPS: &str = "drumline/steps/regroups/";
-    /// The others go on without a rank. Behind this key is its number in the job.
-    pub const LEFT_BEHIND: &str = "drumline/steps/left/";
+    /// The ranks, by their numbers in the job, without which others go on although they may run. It has no number behind it.
+    pub const LEFT_BEHIND: &str = "drumline/steps/left";
+    /// A rank that was left behind runs no more on this host. Behind this key is its number in the job.
+    pub const ENDED: &str = "drumline/steps/ended/";
 }
 
 /// How far this rank is.
@@ -299,6 +305,9 @@ impl Telling {
 fn number(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
+
+/// The launcher looks for ranks that are left behind every two seconds.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The launcher serves its store before it starts the first rank.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

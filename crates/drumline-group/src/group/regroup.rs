@@ -16,7 +16,7 @@ use std::{
 };
 
 use drumline_engine::{CollectiveError, deadline};
-use drumline_error::{Error, ErrorKind, ErrorOrigin, Section};
+use drumline_error::{Error, ErrorKind, ErrorOrigin, Reason, Section};
 use drumline_schedule::step::Rank;
 use drumline_store::store::Store;
 
@@ -48,6 +48,19 @@ pub struct Loss {
     pub failure: Error,
     /// The ranks, by their numbers in the job.
     pub ranks: BTreeSet<Rank>,
+}
+
+impl Loss {
+    /// Whether the ranks may run on: they did not answer, or a connection broke.
+    #[doc(hidden)]
+    pub fn may_live(&self) -> bool {
+        let Some(cause) = self.failure.cause() else { return false };
+        cause.reason() == Reason::Timeout
+            || matches!(
+                cause.section(),
+                Section::HostSilent | Section::Disconnected | Section::Unreachable
+            )
+    }
 }
 
 /// How long a thread may have the lane of a group that has failed.

@@ -234,6 +234,22 @@ fn the_others_go_on_without_a_worker_that_is_lost() {
     assert_eq!(lost, [true, false, true, false]);
 }
 
+#[test]
+fn a_worker_that_is_left_behind_is_killed_and_the_others_go_on() {
+    let mut supervisor = who_regroup();
+    let kill = [Order { worker: 3, signal: Signal::KILL }];
+    assert_eq!(supervisor.handle(at(10), Event::LeftBehind(3)), kill);
+    assert_eq!(supervisor.handle(at(20), Event::LeftBehind(3)), []);
+    assert_eq!(supervisor.handle(at(30), Event::Exited(&[(3, KILLED)])), []);
+    assert!(supervisor.is_lost(3) && supervisor.deadline().is_none());
+    supervisor.handle(at(40), Event::Exited(&[(0, OK), (1, OK), (2, OK)]));
+    assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+    // Not while the job ends.
+    let mut supervisor = who_regroup();
+    supervisor.handle(at(10), Event::End(Signal::TERM));
+    assert_eq!(supervisor.handle(at(20), Event::LeftBehind(3)), []);
+}
+
 /// Also the last one that runs: the others have made all steps.
 #[test]
 fn who_has_ended_well_is_left() {

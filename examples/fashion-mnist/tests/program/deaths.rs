@@ -134,32 +134,17 @@ fn two_ranks_die_at_once() {
     }
 }
 
+/// It holds the directory of the checkpoints, and would replace new files by old ones if it woke.
 #[test]
-fn a_rank_that_stays_stopped_does_not_hold_up_the_end() {
+fn rank_0_is_stopped_and_is_killed_before_the_others_go_on() {
     let alone = undisturbed();
     let directory = tempfile::tempdir().unwrap();
     let told = end(start(directory.path(), 3, 2, &[("DRUMLINE_TIMEOUT_S", "5")]), &[12], |_| {
-        for pid in processes(directory.path(), Some(1)) {
+        for pid in processes(directory.path(), Some(0)) {
             kill_process(pid, Signal::STOP).unwrap();
         }
     });
     assert!(result(directory.path()) == alone, "{told}");
-    assert!(told.contains("the job had gone on without: 1 (SIGKILL)"), "{told}");
-}
-
-#[test]
-fn a_rank_that_was_stopped_is_left_behind_and_ends_when_it_wakes() {
-    let alone = undisturbed();
-    let directory = tempfile::tempdir().unwrap();
-    let connection = [("DRUMLINE_TIMEOUT_S", "5")];
-    let job = start(directory.path(), 3, 2, &connection);
-    // The others go on after the time limit, and all shards of a step are computed again.
-    let told = end(job, &[12, LINES], |moment| {
-        for pid in processes(directory.path(), Some(1)) {
-            let signal = if moment == 12 { Signal::STOP } else { Signal::CONT };
-            kill_process(pid, signal).unwrap();
-        }
-    });
-    assert!(result(directory.path()) == alone, "{told}");
-    assert!(told.contains("go on without it: 0,2"), "{told}");
+    assert!(told.contains("rank 2: goes on without 0, in a world of 2"), "{told}");
+    assert!(told.contains("the job had gone on without: 0 (SIGKILL)"), "{told}");
 }
