@@ -121,7 +121,8 @@ impl ProcessGroup {
         let mut candidates: BTreeSet<Rank> = self.ranks().into_iter().collect();
         let Loss { mut failure, ranks: mut lost } = loss;
         loop {
-            let members = self.settle(line, &candidates, &lost)?;
+            let settled = self.settle(line, &candidates, &lost);
+            let members = settled.map_err(|error| cannot_meet(&failure, &error))?;
             line.attempt += 1;
             if !members.contains(&own) {
                 return Err(left_behind(self, own, &members));
@@ -131,14 +132,14 @@ impl ProcessGroup {
             }
             let ranks: Vec<Rank> = members.iter().filter_map(|it| self.group_rank(*it)).collect();
             let name = format!("regroup-{}-{}", line.id, line.attempt);
-            failure = match self.new_group(&ranks, &GroupOptions::default().name(name)) {
+            let error = match self.new_group(&ranks, &GroupOptions::default().name(name)) {
                 Ok(group) => return Ok(group),
                 Err(error) => error,
             };
-            let may_pass = failure.kind() == ErrorKind::Connect && Instant::now() < deadline;
-            if !may_pass {
-                return Err(failure);
+            if error.kind() != ErrorKind::Connect || Instant::now() >= deadline {
+                return Err(cannot_meet(&failure, &error));
             }
+            failure = error;
             tracing::debug!("the ranks that are left could not be connected: {failure}");
             (candidates, lost) = (members, failure.culprit().into_iter().collect());
         }
@@ -207,6 +208,12 @@ fn left_behind(group: &ProcessGroup, own: Rank, members: &BTreeSet<Rank>) -> Err
         group.rank(),
     );
     Error::new(ErrorKind::Connect, Section::Regroup, text).of_origin(ErrorOrigin::Peer)
+}
+
+/// After `failure`: the place where they meet may have gone with the rank that has died.
+fn cannot_meet(failure: &Error, error: &Error) -> Error {
+    let text = format!("{failure}; and the ranks that are left cannot meet: {error}");
+    failure.told_as(failure.kind(), text)
 }
 
 /// After `failure`.

@@ -239,7 +239,9 @@ fn who_drops_the_group_in_a_panic_counts_as_dead() {
                     panic!("rank 1 gives up");
                 }
                 let cause = cause_of(until_it_fails(|| group.barrier()));
-                assert_eq!(cause, Cause::PeerExited { peer: 1 });
+                // Over TCP another rank may be sure first.
+                assert_eq!(cause.ranks(), [1]);
+                assert!(cause.to_string().contains("the process of rank 1 has ended"), "{cause}");
             }))
             .is_err()
         });

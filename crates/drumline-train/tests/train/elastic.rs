@@ -231,3 +231,26 @@ fn a_rank_that_the_others_have_left_behind_is_told() {
         }
     }
 }
+
+#[test]
+fn if_the_store_goes_with_a_rank_the_error_names_that_rank() {
+    let port = drumline_group::free_port(std::net::Ipv4Addr::LOCALHOST.into(), 0).unwrap();
+    let rank = |rank: usize| {
+        let url = format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=3");
+        let group = drumline_group::init_process_group(&url, &Config::default()).unwrap();
+        let elastic = ElasticGroup::new(&group);
+        drop(group);
+        elastic.run(|group| if group.rank() == 0 { Err(dies()) } else { group.barrier() })
+    };
+    std::thread::scope(|threads| {
+        let ranks: Vec<_> = (0..3).map(|it| threads.spawn(move || rank(it))).collect();
+        for ended in ranks.into_iter().skip(1) {
+            let error = ended.join().unwrap().unwrap_err();
+            assert!(
+                error.to_string().contains("the ranks that are left cannot meet: store"),
+                "{error}"
+            );
+            assert_eq!(error.culprit(), Some(0), "{error}");
+        }
+    });
+}
