@@ -41,7 +41,8 @@ use crate::steps;
 ///
 /// # What it needs
 ///
-/// The place where the ranks have met must outlive them: the store of `drumline run`, a file or etcd, but not one of rank 0.
+/// The store in which the ranks have met must outlive them: that of `drumline run`, a file or etcd, but not one that rank 0
+/// hosts.
 /// `drumline run` hears from each rank that the job goes on, and ends no rank while at least
 /// [`Config::min_ranks`](drumline_group::Config::min_ranks) are left: unless set, half of them.
 ///
@@ -49,7 +50,7 @@ use crate::steps;
 ///
 /// | what | it |
 /// |---|---|
-/// | a rank that is stopped or cut off for longer than the time limit | is left behind. It gets an error when it wakes, and ends |
+/// | a rank that is stopped or cut off for longer than the time limit | is left behind. `drumline run` kills it before the others go on. Under another launcher it gets an error when it wakes, and must end |
 /// | the group of before, groups made from it, and memory that was registered with it | fail: take the present [`group`](Self::group) |
 /// | a closure that fails while no rank has died | its error is returned, and nothing is run again |
 #[derive(Clone)]
@@ -99,8 +100,8 @@ impl ElasticGroup {
         self.lock().group.clone()
     }
 
-    /// Runs `piece` on all ranks. It is a function of the group and of what all ranks know, and makes its collectives on that
-    /// group. It may run several times, each time with another group. What it changes outside, it must set right at its begin.
+    /// Runs `piece` on all ranks. The piece makes its collectives on the group that it gets. It may run several times, each
+    /// time with another group, so it begins by undoing what an earlier run has changed outside.
     ///
     /// When this returns `Ok`, all ranks have done the piece.
     ///

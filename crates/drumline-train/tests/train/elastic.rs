@@ -204,7 +204,7 @@ fn a_piece_that_fails_while_all_live_is_not_run_again() {
 
 #[test]
 fn a_rank_that_the_others_have_left_behind_is_told() {
-    let config = Config::default().timeout(std::time::Duration::from_millis(400));
+    let config = Config::default().timeout(std::time::Duration::from_secs(3));
     let slow = std::sync::Barrier::new(3);
     let ended = world_with(3, &config, |group| {
         let elastic = ElasticGroup::new(&group);
