@@ -164,9 +164,6 @@ class DrumlineProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]
             "Backend drumline does not support onCompletion hooks: torch makes what they are told (WorkInfo) in C++ alone"
         )
 
-    def new_window(self, tensor: torch.Tensor | None = None) -> Any:
-        raise NotImplementedError("Backend drumline does not support new_window")
-
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing(device)._start_coalescing(device)
 
@@ -260,6 +257,23 @@ _OTHER_NAMES = {
     "all_to_all_single": "alltoall_base",
     "recv_anysource": "recvAnysource",
 }
+
+# What torch's class would pass on to a backend in C++, which it lacks here, or which only a backend has.
+_REFUSED = (
+    "new_window", "suspend", "resume", "memory_stats", "shrink", "reconfigure", "get_reconfigure_handle",
+    "merge_remote_group",
+)  # fmt: skip
+
+
+def _refusal(name: str) -> Any:
+    def method(self: DrumlineProcessGroup, *given: Any, **named: Any) -> Any:
+        raise NotImplementedError(f"Backend drumline does not support {name}")
+
+    return method
+
+
+for _name in _REFUSED:
+    setattr(DrumlineProcessGroup, _name, _refusal(_name))
 
 for _ours, _tensors, _kind, _fields in _METHODS:
     for _name in {_ours, _OTHER_NAMES.get(_ours, _ours)}:
