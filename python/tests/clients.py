@@ -1,4 +1,4 @@
-"""Libraries on top of torch.distributed, on two ranks: ``python clients.py BACKENDS [WHAT ...]``, with
+"""Libraries on top of torch.distributed, on two ranks or four: ``python clients.py BACKENDS [WHAT ...]``, with
 commas between backends. Rank 0 prints what came out of each, as JSON."""
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
 
 
-def parallel(module):
-    return torch.nn.parallel.DistributedDataParallel(module)
+def parallel(module, **options):
+    return torch.nn.parallel.DistributedDataParallel(module, **options)
 
 
-def train(module, optimizer=None, steps=3):
-    """The sum of the ranks' losses in the last step."""
+def train(module, optimizer=None, steps=3, share=None):
+    """The sum of the ranks' losses in the last step. Ranks of one ``share`` see the same data."""
     optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator().manual_seed(dist.get_rank() if share is None else share)
     for _ in range(steps):
         loss = module(torch.randn(5, 8, generator=generator)).square().mean()
         optimizer.zero_grad()
@@ -112,6 +112,68 @@ def fsdp2():
         fully_shard(layer)
     fully_shard(module)
     return train(module)
+
+
+def pairs(*names):
+    """The ranks in rows of two, with a name for each of both directions."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=names)
+
+
+@client_since(2, 8)  # as fsdp2
+def hsdp():
+    """Ranks of a row share the parameters; rows have copies."""
+    from torch.distributed.fsdp import fully_shard
+
+    module, mesh = model(), pairs("copies", "shards")
+    for layer in module[::2]:
+        fully_shard(layer, mesh=mesh)
+    return train(fully_shard(module, mesh=mesh))
+
+
+def with_parallel_tensors(mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    return parallelize_module(model(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+@client_since(2, 5)
+def tensor_parallel():
+    mesh = pairs("data", "tensors")
+    return train(with_parallel_tensors(mesh["tensors"]), share=mesh.get_local_rank("data"))
+
+
+@client_since(2, 8)  # as fsdp2
+def tensor_parallel_in_fsdp2():
+    """Beside it, DDP with the same data."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = pairs("data", "tensors")
+    share = mesh.get_local_rank("data")
+    module = fully_shard(with_parallel_tensors(mesh["tensors"]), mesh=mesh["data"])
+    alike = parallel(model(), process_group=mesh.get_group("data"))
+    return train(module, share=share), train(alike, share=share)
+
+
+@client_since(2, 6)  # older ones want examples of what stages pass on
+def pipeline():
+    """Each rank has one layer, and the batch goes through in parts."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(ranks)))
+    stage = PipelineStage(layers[rank], rank, ranks, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 2 * ranks, loss_fn=torch.nn.functional.mse_loss)
+    optimizer, losses = torch.optim.SGD(layers[rank].parameters(), lr=0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        inputs = (torch.randn(16, 8),) if rank == 0 else ()
+        schedule.step(*inputs, **({"target": torch.ones(16, 8), "losses": losses} if rank == ranks - 1 else {}))
+        optimizer.step()
+    total = torch.stack(losses).sum().detach() if losses else torch.zeros(())
+    dist.all_reduce(total)
+    return total.item()
 
 
 @client_since(2, 14)

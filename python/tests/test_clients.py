@@ -20,12 +20,14 @@ FOUND = re.findall(r"^@client(?:_since\((\d+), (\d+)\).*)?\ndef (\w+)", Path(PRO
 CLIENTS = [name for large, small, name in FOUND if VERSION >= (int(large or 0), int(small or 0))]
 # Clients that take more than a minute on a busy machine.
 SLOW = ["compiled"]
-QUICK = [name for name in CLIENTS if name not in SLOW]
+# Those with ranks in two directions, and a stage on each rank.
+ON_FOUR = [name for name in ("hsdp", "tensor_parallel", "tensor_parallel_in_fsdp2", "pipeline") if name in CLIENTS]
+QUICK = [name for name in CLIENTS if name not in (*SLOW, *ON_FOUR)]
 
 
-def numbers(backends, clients):
+def numbers(backends, clients, ranks):
     """The numbers of each client, for each backend."""
-    command = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--"]
+    command = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", ranks, "--"]
     done = subprocess.run(
         [*command, sys.executable, PROGRAM, ",".join(backends), *clients],
         capture_output=True, text=True, timeout=600,
@@ -38,15 +40,22 @@ def numbers(backends, clients):
     ]
 
 
-@pytest.mark.parametrize("clients", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"])
-def test_the_numbers_are_those_of_gloo(clients):
+@pytest.mark.parametrize(
+    ("clients", "ranks"),
+    [(QUICK, "2"), (["ddp_once", *ON_FOUR], "4"), pytest.param(SLOW, "2", marks=pytest.mark.slow)],
+    ids=["quick", "on_four", "slow"],
+)
+def test_the_numbers_are_those_of_gloo(clients, ranks):
     assert len(CLIENTS) >= 10 and set(SLOW) < set(CLIENTS)
-    ours, theirs = numbers(["drumline", "gloo"], clients)
+    ours, theirs = numbers(["drumline", "gloo"], clients, ranks)
     assert list(ours) == list(theirs) == clients
-    if VERSION < (2, 11) and "fsdp2" in ours:
+    if VERSION < (2, 11):
         # Where FSDP2 asks for an average, gloo of an older torch sums. The numbers are those of DDP.
-        theirs["fsdp2"] = ours["ddp_once"]
-        theirs["checkpoint"] = ours["checkpoint"]  # compares by itself
+        theirs.update((name, ours["ddp_once"]) for name in ("fsdp2", "hsdp") if name in ours)
+        if both := ours.get("tensor_parallel_in_fsdp2"):
+            theirs["tensor_parallel_in_fsdp2"] = [both[1]] * 2
+        if "checkpoint" in ours:
+            theirs["checkpoint"] = ours["checkpoint"]  # compares by itself
     for name in clients:
         assert flat(ours[name]) == pytest.approx(flat(theirs[name]), rel=1e-6, abs=1e-9), name
         assert all(map(math.isfinite, flat(ours[name]))), name
