@@ -27,6 +27,9 @@ VERSIONS = {
     "2.14": "numpy", "2.15": "numpy",
 }  # fmt: skip
 
+# Libraries on top of torch, of the time of a version.
+LIBRARIES = {"2.6": "accelerate==1.4.0 lightning==2.5.0.post0 torchmetrics==1.6.2 transformers==4.49.0"}
+
 
 def tests_with_torch() -> list[str]:
     """The files with tests of the backend, and of drumline's own DistributedDataParallel."""
@@ -46,6 +49,7 @@ class Environment:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)
             needs = [f"torch=={version}.*", VERSIONS[version], "pytest", "cloudpickle", "expecttest"]
+            needs += LIBRARIES.get(version, "").split()
             self.pip("install", *args.pip_args.split(), *needs)
         wheel = next(Path(args.wheel).glob("drumline-*.whl"))
         self.pip("install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", str(wheel))
@@ -63,21 +67,26 @@ class Environment:
             file.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n")
         return done.stdout
 
+    def tests(self, *files: str) -> str:
+        """How many passed, failed and were left out."""
+        said = self.run("-m", "pytest", "-p", "no:cacheprovider", *files).strip().splitlines()
+        return re.sub(r" in [\d.]+s.*", "", said[-1].strip("= ")) if said else "they do not begin"
+
     def row(self) -> str:
         """The row of the table."""
         self.log.unlink(missing_ok=True)
         print(f"torch {self.version}: tests run, and {self.log} gets what they say", flush=True)
         about = "import sys, torch, numpy; print(torch.__version__, *sys.version_info[:2], numpy.__version__)"
         torch, major, minor, numpy = self.run("-c", about).split()
-        ours = self.run("-m", "pytest", "-p", "no:cacheprovider", *tests_with_torch()).strip().splitlines()
-        counts = ours[-1].strip("= ") if ours else "they do not begin"
+        counts = self.tests(*tests_with_torch())
+        if libraries := LIBRARIES.get(self.version):
+            counts += f"; with {libraries.replace(' ', ', ').replace('==', ' ')}: {self.tests(str(TESTS / 'ecosystem'))}"
         suite = ["--world-size", "2", "--exclude", "test_ddp_logging_data_cpu", "--quiet"]
         baseline = str(self.results)
         self.run(str(SUITE), "--backend", "gloo", *suite, "--json", baseline)
         theirs = self.run(str(SUITE), "--backend", "drumline", *suite, "--passed-in", baseline, "--baseline", baseline)
         passed = [it["status"] for it in json.loads(self.results.read_text())["tests"].values()].count("pass")
         found = re.search(r"^(\d+) passed", theirs, re.MULTILINE)
-        counts = re.sub(r" in [\d.]+s.*", "", counts)
         found_numpy = ".".join(numpy.split(".")[:2])
         return (
             f"| {torch.split('+')[0]} | {major}.{minor}, {found_numpy} | {counts} "

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from torch_versions import needs_backends
+from torch_versions import needs_backends, since
 
 pytest.importorskip("torch")
 pytestmark = needs_backends
@@ -110,6 +110,7 @@ def test_in_the_place_of_gloo(name):
     assert_same(ours, on_both(name, 2)[1])
 
 
+@since(2, 8, what="FSDP2 on the CPU")
 def test_three_ranks_load_what_two_have_saved(tmp_path):
     command = [ON_EACH_BACKEND, "drumline,gloo", EXAMPLES / "with_checkpoints.py", "--backend=BACKEND"]
     parts = []
