@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gpus import Gpus
 from ranks import run, run_and_see
-from torch_versions import needs_backends
+from torch_versions import needs_backends, since
 
 pytest.importorskip("torch")
 
@@ -229,5 +229,6 @@ def torchs(rank, world_size, directory):
 
 
 @needs_backends
+@since(2, 11, what="init_sync of DistributedDataParallel")
 def test_hooks_of_torch_are_not_blocked_and_a_bucket_is_one_call_without_a_copy():
     run(2, torchs)

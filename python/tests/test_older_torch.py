@@ -17,6 +17,7 @@ TOO_OLD = """
 import os, sys, warnings
 import torch, torch.distributed as dist
 dist.Backend._plugins.pop("DRUMLINE")
+del dist.Backend.DRUMLINE
 torch.__version__ = "2.3.1+cpu"
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")

@@ -621,7 +621,7 @@ def refuses(rank, world_size, directory):
     return said
 
 
-@since(2, 15, what="suspend")
+@since(2, 14, what="windows")
 def test_what_drumline_lacks_is_refused_by_name_and_the_group_goes_on():
     for told in run(2, refuses):
         for what, text in told.items():
