@@ -73,6 +73,10 @@ impl Board {
         PrefixStore::new(self.rules.prefix().to_owned(), self.store.clone())
     }
 
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     /// What the keys of this life begin with.
     pub(crate) fn prefix(&self) -> &str {
         self.rules.prefix()

@@ -124,6 +124,13 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
+    /// The peer lives, and no other connection to it can be made.
+    pub(crate) fn on_sign_of_life(&mut self) {
+        if let PeerState::Doubtful(Doubt { problem, .. }) = &self.state {
+            self.state = lives(self.peer, problem);
+        }
+    }
+
     /// A new connection to the peer has failed. If `refused`, its host says that nothing listens there.
     pub(crate) fn on_unreachable(&mut self, refused: bool) {
         let peer = self.peer;

@@ -180,6 +180,13 @@ impl<S: Duplex> Streams<S> {
         is_used
     }
 
+    /// A peer whose connection broke says elsewhere that it lives. No other connection to it can be made.
+    pub fn lives(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers.get_mut(&rank) {
+            peer.control.on_sign_of_life();
+        }
+    }
+
     /// The events of each stream for which a sleeping rank should wake up.
     pub fn interests(&self) -> impl Iterator<Item = (Interest, &S)> {
         let any = self.desk.awaits_any();

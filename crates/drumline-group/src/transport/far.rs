@@ -6,7 +6,11 @@ use std::{
     io::{self, Write as _},
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::Arc,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -25,6 +29,7 @@ use drumline_store::{
         poll::{self, Deadline},
         stream::Stream,
     },
+    store::Store,
 };
 use rustix::{event::epoll, io::Errno};
 
@@ -32,7 +37,7 @@ use super::{
     greeting::{expect, hello, stream_of},
     stream::PeerStream,
 };
-use crate::{Config, Error, Result, progress_thread::Linger};
+use crate::{Config, Error, Result, board::Board, progress_thread::Linger};
 
 /// Calls peers on other hosts, and lets in peers that call. It never blocks.
 #[derive(Debug)]
@@ -52,6 +57,11 @@ pub(crate) struct Far {
     data_streams: usize,
     /// How long a call may go on without success.
     patience: Duration,
+    /// The store in which the ranks have met, while the group uses it, and what the keys of this life begin with. Ranks that
+    /// lose each other say there that they live.
+    place: (Weak<dyn Store>, String),
+    /// Whether peers whose connections broke have said so, and until when they may.
+    lives: BTreeMap<Rank, (Instant, Arc<AtomicBool>)>,
 }
 
 /// How a call ended, or which peer has called.
@@ -63,6 +73,8 @@ pub(super) enum Met {
     Came(Rank, Bundle<PeerStream>),
     /// If `refused`, the peer's host says that nothing listens there.
     Unreachable { rank: Rank, cause: Cause, refused: bool },
+    /// Its host says that nothing listens there, and the peer says elsewhere that it lives.
+    Lives(Rank),
 }
 
 /// A peer that is being called.
@@ -93,6 +105,9 @@ const PATIENCE_MAX: Duration = Duration::from_secs(10);
 /// The same for a peer whose connection broke: time to repeat one lost packet.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
+/// How long a peer whose connection broke, and whose host says that nothing listens, may take to say that it lives.
+const LIVES_WITHIN: Duration = Duration::from_millis(300);
+
 /// How long to wait before a peer that has hung up is dialled again.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -113,6 +128,7 @@ impl Far {
         config: &Config,
         addresses: BTreeMap<Rank, Vec<SocketAddr>>,
         gates: Vec<Gate>,
+        board: &Board,
     ) -> Result<Far> {
         let failed = |error: Errno| Error::io("cannot wait for peers", error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
@@ -131,6 +147,8 @@ impl Far {
             arriving: BTreeMap::new(),
             data_streams: config.streams,
             patience: PATIENCE_MAX.min(config.timeout / 2),
+            place: (Arc::downgrade(board.store()), board.prefix().to_owned()),
+            lives: BTreeMap::new(),
         })
     }
 
@@ -154,11 +172,46 @@ impl Far {
     /// Begins to call a peer, if `again` only to learn whether it lives. The result comes from [`Far::progress`].
     pub(super) fn call(&mut self, rank: Rank, again: bool, now: Instant) {
         let patience = if again { self.patience.min(LOOK_MAX) } else { self.patience };
+        if again {
+            self.ask_elsewhere(rank, now);
+        }
         let channels = Opening::<PeerStream>::channels(self.data_streams);
         let lines = channels.map(|channel| (channel, Line::Again { at: now })).collect();
         let opening = Opening::new(self.data_streams);
         let give_up = now + patience;
         self.calls.insert(rank, Call { give_up, again, lines, opening, hung_up: None });
+    }
+
+    /// Says where the ranks have met that this one lives, and asks whether `rank` says so: a firewall may refuse connections
+    /// in the name of its host.
+    fn ask_elsewhere(&mut self, rank: Rank, now: Instant) {
+        if self.lives.contains_key(&rank) {
+            return;
+        }
+        let (own, lives) = (self.member.rank, Arc::<AtomicBool>::default());
+        self.lives.insert(rank, (now + LIVES_WITHIN, lives.clone()));
+        let (store, prefix) = self.place.clone();
+        // The store may be slow, or gone.
+        let ask = move || {
+            let Some(store) = store.upgrade() else { return };
+            let key = |of, lost| format!("{prefix}/lives/{of}/{lost}");
+            let said = store.set(&key(own, rank), b"");
+            let heard = said.and_then(|()| store.wait(&[&key(rank, own)], LIVES_WITHIN));
+            lives.store(heard.is_ok(), Ordering::Relaxed);
+        };
+        let asking = thread::Builder::new().name("drumline-lives".to_owned()).spawn(ask);
+        drop(
+            asking.inspect_err(
+                |error| tracing::debug!(%error, "nobody asks whether rank {rank} lives"),
+            ),
+        );
+    }
+
+    /// Whether a peer whose connection broke has said that it lives. `None`: it still may.
+    fn lives(&self, rank: Rank, now: Instant) -> Option<bool> {
+        let (until, lives) = self.lives.get(&rank)?;
+        let lives = lives.load(Ordering::Relaxed);
+        (lives || now >= *until).then_some(lives)
     }
 
     /// Accepts peers and goes on with calls. Ends calls to ranks for which `is_calling` is false.
@@ -263,7 +316,17 @@ impl Far {
                     call.hung_up = Some(error);
                     *line = Line::Again { at: now + PAUSE };
                 }
-                Err(error) => return Err(failed(error)),
+                Err(error) => {
+                    let met = failed(error);
+                    if !again || !matches!(met, Met::Unreachable { refused: true, .. }) {
+                        return Err(met);
+                    }
+                    match self.lives(rank, now) {
+                        Some(true) => return Err(Met::Lives(rank)),
+                        Some(false) => return Err(met),
+                        None => *line = Line::Again { at: now + PAUSE },
+                    }
+                }
             }
         }
         Ok(())

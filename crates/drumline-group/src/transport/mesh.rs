@@ -86,7 +86,7 @@ pub(crate) fn connect(
     let mesh::Mesh { near, far } = connected.map_err(|error| sockets.explain(error))?;
     let far = match far.is_empty() {
         true => None,
-        false => Some(Far::new(member, config, far, sockets.far)?),
+        false => Some(Far::new(member, config, far, sockets.far, board)?),
     };
     let near = near.into_iter().map(|(rank, streams)| Near { rank, streams }).collect();
     Ok(Mesh { near, far })

@@ -173,6 +173,7 @@ impl Sockets {
                 Met::Unreachable { rank, cause, refused } => {
                     streams.unreachable(rank, cause, refused);
                 }
+                Met::Lives(rank) => streams.lives(rank),
             }
         }
     }

@@ -70,6 +70,18 @@ impl Hosts {
         Some(count)
     }
 
+    /// From now on a host answers that nothing listens to whoever calls it from the other one.
+    pub(super) fn refuse_connections(&self, host: usize, other: usize) -> Result<(), String> {
+        let other = self.network.address(other);
+        let is_new = "tcp flags & (syn|ack) == syn";
+        let lines = [
+            "nft add table inet wall",
+            "nft add chain inet wall in { type filter hook input priority 0 ; }",
+            &format!("nft add rule inet wall in ip saddr {other} {is_new} reject with tcp reset"),
+        ];
+        lines.iter().try_for_each(|line| self.network.set(Some(host), line))
+    }
+
     pub(super) fn add_cables(&self) {
         self.network.add_cables();
     }

@@ -298,21 +298,26 @@ fn a_cable_that_is_pulled_is_named_by_all_who_remain() {
     assert!(told.contains("does not answer"), "{told}");
 }
 
-/// As a firewall does that has lost its table.
+/// As a firewall does that has lost its table, or that refuses what it has allowed before.
 #[test]
 fn nobody_says_that_a_rank_has_ended_whose_connections_are_reset() {
-    for level in ["auth", "tls"] {
+    for (level, refuses) in [("auth", false), ("tls", false), ("auth", true), ("tls", true)] {
         let Some(network) = Hosts::new(3) else { return };
         let variables = [("DRUMLINE_SECRET", SECRET), ("DRUMLINE_SECURITY", level)];
         let task = "work until something breaks, and stay";
         let start = |rank| network.start_on(rank, rank, 3, task, variables);
         let mut ranks = [0, 1, 2].map(start);
         ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "6"));
+        for (host, other) in [(1, 2), (2, 1)].into_iter().filter(|_| refuses) {
+            if let Err(reason) = network.refuse_connections(host, other) {
+                return skip(&format!("no firewall here: {reason}"));
+            }
+        }
         let Some(reset) = network.reset_connections(1, 2) else { return };
         assert!(reset > 2, "{reset} connections");
         for (number, rank) in ranks.iter_mut().enumerate() {
             let told = rank.line("culprit: ");
-            println!("{level}, rank {number}: {told}");
+            println!("{level}, refuses: {refuses}, rank {number}: {told}");
             assert!(told.starts_with("None: "), "{told}");
             assert!(told.contains("; its process lives, so something between"), "{told}");
             assert!(!told.contains("has ended"), "{told}");

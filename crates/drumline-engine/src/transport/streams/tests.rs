@@ -133,6 +133,12 @@ fn a_peer_at_whose_address_nothing_listens_has_ended() {
     streams.unreachable(1, cause(), false);
     let told = said_of(&mut streams);
     assert!(told.contains("its process may have ended, or something between"), "{told}");
+
+    let mut streams = in_doubt();
+    streams.unreachable(1, cause(), true);
+    streams.lives(1);
+    let told = said_of(&mut streams);
+    assert!(told.contains("its process lives"), "{told}");
 }
 
 #[test]
