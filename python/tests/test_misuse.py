@@ -176,7 +176,7 @@ def test_the_end_of_a_group_tells_of_a_mismatch_that_no_call_has_told():
 
 
 def too_late(rank, world_size, directory):
-    connect(rank, world_size, directory, timeout=timedelta(seconds=1))
+    connect(rank, world_size, directory, timeout=timedelta(seconds=5))
     if rank == 1:
         wait_for(f"{directory}/over")
         dist.all_reduce(torch.ones(2))  # has what it needs of rank 0

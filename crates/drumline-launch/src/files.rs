@@ -187,14 +187,19 @@ impl WorldFiles {
 impl Drop for WorldFiles {
     fn drop(&mut self) {
         let (place, ready) = (std::mem::replace(&mut self.place, Place::Nowhere), self.ready);
-        let remove = move || match place {
-            Place::Kept(root) => {
-                for rank in 0..ready {
-                    let _ = fs::remove_dir(root.join(rank.to_string()));
-                }
-                let _ = fs::remove_dir(root);
+        let remove_empty = move |root: &Path| {
+            for rank in 0..ready {
+                let _ = fs::remove_dir(root.join(rank.to_string()));
             }
-            Place::Private(directory) => drop(directory),
+            let _ = fs::remove_dir(root);
+        };
+        let remove = move || match place {
+            Place::Kept(root) => remove_empty(&root),
+            Place::Private(directory) => {
+                // This needs no descriptor: there may be none left.
+                remove_empty(directory.path());
+                drop(directory);
+            }
             Place::Nowhere => {}
         };
         // If there is no thread, what it would have removed is removed here: it is dropped.

@@ -105,7 +105,7 @@ impl Bench {
     /// At most so much is not given back.
     pub(crate) fn gives_back_all_but(&self, things: u64, contexts: u64) {
         self.is_settled.store(true, Ordering::Relaxed);
-        self.wait_for(things, contexts, Duration::from_secs(20));
+        self.wait_for(things, contexts, Duration::from_secs(120));
         let (leaks, retained) = (self.controls.leaks(), self.controls.retained());
         assert!(leaks <= things && retained <= contexts, "{leaks} things, {retained} contexts");
     }
