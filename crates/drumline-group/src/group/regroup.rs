@@ -1,7 +1,7 @@
 //! How the ranks that are left form a smaller group after others have died.
 //!
 //! ```text
-//! regroup/L/N/came/R        rank R is here          written by every rank that is left
+//! regroup/L/N/came/R        3                       rank R is here, and has lost rank 3: written by every rank that is left
 //! regroup/L/N/members       0,1,3                   written once: the first rank that has made up its mind
 //! ```
 //!
@@ -16,7 +16,7 @@ use std::{
 };
 
 use drumline_engine::{CollectiveError, deadline};
-use drumline_error::{Error, ErrorKind, ErrorOrigin, Reason, Section};
+use drumline_error::{Cause, Error, ErrorKind, ErrorOrigin, Reason, Section};
 use drumline_schedule::step::Rank;
 use drumline_store::store::Store;
 
@@ -48,9 +48,18 @@ pub struct Loss {
     pub failure: Error,
     /// The ranks, by their numbers in the job.
     pub ranks: BTreeSet<Rank>,
+    /// The rank that has told of the failure, and not which ranks are lost.
+    told_by: Option<Rank>,
 }
 
 impl Loss {
+    /// How long to wait for ranks that are lost. A connection that broke proves little.
+    fn patience(&self) -> Duration {
+        let section = self.failure.cause().map(Cause::section);
+        let is_doubtful = section == Some(Section::Disconnected) || self.told_by.is_some();
+        if is_doubtful { DOUBTFUL_COMES_WITHIN } else { COMES_WITHIN }
+    }
+
     /// Whether the ranks may run on: they did not answer, or a connection broke.
     #[doc(hidden)]
     pub fn may_live(&self) -> bool {
@@ -68,6 +77,9 @@ const HAS_LANE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long a rank waits for one that others have lost: that one may live, and be about to come.
 const COMES_WITHIN: Duration = Duration::from_millis(15);
+
+/// The same for one to which a connection broke: it sees that, too, once it writes.
+const DOUBTFUL_COMES_WITHIN: Duration = Duration::from_secs(1);
 
 impl ProcessGroup {
     /// Begins a line of groups with this one. All ranks must begin their lines in the same order.
@@ -101,11 +113,17 @@ impl ProcessGroup {
                 Ok(()) => return None,
             }
         };
-        let lost = failure.cause()?.lost()?;
-        let ranks = lost.into_iter().filter_map(|it| self.global_rank(it)).collect();
+        let cause = failure.cause()?;
+        let (lost, named) = (cause.lost()?, cause.named());
+        let global = |ranks: Vec<Rank>| ranks.into_iter().filter_map(|it| self.global_rank(it));
+        let (ranks, told_by) = match cause {
+            _ if !lost.is_empty() => (global(lost).collect(), None),
+            Cause::Reported { .. } => (BTreeSet::new(), global(named).next()),
+            _ => (global(named).collect(), None),
+        };
         // As the call told it that has failed, and not as those after it do.
         let first = failure.detail::<CollectiveError>().map(|it| Arc::new(it.clone()).error());
-        Some(Loss { failure: first.unwrap_or(failure), ranks })
+        Some(Loss { failure: first.unwrap_or(failure), ranks, told_by })
     }
 
     /// Connects the ranks that are left of this group after its [loss](Self::loss).
@@ -119,16 +137,16 @@ impl ProcessGroup {
         let deadline = deadline::after(Instant::now(), self.inner.config.timeout);
         let own = self.ranks()[self.rank()];
         let mut candidates: BTreeSet<Rank> = self.ranks().into_iter().collect();
-        let Loss { mut failure, ranks: mut lost } = loss;
+        let mut loss = loss;
         loop {
-            let settled = self.settle(line, &candidates, &lost);
-            let members = settled.map_err(|error| cannot_meet(&failure, &error))?;
+            let settled = self.settle(line, &candidates, &loss);
+            let members = settled.map_err(|error| cannot_meet(&loss.failure, &error))?;
             line.attempt += 1;
             if !members.contains(&own) {
                 return Err(left_behind(self, own, &members));
             }
             if members.len() < line.min_ranks {
-                return Err(too_few(&failure, line.min_ranks, &members));
+                return Err(too_few(&loss.failure, line.min_ranks, &members));
             }
             let ranks: Vec<Rank> = members.iter().filter_map(|it| self.group_rank(*it)).collect();
             let name = format!("regroup-{}-{}", line.id, line.attempt);
@@ -137,11 +155,12 @@ impl ProcessGroup {
                 Err(error) => error,
             };
             if error.kind() != ErrorKind::Connect || Instant::now() >= deadline {
-                return Err(cannot_meet(&failure, &error));
+                return Err(cannot_meet(&loss.failure, &error));
             }
-            failure = error;
-            tracing::debug!("the ranks that are left could not be connected: {failure}");
-            (candidates, lost) = (members, failure.culprit().into_iter().collect());
+            tracing::debug!("the ranks that are left could not be connected: {error}");
+            candidates = members;
+            let ranks = error.culprit().into_iter().collect();
+            loss = Loss { failure: error, ranks, told_by: None };
         }
     }
 
@@ -151,7 +170,7 @@ impl ProcessGroup {
         &self,
         line: &Line,
         candidates: &BTreeSet<Rank>,
-        lost: &BTreeSet<Rank>,
+        loss: &Loss,
     ) -> Result<BTreeSet<Rank>> {
         let family = self.inner.family().ok_or_else(|| {
             Error::argument("regroup", format!("group {:?} has been destroyed", self.name()))
@@ -159,30 +178,38 @@ impl ProcessGroup {
         let (store, own) = (&*family.store, self.ranks()[self.rank()]);
         let key = format!("{}/regroup/{}/{}", family.place(), line.id, line.attempt);
         let came = |rank: Rank| format!("{key}/came/{rank}");
-        store.set(&came(own), b"")?;
-        let lost: BTreeSet<Rank> =
-            lost.iter().copied().chain(family.lost()).chain(family.seen.ended()).collect();
+        let mut lost = loss.ranks.clone();
+        if let Some(by) = loss.told_by {
+            // It may have heard it from another one, and then comes after that one.
+            match absent(store, &[by], came, loss.patience())?.is_empty() {
+                true => lost.extend(ranks(&store.get(&came(by))?)),
+                false => lost.extend([by]),
+            }
+        }
+        store.set(&came(own), list(lost.iter().copied()).as_bytes())?;
+        lost.extend(family.lost());
+        lost.extend(family.seen.ended());
         let suspects: Vec<Rank> =
             candidates.intersection(&lost).copied().filter(|rank| *rank != own).collect();
-        let absent = absent(store, &suspects, came)?;
+        let absent = absent(store, &suspects, came, loss.patience())?;
         let members = candidates.iter().copied().filter(|rank| !absent.contains(rank));
         let mine = list(members);
         let agreed = store.compare_set(&format!("{key}/members"), b"", mine.as_bytes())?;
-        let agreed = String::from_utf8_lossy(&agreed).into_owned();
-        Ok(agreed.split(',').filter_map(|rank| rank.parse().ok()).collect())
+        Ok(ranks(&agreed))
     }
 }
 
-/// The suspects that do not come.
+/// The suspects that do not come in time.
 fn absent(
     store: &dyn Store,
     suspects: &[Rank],
     came: impl Fn(Rank) -> String,
+    within: Duration,
 ) -> Result<BTreeSet<Rank>> {
     let began = Instant::now();
     let mut absent: BTreeSet<Rank> = suspects.iter().copied().collect();
     loop {
-        let is_last = began.elapsed() >= COMES_WITHIN;
+        let is_last = began.elapsed() >= within;
         for rank in suspects {
             if absent.contains(rank) && store.check(&[&came(*rank)])? {
                 absent.remove(rank);
@@ -193,6 +220,11 @@ fn absent(
         }
         thread::sleep(COMES_WITHIN / 5);
     }
+}
+
+/// Reads a [`list`].
+fn ranks(text: &[u8]) -> BTreeSet<Rank> {
+    String::from_utf8_lossy(text).split(',').filter_map(|rank| rank.parse().ok()).collect()
 }
 
 fn list(ranks: impl IntoIterator<Item = Rank>) -> String {
