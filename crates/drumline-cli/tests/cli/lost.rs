@@ -224,13 +224,25 @@ fn a_host_goes_on_with_one_of_its_ranks_and_the_others_with_theirs() {
 }
 
 #[test]
-fn the_death_of_the_last_rank_of_a_host_ends_the_job_on_all() {
-    let Some(town) = Town::of(2) else { return };
-    let [first, second] = on_two_hosts(&town);
-    second.lose(3, "KILL");
-    second.end_rank(2, "KILL");
-    for job in [first, second] {
-        let (ended, report) = job.end();
-        assert_eq!((ended.code, &report["exit_code"]), (137, &137.into()), "{}", ended.stderr);
+fn ranks_of_other_hosts_go_on_without_the_last_rank_of_a_host_while_they_are_enough() {
+    for last in ["0", "KILL"] {
+        let Some(town) = Town::of(2) else { return };
+        let [first, second] = on_two_hosts(&town);
+        second.lose(3, "KILL");
+        second.end_rank(2, "KILL");
+        first.end_rank(0, last);
+        first.end_rank(1, last);
+        let code = if last == "0" { 0 } else { 137 };
+        for (job, whose) in [(first, "host"), (second, "this host")] {
+            let (ended, report) = job.end();
+            assert_eq!(
+                (ended.code, &report["exit_code"]),
+                (code, &code.into()),
+                "{}",
+                ended.stderr
+            );
+            let told = ended.stderr.contains(&format!("goes on without the ranks of {whose}"));
+            assert!(told || last == "KILL", "{}", ended.stderr);
+        }
     }
 }

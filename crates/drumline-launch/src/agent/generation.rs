@@ -87,6 +87,7 @@ mod tests {
             budget: RestartBudget::new(Restarts::default()),
             refused: Vec::new(),
             failure: None,
+            lost: Vec::new(),
         };
         let mut store = open();
         for generation in 0..4 {

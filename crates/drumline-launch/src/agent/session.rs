@@ -124,6 +124,8 @@ struct Running {
     has_told: bool,
     /// Ranks that are held, or are about to be.
     holding: Option<Holding>,
+    /// Whether the membership knows that the ranks go on when others die.
+    regroups: bool,
 }
 
 /// How long the store may be out of reach before a host whose store ends with another host gives up. A connection is
@@ -502,6 +504,7 @@ impl Session<'_, '_, '_> {
                     failed: None,
                     has_told: false,
                     holding: None,
+                    regroups: false,
                 }));
             }
             Err(error) => self.cannot_start(member.first_rank, &error),
@@ -608,6 +611,13 @@ impl Session<'_, '_, '_> {
         running.attempt.handle(supervisor::Event::Tick);
         if running.attempt.has_started() && !std::mem::replace(&mut running.has_started, true) {
             self.handle(Event::Local(Local::Started));
+        }
+        let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
+        if !running.regroups
+            && let Some(ranks) = steps::regroups(running.attempt.stores(), running.local_ranks)
+        {
+            running.regroups = true;
+            self.handle(Event::Local(Local::Regroups(ranks)));
         }
         let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
         let held = running.holding.as_ref().and_then(|it| it.answer(&running.attempt));

@@ -52,3 +52,10 @@ pub(super) fn stop_at(stores: &Stores, step: u64) -> Result<()> {
 pub(super) fn has_stopped(stores: &Stores, local_ranks: usize) -> bool {
     stores.has_any(keys::STOPPED, local_ranks)
 }
+
+/// Once all ranks of this host have said that they go on when others die: so many must be left of the job.
+pub(super) fn regroups(stores: &Stores, local_ranks: usize) -> Option<usize> {
+    let told = |rank| stores.told(keys::REGROUPS, rank);
+    let ranks = (0..local_ranks).map(|rank| String::from_utf8(told(rank)?).ok()?.parse().ok());
+    ranks.collect::<Option<Vec<usize>>>()?.into_iter().max()
+}

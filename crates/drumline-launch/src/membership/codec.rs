@@ -52,6 +52,7 @@ impl fmt::Debug for BadValue {
 ///     world: 1,
 ///     state: State::Running,
 ///     failure: None,
+///     regroups: None,
 ///     held: None,
 ///     leaves: None,
 /// };
@@ -133,6 +134,8 @@ impl Value for Report {
 impl Value for Plan {
     fn keeps_limits(&self) -> Result<(), String> {
         at_most("members", self.members.len(), RANKS_MAX)?;
+        at_most("lost hosts", self.lost.len(), RANKS_MAX)?;
+        self.lost.iter().try_for_each(named_keeps_limits)?;
         at_most("refused hosts", self.refused.len(), RANKS_MAX)?;
         for member in &self.members {
             at_most("ranks", member.ranks, RANKS_MAX)?;

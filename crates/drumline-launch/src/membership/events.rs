@@ -52,6 +52,8 @@ pub enum Local {
     Started,
     /// A worker failed. A second one replaces the first: it is the likelier origin.
     Failed(Failure),
+    /// All workers have said that they go on when others die, while so many ranks are left.
+    Regroups(usize),
     /// After [`Action::Hold`](super::Action::Hold): all ranks are held. The last step that one of them has begun.
     Held(Option<u64>),
     /// None of the workers run any more.

@@ -7,7 +7,7 @@ use crate::{EndedWorld, Next};
 use super::{
     order::{self, Standing},
     sightings::{Knowledge, Sightings},
-    values::{How, Member, Named, Origin, Outcome, Phase, Plan, State, Verdict, Why},
+    values::{How, Member, Named, Origin, Outcome, Phase, Plan, Report, State, Verdict, Why},
 };
 
 /// The clocks of a leader. A new leader starts them anew.
@@ -82,14 +82,19 @@ impl Leader {
 
     /// Watches a world until all its members have ended.
     fn world(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
-        if take_out_lost(it, next) {
+        let goes_on = go_on_without(it, next);
+        if !goes_on && take_out_lost(it, next) {
             // The plan names the lost host before anything follows from it.
             return;
         }
         let outcomes = outcomes(it, next);
-        let is_over = outcomes.len() == next.members.len();
-        self.failure(it, next, is_over);
-        leave(it, next);
+        let is_over = outcomes.len() == next.present().count();
+        if goes_on {
+            self.elapsed(it.now, Clock::Failure, false);
+        } else {
+            self.failure(it, next, is_over);
+            leave(it, next);
+        }
         if is_over {
             self.since.clear();
             conclude(next, &outcomes);
@@ -110,7 +115,7 @@ impl Leader {
         if matches!(&next.phase, Phase::Ending(why) if *why != Why::Failed || !has_only_heard) {
             return;
         }
-        let failures = next.members.iter().filter_map(|member| {
+        let failures = next.present().filter_map(|member| {
             let at = it.seen.failed_at(member.host, next.world)?;
             Some((member.host, at, it.seen.report_of(member.host)?.failure.as_ref()?))
         });
@@ -141,9 +146,9 @@ impl Leader {
             it.state_in(member.host, next.world) == State::Running
         };
         let has_come = next.phase == Phase::Running
-            && next.members.len() < it.host.terms.hosts.max.get()
+            && next.present().count() < it.host.terms.hosts.max.get()
             && standing.ready.iter().any(|host| next.place(*host).is_none())
-            && next.members.iter().all(|member| running(it.seen, member));
+            && next.present().all(|member| running(it.seen, member));
         let waited = self.elapsed(it.now, Clock::Newcomers, has_come);
         if waited.is_some_and(|waited| waited >= it.timing.newcomers) {
             next.phase = Phase::Holding;
@@ -188,6 +193,45 @@ impl Leader {
     }
 }
 
+/// Loses the hosts that take no more part in a world whose ranks [regroup](Report::regroups), if the ranks of the others go
+/// on without them. Returns whether they do.
+fn go_on_without(it: Knowledge<'_>, next: &mut Plan) -> bool {
+    let state = |host| it.seen.state_in(host, next.world);
+    let report = |host| it.seen.report_of(host).filter(|report| report.world == next.world);
+    let is_silent =
+        |host| it.seen.is_silent(host, it.timing) && !matches!(state(host), State::Ended(_));
+    let has_failed = |host| {
+        let has_told = |it: &Report| it.failure.is_some() || it.leaves.is_some();
+        let ended = |it: State| matches!(it, State::Ended(it) if it.how != How::Success);
+        report(host).is_some_and(has_told) || ended(state(host))
+    };
+    let (gone, left): (Vec<&Member>, Vec<&Member>) =
+        next.present().partition(|it| is_silent(it.host) || has_failed(it.host));
+    // The store of the ranks is on their first host.
+    let keeps_store = |member: &&Member| {
+        let is_first = next.members.first().is_some_and(|first| first.host == member.host);
+        let ends_it = it.seen.host_of(member.host).is_some_and(|host| host.keeps_store)
+            && report(member.host).is_some_and(|report| report.leaves.is_some());
+        (is_first && is_silent(member.host)) || ends_it
+    };
+    let needed = left.iter().map(|member| match state(member.host) {
+        State::Ended(_) => Some(1),
+        State::Waiting | State::Running => report(member.host)?.regroups,
+    });
+    let needed: Option<Vec<usize>> = needed.collect();
+    let ranks: usize = left.iter().map(|member| member.ranks).sum();
+    let is_enough = needed.and_then(|it| it.into_iter().max()).is_some_and(|it| ranks >= it);
+    if next.phase != Phase::Running || !is_enough || gone.iter().any(keeps_store) {
+        return false;
+    }
+    let has_gone = gone
+        .iter()
+        .filter(|member| is_silent(member.host) || matches!(state(member.host), State::Ended(_)));
+    let lost: Vec<Named> = has_gone.map(|member| it.seen.named(member.host)).collect();
+    next.lost.extend(lost);
+    true
+}
+
 /// Takes out members that are silent, and ends the world without them. What a member has said at its end stays true
 /// when it is silent. Returns whether there were any.
 fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) -> bool {
@@ -196,7 +240,7 @@ fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) -> bool {
         it.seen.is_silent(member.host, it.timing)
             && !matches!(it.seen.state_in(member.host, world), State::Ended(_))
     };
-    let Some(first) = next.members.iter().find(|member| is_lost(member)) else { return false };
+    let Some(first) = next.present().find(|member| is_lost(member)) else { return false };
     let lost = it.seen.named(first.host);
     next.members.retain(|member| !is_lost(member));
     // Workers fail when they lose their peers, long before the host is known to be lost.
@@ -216,7 +260,7 @@ fn leave(it: Knowledge<'_>, next: &mut Plan) {
     if matches!(next.phase, Phase::Ending(_)) {
         return;
     }
-    let leaver = next.members.iter().find_map(|member| {
+    let leaver = next.present().find_map(|member| {
         let signal = it.seen.report_of(member.host)?.leaves?;
         Some((it.seen.named(member.host), signal))
     });
@@ -231,7 +275,7 @@ fn outcomes(it: Knowledge<'_>, next: &Plan) -> Vec<Outcome> {
         State::Ended(outcome) => Some(outcome),
         State::Waiting | State::Running => None,
     };
-    next.members.iter().filter_map(outcome).collect()
+    next.present().filter_map(outcome).collect()
 }
 
 /// What follows a world, once all its members have ended.
@@ -266,7 +310,7 @@ fn conclude(next: &mut Plan, outcomes: &[Outcome]) {
 
 /// The step before which all workers can stop, once all members hold theirs.
 fn step_to_stop_at(it: Knowledge<'_>, next: &Plan) -> Option<u64> {
-    let held = next.members.iter().map(|member| match it.seen.state_in(member.host, next.world) {
+    let held = next.present().map(|member| match it.seen.state_in(member.host, next.world) {
         State::Ended(_) => Some(None),
         State::Waiting | State::Running => Some(it.seen.report_of(member.host)?.held?.begun),
     });
@@ -286,6 +330,7 @@ fn start(it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
             Some(member)
         })
         .collect();
+    next.lost.clear();
     next.world += 1;
     next.phase = Phase::Running;
 }
@@ -293,7 +338,7 @@ fn start(it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
 /// A leader that leaves gives the plan to another host, once its workers have ended.
 fn hand_over(it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
     let leaves = it.seen.report_of(it.me).is_some_and(|report| report.leaves.is_some());
-    let is_needed = next.runs() && next.place(it.me).is_some();
+    let is_needed = next.runs() && next.present().any(|member| member.host == it.me);
     if leaves
         && !is_needed
         && !matches!(next.phase, Phase::Over(_))

@@ -60,6 +60,7 @@ impl Membership {
             world: 0,
             state: State::Waiting,
             failure: None,
+            regroups: None,
             held: None,
             leaves: None,
         };
@@ -226,6 +227,7 @@ impl Membership {
             _ if !self.is_busy => {}
             Local::Started => self.report.state = State::Running,
             Local::Failed(failure) => self.report.failure = Some(failure),
+            Local::Regroups(ranks) => self.report.regroups = Some(ranks),
             Local::Held(begun) => self.report.held = Some(Held { begun }),
             Local::Ended(outcome) => {
                 self.is_busy = false;
@@ -341,6 +343,7 @@ impl Membership {
         self.report.world = world;
         self.report.state = State::Waiting;
         self.report.failure = None;
+        self.report.regroups = None;
         self.report.held = None;
         self.told = Told::default();
     }
@@ -419,6 +422,7 @@ impl Membership {
             budget: RestartBudget::new(self.host.terms.restarts),
             refused: Vec::new(),
             failure: None,
+            lost: Vec::new(),
         };
         let plan = match &self.plan {
             None => &first,

@@ -2,7 +2,7 @@
 
 use crate::ending::signal_name;
 
-use super::values::{Phase, Plan, Why};
+use super::values::{Named, Phase, Plan, Why};
 
 /// What is new in a plan, for people.
 pub(super) fn between(old: Option<&Plan>, new: &Plan, me: u64) -> Vec<String> {
@@ -10,6 +10,18 @@ pub(super) fn between(old: Option<&Plan>, new: &Plan, me: u64) -> Vec<String> {
     let is_known = |host: u64| old.is_some_and(|it| it.refused.iter().any(|it| it.host == host));
     for refused in new.refused.iter().filter(|it| it.host != me && !is_known(it.host)) {
         notes.push(format!("host {} is refused: {}", refused.name, refused.why));
+    }
+    let was_lost =
+        |host: &Named| old.is_some_and(|it| it.world == new.world && it.lost.contains(host));
+    for lost in new.lost.iter().filter(|it| !was_lost(it)) {
+        let left = new.present().count();
+        let whose = match lost.host == me {
+            true => "this host".into(),
+            false => format!("host {} at {}", lost.name, lost.address),
+        };
+        notes.push(format!(
+            "the job goes on without the ranks of {whose}; hosts that are left: {left}"
+        ));
     }
     if old.is_some_and(|old| old.phase == new.phase && old.world == new.world) {
         return notes;

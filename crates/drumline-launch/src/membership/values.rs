@@ -76,6 +76,8 @@ pub struct Report {
     pub state: State,
     /// The first failure of its workers in that world.
     pub failure: Option<Failure>,
+    /// Once all its workers in that world have said that they go on when others die: so many ranks must be left.
+    pub regroups: Option<usize>,
     /// Once its ranks are held.
     pub held: Option<Held>,
     /// The number of the signal that ends its launcher.
@@ -177,12 +179,20 @@ pub struct Plan {
     pub refused: Vec<Refused>,
     /// What ended the last world that failed.
     pub failure: Option<Origin>,
+    /// Members that this world has lost, and goes on without.
+    pub lost: Vec<Named>,
 }
 
 impl Plan {
     /// The place of this host in the order of ranks.
     pub fn place(&self, host: u64) -> Option<usize> {
         self.members.iter().position(|it| it.host == host)
+    }
+
+    /// The members that this world goes on with.
+    pub fn present(&self) -> impl Iterator<Item = &Member> {
+        let is_lost = |member: &&Member| self.lost.iter().any(|it| it.host == member.host);
+        self.members.iter().filter(move |member| !is_lost(member))
     }
 
     /// Whether members may have workers.

@@ -95,9 +95,16 @@ impl Promises {
             return fail("the world is not the next one");
         }
         let world = worlds.get(&new.world);
+        let was_lost = old.map_or(&[][..], |it| if it.world == new.world { &it.lost } else { &[] });
+        let runs_nowhere = new.phase == Phase::Running && new.present().next().is_none();
+        if !new.lost.starts_with(was_lost) || runs_nowhere {
+            return fail("a world that goes on without hosts gets one back, or has none");
+        }
         let is_true = match &new.phase {
             Phase::Over(Verdict::Finished) => world.is_some_and(|it| {
-                it.plan.members.iter().all(|member| it.succeeded.contains(&member.host))
+                let has_succeeded = |host: u64| it.succeeded.contains(&host);
+                new.present().all(|member| has_succeeded(member.host))
+                    && new.present().next().is_some()
             }),
             Phase::Over(Verdict::Failed(NoRestart::HostsLost(_))) => self.may_lose,
             Phase::Ending(Why::Failed) | Phase::Over(Verdict::Failed(_)) => {

@@ -73,6 +73,8 @@ pub(super) struct Program {
     pub(super) steps: bool,
     /// In how many of 100 cases a worker fails when it loses a peer.
     pub(super) reacts_percent: u32,
+    /// Workers go on when others die, while so many are left.
+    pub(super) regroups: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -130,6 +132,7 @@ pub(super) fn draw(rng: &mut Rng) -> Scenario {
         lasts: rng.u64(1_000..12_000) * MS,
         steps: rng.bool(),
         reacts_percent: [0, 50, 100][rng.usize(0..3)],
+        regroups: rng.bool().then(|| rng.usize(1..=8)),
     };
     // Every launcher that comes may stop the world once more.
     let worlds = 3 + machines.len() as u64;

@@ -47,7 +47,7 @@ pub(super) struct History {
     due: BTreeMap<u64, Happening>,
     /// What has been put into the queue, in all.
     numbers: u64,
-    store: Store,
+    pub(super) store: Store,
     /// When the host with the store has ended.
     store_ended_at: Option<Nanos>,
     pub(super) machines: Vec<State>,
@@ -268,6 +268,10 @@ impl History {
     // Machines
 
     fn launch(&mut self, machine: usize) {
+        // Another start may have come first, if one was killed and its machine lost power.
+        if self.launcher_of(machine).is_some() {
+            return;
+        }
         let launcher = self.launchers.len();
         self.launchers.push(Launcher::new(machine));
         self.machines[machine].launcher = Some(launcher);
@@ -278,18 +282,20 @@ impl History {
         }
     }
 
+    /// The launcher of this machine that lives.
+    fn launcher_of(&self, machine: usize) -> Option<usize> {
+        self.machines[machine].launcher.filter(|at| self.launchers[*at].end.is_none())
+    }
+
     fn fault(&mut self, fault: Fault) -> Result<(), String> {
         self.tell(|_| format!("{fault:?}"));
         let now = self.now;
-        let living = |it: &History, machine: usize| {
-            it.machines[machine].launcher.filter(|at| it.launchers[*at].end.is_none())
-        };
         let keeps_store =
             |it: &History, machine: usize| it.scenario.machines[machine].host.keeps_store;
         match fault {
             Fault::Crash { machine, again } if !keeps_store(self, machine) => {
                 if let Some(launcher) = self.machines[machine].launcher {
-                    if living(self, machine).is_some() {
+                    if self.launcher_of(machine).is_some() {
                         self.kill(launcher);
                         self.launchers[launcher].workers = None;
                         self.launchers[launcher].end = Some(LauncherEnd::Crashed);
@@ -302,7 +308,7 @@ impl History {
             }
             Fault::Stop { machine, lasts, who } => self.stop(machine, now + lasts, who),
             Fault::Kill { machine, who, again } => {
-                if let Some(launcher) = living(self, machine) {
+                if let Some(launcher) = self.launcher_of(machine) {
                     let ends = who.launcher && !keeps_store(self, machine);
                     self.kill_some(launcher, Who { launcher: ends, ..who });
                     if let Some(again) = again.filter(|_| ends) {
@@ -323,12 +329,12 @@ impl History {
                 }
             }
             Fault::Leave { machine, signal } => {
-                if let Some(launcher) = living(self, machine) {
+                if let Some(launcher) = self.launcher_of(machine) {
                     return self.told_to_end(launcher, signal);
                 }
             }
             Fault::Fail { machine, ending } => {
-                if let Some(launcher) = living(self, machine)
+                if let Some(launcher) = self.launcher_of(machine)
                     && let Some(workers) = &self.launchers[launcher].workers
                 {
                     let world = workers.world;
@@ -478,6 +484,8 @@ impl History {
         for gone in old.iter().flat_map(|it| &it.members) {
             let is_out = new.place(gone.host).is_none()
                 && old.as_ref().map(|it| it.world) == Some(new.world);
+            let is_lost = |plan: &Plan| plan.lost.iter().any(|it| it.host == gone.host);
+            let is_out = is_out || (is_lost(&new) && !old.as_ref().is_some_and(is_lost));
             let is_next = old.as_ref().is_some_and(|it| it.world < new.world);
             if (is_out || is_next) && self.runs_as(gone.host) {
                 return Err(format!("host {} is out while its workers run", gone.host));

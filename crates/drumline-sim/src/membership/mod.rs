@@ -10,7 +10,7 @@
 //! - Two worlds never run at once. Workers run from their start until they end, or until somebody kills them.
 //! - A plan follows from the one before: ranks are 0 to size - 1 without a gap, hosts that stay keep their order,
 //!   and nothing follows the end.
-//! - A host that is taken out has no workers. Losses, joins and leaves cost no restart, and no job has more restarts
+//! - A host that is taken out, or that the ranks of the others go on without, has no workers. Losses, joins and leaves cost no restart, and no job has more restarts
 //!   than it may.
 //! - A job that is finished has workers that all succeeded, and one that failed has a worker that did.
 //!
@@ -42,16 +42,22 @@ pub fn run(seed: u64, trace: bool) -> Result<RunSummary, String> {
 /// The same, if only the first of the keepers act.
 fn run_with(keepers: usize, seed: u64, trace: bool) -> Result<RunSummary, String> {
     caught(|| {
-        let mut rng = Rng::with_seed(seed ^ 0x6d65_6d62_6572);
-        let scenario = draw::Scenario { keepers, ..draw::draw(&mut rng) };
-        let fault = !scenario.faults.is_empty();
-        let ended = history::History::new(rng, scenario, trace).run()?;
+        let ended = history(keepers, seed, trace)?;
+        let fault = !ended.scenario.faults.is_empty();
         Ok(RunSummary { fault, events: ended.events, virtual_ns: ended.now })
     })
 }
 
+fn history(keepers: usize, seed: u64, trace: bool) -> Result<history::History, String> {
+    let mut rng = Rng::with_seed(seed ^ 0x6d65_6d62_6572);
+    let scenario = draw::Scenario { keepers, ..draw::draw(&mut rng) };
+    history::History::new(rng, scenario, trace).run()
+}
+
 #[cfg(test)]
 mod tests {
+    use drumline_launch::membership::{Phase, Verdict};
+
     use super::*;
 
     #[test]
@@ -63,5 +69,14 @@ mod tests {
             };
             assert!((0..4_000).filter_map(problem).any(is_caught), "{keepers} keepers suffice");
         }
+    }
+
+    #[test]
+    fn jobs_end_well_without_hosts_that_they_have_lost() {
+        let has = |seed: &u64| {
+            let plan = history(draw::KEEPERS, *seed, false).unwrap().store.plan;
+            plan.is_some_and(|it| it.phase == Phase::Over(Verdict::Finished) && !it.lost.is_empty())
+        };
+        assert!((0..300).filter(has).count() > 5);
     }
 }

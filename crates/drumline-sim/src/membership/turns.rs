@@ -37,6 +37,7 @@ impl History {
             since: None,
             is_ending: false,
             held: None,
+            regroup: false,
             are_dead: false,
             dead_keepers: [false; KEEPERS],
         });
@@ -83,8 +84,9 @@ impl History {
     fn peers_notice(&mut self, launcher: usize, world: u64) {
         for peer in 0..self.launchers.len() {
             let workers = &self.launchers[peer].workers;
-            let is_peer =
-                workers.as_ref().is_some_and(|it| it.world == world && it.since.is_some());
+            let is_peer = workers
+                .as_ref()
+                .is_some_and(|it| it.world == world && it.since.is_some() && !it.regroup);
             if peer != launcher
                 && is_peer
                 && self.rng.u32(0..100) < self.scenario.program.reacts_percent
@@ -165,6 +167,7 @@ impl History {
         let is_calm = workers.since.is_some() && !workers.is_ending;
         match turn {
             Turn::Run => self.begins(launcher, workers.world),
+            Turn::Regroup if is_calm => self.regroups(launcher),
             Turn::Succeed if is_calm && workers.held.is_none() => self.gone(launcher, How::Success),
             Turn::Fail(ending) if is_calm => self.fails(launcher, &workers, ending),
             Turn::Hold if is_calm => self.holds(launcher, workers.world),
@@ -209,6 +212,7 @@ impl History {
                 for other in 0..self.launchers.len() {
                     let ends = self.scenario.program.lasts + self.rng.u64(0..50 * MS);
                     if self.living(other) == Some(world) {
+                        self.plan_turn(other, 300 * MS, Turn::Regroup);
                         let turn = Turn::Succeed;
                         let launcher = other;
                         self.at(now + ends, Happening::Workers { launcher, world, turn });
@@ -217,6 +221,14 @@ impl History {
             }
         }
         self.handle(launcher, Event::Local(Local::Started))
+    }
+
+    fn regroups(&mut self, launcher: usize) -> Result<(), String> {
+        let Some(ranks) = self.scenario.program.regroups else { return Ok(()) };
+        if let Some(workers) = &mut self.launchers[launcher].workers {
+            workers.regroup = true;
+        }
+        self.handle(launcher, Event::Local(Local::Regroups(ranks)))
     }
 
     pub(super) fn fails(

@@ -18,6 +18,8 @@ pub(super) struct Workers {
     pub(super) is_ending: bool,
     /// They wait at their next step, which is behind this one.
     pub(super) held: Option<Option<u64>>,
+    /// They have said that they go on when others die.
+    pub(super) regroup: bool,
     /// They were killed, and the launcher has not heard of it.
     pub(super) are_dead: bool,
     /// Their keepers that were killed.
@@ -29,6 +31,8 @@ pub(super) struct Workers {
 pub(super) enum Turn {
     /// They start to run.
     Run,
+    /// They say that they go on when others die.
+    Regroup,
     /// All exit with 0.
     Succeed,
     /// One fails.

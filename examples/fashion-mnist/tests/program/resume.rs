@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 
 /// The program in `directory` with the built-in digits, on `ranks` ranks.
 pub(crate) fn command(directory: &Path, ranks: usize, arguments: &str) -> Command {

@@ -228,6 +228,88 @@ fn an_exit_code_is_the_doing_of_a_host_that_is_lost_but_a_signal_is_not() {
     }
 }
 
+/// Three hosts with two ranks each, of which so many must be left.
+fn regrouping(ranks: usize) -> Town {
+    let mut town = running(2, 3, 3);
+    for host in 1..=3 {
+        town.local(host, Local::Regroups(ranks));
+    }
+    town.pass(ms(300));
+    town
+}
+
+fn end_well(town: &mut Town, hosts: &[u64]) {
+    assert_eq!((town.running(), town.world_of(1).world), (hosts.to_vec(), 1));
+    for host in hosts {
+        town.workers_end(*host, How::Success);
+    }
+    town.run_until("all end", |town| town.ends().len() == town.launchers.len());
+    assert!(town.exit_codes().iter().all(|code| *code == 0), "{:?}", town.ends());
+}
+
+#[test]
+fn ranks_that_regroup_go_on_without_a_lost_host() {
+    for ranks in [2, 4] {
+        let mut town = regrouping(ranks);
+        town.crash(2);
+        town.run_until("it is told", |town| {
+            town.has_note(
+                3,
+                "goes on without the ranks of host b at 10.0.0.2; hosts that are left: 2",
+            )
+        });
+        town.pass(secs(30));
+        end_well(&mut town, &[1, 3]);
+    }
+}
+
+#[test]
+fn ranks_that_regroup_go_on_without_hosts_whose_ranks_have_died_and_without_their_leader() {
+    let mut town = regrouping(2);
+    town.worker_fails(2, Ending::Signal { number: 9, core_dumped: false });
+    town.pass(secs(5));
+    assert!(town.has_note(2, "goes on without the ranks of this host"));
+    town.worker_fails(1, SEGV);
+    town.pass(secs(5));
+    town.crash(2);
+    town.pass(secs(5));
+    end_well(&mut town, &[3]);
+}
+
+#[test]
+fn ranks_that_regroup_go_on_without_a_host_that_leaves() {
+    let mut town = regrouping(2);
+    town.local(2, Local::Leaving(15));
+    town.pass(secs(1));
+    town.workers_end(2, How::Abandoned);
+    town.run_until("it ends", |town| town.exit_codes() == [143]);
+    town.pass(secs(10));
+    assert_eq!((town.running(), town.world_of(1).world), (vec![1, 3], 1));
+}
+
+#[test]
+fn ranks_that_regroup_start_again_when_too_few_are_left_or_their_store_is_lost() {
+    for (ranks, lost) in [(5, 2), (2, 1)] {
+        let mut town = regrouping(ranks);
+        town.crash(lost);
+        let left = [1, 3, 2].into_iter().filter(|it| *it != lost).max().unwrap();
+        town.run_until("they start again", |town| {
+            town.running().len() == 2 && town.world_of(left).world == 2
+        });
+    }
+}
+
+#[test]
+fn if_all_ranks_that_regroup_fail_the_job_has_failed() {
+    let mut town = regrouping(1);
+    for host in 1..=3 {
+        town.worker_fails(host, Ending::Code(2));
+        town.pass(ms(50));
+    }
+    town.run_until("all end", |town| town.ends().len() == 3);
+    assert_eq!(town.exit_codes(), [2, 2, 2]);
+}
+
 #[test]
 fn a_spare_replaces_a_lost_host_behind_those_that_stay() {
     let mut town = Town::new(&vec![host(3..=3, 1); 4]);

@@ -13,6 +13,7 @@ pub(super) fn report() -> Report {
         world: 2,
         state: State::Ended(outcome),
         failure: Some(failure("out of patience")),
+        regroups: Some(4),
         held: Some(Held { begun: None }),
         leaves: Some(15),
     }
@@ -41,6 +42,7 @@ fn plan() -> Plan {
         budget: RestartBudget::new(host(1..=2, 1).terms.restarts),
         refused: vec![Refused { host: 3, name: "c".into(), why: "its version".into() }],
         failure: Some(Origin { host: 2, name: "b".into(), failure: failure("") }),
+        lost: vec![Named { host: 4, name: "d".into(), address: "10.0.0.4".into() }],
     }
 }
 
