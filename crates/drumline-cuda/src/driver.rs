@@ -17,14 +17,6 @@ const NAMES: [&str; 5] =
     ["libcuda.so.1", "libamdhip64.so.7", "libamdhip64.so.6", "libcuda.so", "libamdhip64.so"];
 
 /// The library of a driver, in this process. Clones share it.
-///
-/// ```
-/// use drumline_cuda::Driver;
-/// use std::path::Path;
-///
-/// let error = Driver::load(Some(Path::new("/no/libcuda.so"))).err().map(|it| it.to_string());
-/// assert!(error.is_some_and(|it| it.contains("/no/libcuda.so")));
-/// ```
 #[derive(Clone)]
 pub struct Driver(Arc<Loaded>);
 

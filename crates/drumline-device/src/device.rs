@@ -80,20 +80,6 @@ pub trait Memory: fmt::Debug + Send + Sync {
 }
 
 /// What a device is.
-///
-/// ```
-/// use drumline_device::Identity;
-///
-/// let identity = Identity {
-///     kind: "cuda",
-///     ordinal: 1,
-///     name: "Example 40".to_owned(),
-///     pci: "0000:41:00.0".to_owned(),
-///     uuid: [7; 16],
-///     numa_node: Some(0),
-/// };
-/// assert_eq!(identity.to_string(), "cuda:1 (Example 40, 0000:41:00.0)");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The driver: `cuda` or `hip`, or `host` where there is none.

@@ -90,20 +90,6 @@ impl From<ReduceOp> for Operator {
 /// An operation of a [`Communicator`]. What only moves data has no type: it moves bytes.
 ///
 /// Operands do not overlap, but where an operation says that it can be in place.
-///
-/// ```no_run
-/// # fn exchange(
-/// #     communicator: &dyn drumline_device::fabric::Communicator,
-/// #     stream: &dyn drumline_device::Stream,
-/// #     (mine, theirs, peer): (drumline_device::Place, drumline_device::Place, usize),
-/// # ) -> drumline_device::Result<()> {
-/// use drumline_device::fabric::Call;
-///
-/// // Together: one after the other would wait for ever.
-/// let calls = [Call::Send { from: mine, peer }, Call::Receive { to: theirs, peer }];
-/// communicator.queue(&calls, stream)
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Call {
     /// All ranks get the reduction of all. In place: `to` is `from`.

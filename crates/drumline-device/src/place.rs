@@ -2,15 +2,6 @@ use std::fmt;
 use std::ops::Range;
 
 /// Bytes in the memory of a device. It owns nothing and may be wrong: devices [check](crate::Device::check) it.
-///
-/// ```
-/// use drumline_device::Place;
-///
-/// let tensor = Place { address: 0x7000_0000, bytes: 4096 };
-/// assert_eq!(tensor.part(1024..2048), Some(Place { address: 0x7000_0400, bytes: 1024 }));
-/// assert_eq!(tensor.part(4000..5000), None);
-/// assert!(tensor.overlaps(Place { address: 0x7000_0fff, bytes: 1 }));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The device's address of the first byte.

@@ -6,13 +6,6 @@ use std::{
 };
 
 /// Bytes that are aligned for elements of any type.
-///
-/// ```
-/// use drumline_engine::bytes::Bytes;
-///
-/// let copy = Bytes::from(&[1, 2, 3][..]);
-/// assert_eq!((copy[2], Bytes::zeroed(5).len()), (3, 5));
-/// ```
 #[derive(Clone, Default)]
 pub struct Bytes {
     words: Vec<Word>,

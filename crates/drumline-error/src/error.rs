@@ -50,15 +50,6 @@ struct Failure {
 }
 
 /// The [detail](Error::detail) of [`ErrorKind::StoreTimeout`].
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline::store::{HashStore, MissingKeys, Store};
-///
-/// let error = HashStore::new().wait(&["never"], Duration::ZERO).unwrap_err();
-/// assert_eq!(error.detail::<MissingKeys>().unwrap().keys, ["never"]);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingKeys {
     /// The keys that did not appear. Empty if the store does not know which.

@@ -19,15 +19,6 @@ pub enum ErrorOrigin {
 impl ErrorOrigin {
     /// That of the system's error. A path that leads to nothing, or not to a file, is a mistake of whoever wrote it. So
     /// is what the system does not allow.
-    ///
-    /// ```
-    /// use std::io::{Error, ErrorKind};
-    ///
-    /// use drumline::ErrorOrigin;
-    ///
-    /// assert_eq!(ErrorOrigin::of_system(&ErrorKind::NotFound.into()), ErrorOrigin::User);
-    /// assert_eq!(ErrorOrigin::of_system(&ErrorKind::StorageFull.into()), ErrorOrigin::Surroundings);
-    /// ```
     pub fn of_system(error: &io::Error) -> ErrorOrigin {
         use io::ErrorKind::{
             ArgumentListTooLong, InvalidFilename, InvalidInput, IsADirectory, NotADirectory,

@@ -3,14 +3,6 @@
 use std::time::Duration;
 
 /// A time that was waited in vain: `2.0s`. `0.0ns` would look like a fault of the clock.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_error::spent;
-///
-/// assert_eq!((spent(Duration::from_secs(2)), spent(Duration::ZERO)), ("2.0s".into(), "no time".into()));
-/// ```
 pub fn spent(time: Duration) -> String {
     match time.is_zero() {
         true => "no time".to_owned(),

@@ -5,19 +5,6 @@ use drumline_schedule::{Blocks, Pipeline, Schedule, Topology};
 
 /// A schedule without windows that does the same as `schedule` in a pipeline of `windows` windows. The data
 /// must be divisible into this number of equal parts. The checker uses it to prove pipelines.
-///
-/// ```
-/// use drumline_inspect::{check, unrolled};
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-///
-/// let world = Topology::flat(3);
-/// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
-/// let schedules = direct.schedules(&world, 0)?;
-/// let unrolled: Vec<_> = schedules.iter().map(|schedule| unrolled(&world, schedule, 4)).collect();
-/// // Windows do not get in each other's way.
-/// check::check_schedules(&world, &unrolled, 24).unwrap();
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 pub fn unrolled(topology: &Topology, schedule: &Schedule, windows: usize) -> Schedule {
     let pipeline = Pipeline::of(schedule);
     let copies = pipeline.scratch_copies();

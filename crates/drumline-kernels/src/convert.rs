@@ -14,15 +14,6 @@ use crate::{Element, Source, Target};
 /// 2.36: 2 to 3 GB/s instead of 45). This case is common: large buffers from `malloc` begin at byte
 /// 16 of a page, and slots at byte 0.
 ///
-/// ```
-/// use drumline_kernels::{Target, copy};
-///
-/// let mut data = [1, 2, 3, 4];
-/// let all = Target::from(&mut data[..]);
-/// copy(all.slice(1..4), all.slice(0..3).as_source()); // the two overlap
-/// assert_eq!(data, [1, 1, 2, 3]);
-/// ```
-///
 /// # Panics
 ///
 /// When the lengths differ.
@@ -110,19 +101,6 @@ pub(crate) const LINE_BYTES: usize = 64;
 /// [`combine`]s in the wide type, and [`narrow`]s the complete result once. For a type that is its
 /// own accumulator this is a copy.
 ///
-/// ```
-/// use drumline_kernels::{ReduceOp, combine, f16, narrow, widen};
-///
-/// let mut sum = [0.0_f32; 2];
-/// widen(&mut sum[..], (&[f16::MAX, f16::ONE][..]).into());
-/// // Two more ranks. After the first, the sum is too large for an `f16`.
-/// combine(ReduceOp::Avg, (&mut sum[..]).into(), (&[65504.0, 2.0][..]).into(), None);
-/// combine(ReduceOp::Avg, (&mut sum[..]).into(), (&[65504.0, 6.0][..]).into(), Some(3));
-/// let mut average = [f16::ZERO; 2];
-/// narrow((&mut average[..]).into(), &sum[..]);
-/// assert_eq!(average, [f16::MAX, f16::from_f32(3.0)]);
-/// ```
-///
 /// [`combine`]: crate::combine()
 ///
 /// # Panics
@@ -140,17 +118,6 @@ pub fn widen<'a, T: Element>(dst: impl Into<Target<'a, T::Accumulator>>, src: So
 ///
 /// See [`widen`].
 ///
-/// ```
-/// use drumline_kernels::{F8E4M3, bf16, narrow};
-///
-/// let sums = [1.0_f32, 1e9];
-/// let (mut of_8_bits, mut of_16_bits) = ([F8E4M3::ZERO; 2], [bf16::ZERO; 2]);
-/// narrow((&mut of_8_bits[..]).into(), &sums[..]);
-/// narrow((&mut of_16_bits[..]).into(), &sums[..]);
-/// assert_eq!(of_8_bits, [F8E4M3::ONE, F8E4M3::MAX]); // which has no infinity
-/// assert_eq!(of_16_bits, sums.map(bf16::from_f32));
-/// ```
-///
 /// # Panics
 ///
 /// When the lengths differ.
@@ -162,14 +129,6 @@ pub fn narrow<'a, T: Element>(dst: Target<'_, T>, src: impl Into<Source<'a, T::A
 
 /// Multiplies each element by `factor`, in the [accumulator](Element::Accumulator), and rounds the
 /// product to `T`. Integers wrap. For [`Bool`](crate::Bool) the product is the logical and.
-///
-/// ```
-/// use drumline_kernels::scale;
-///
-/// let mut data = [1.0_f32, -3.0];
-/// scale((&mut data[..]).into(), 0.5);
-/// assert_eq!(data, [0.5, -1.5]);
-/// ```
 pub fn scale<T: Element>(data: Target<'_, T>, factor: T) {
     T::scale_kernel(Isa::best(), data, factor);
 }

@@ -3,14 +3,6 @@
 use std::fmt;
 
 /// A name that no [`DType`](crate::DType) or no [`ReduceOp`](crate::ReduceOp) has.
-///
-/// ```
-/// use drumline_kernels::{ReduceOp, UnknownName};
-///
-/// let error: UnknownName = "mean".parse::<ReduceOp>().unwrap_err();
-/// let text = "there is no reduce operator \"mean\"; it is one of sum, avg";
-/// assert!(error.to_string().starts_with(text));
-/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct UnknownName {
     kind: &'static str,

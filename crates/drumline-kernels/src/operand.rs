@@ -15,13 +15,6 @@ use bytemuck::Pod;
 use crate::lanes::Lanes;
 
 /// Elements that a kernel reads: a slice, or memory that other processes may write meanwhile.
-///
-/// ```
-/// use drumline_kernels::Source;
-///
-/// let source = Source::from(&[1.0_f32, 2.0, 3.0][..]);
-/// assert_eq!(source.slice(1..3).len(), 2);
-/// ```
 pub struct Source<'a, T> {
     ptr: *const T,
     len: usize,
@@ -33,15 +26,6 @@ pub struct Source<'a, T> {
 ///
 /// It is `Copy`, so that the same memory can be destination and source of one kernel. All copies
 /// share the borrow of the first, and stay on its thread.
-///
-/// ```
-/// use drumline_kernels::{Target, copy};
-///
-/// let mut data = [1, 2, 3, 4];
-/// let target = Target::from(&mut data[..]);
-/// copy(target.slice(0..2), target.as_source().slice(2..4));
-/// assert_eq!(data, [3, 4, 3, 4]);
-/// ```
 pub struct Target<'a, T> {
     ptr: *mut T,
     len: usize,
@@ -49,14 +33,6 @@ pub struct Target<'a, T> {
 }
 
 /// An input of a sum whose inputs have different widths.
-///
-/// ```
-/// use drumline_kernels::{Addend, bf16};
-///
-/// let sums = [1.0_f32, 2.0];
-/// let addend: Addend<'_, bf16> = Addend::Sum(sums[..].into());
-/// assert_eq!(addend.len(), 2);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Addend<'a, T: Lanes> {
     /// Elements.

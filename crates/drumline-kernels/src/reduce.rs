@@ -18,14 +18,6 @@ use crate::{Element, ReduceOp, Source, Target};
 /// inputs of exactly two ranks like this; for more ranks use [`reduce_tree`], or keep the partial
 /// results [widened](crate::widen).
 ///
-/// ```
-/// use drumline_kernels::{ReduceOp, combine};
-///
-/// let mut data = [1, -6];
-/// combine(ReduceOp::Avg, (&mut data[..]).into(), (&[2, 1][..]).into(), Some(2));
-/// assert_eq!(data, [1, -2]); // rounded towards zero
-/// ```
-///
 /// # Panics
 ///
 /// When the lengths differ, when `finish` is 0 or more than `u32::MAX`, or when the type does
@@ -50,16 +42,6 @@ pub fn combine<T: Element>(
 /// A destination may be the same memory as an input. If two operands overlap only in part, the
 /// results are unspecified.
 ///
-/// ```
-/// use drumline_kernels::{ReduceOp, Target, reduce_tree};
-///
-/// let [mut a, mut b, mut c] = [[1.0_f32], [2.0], [6.0]];
-/// let all = [&mut a, &mut b, &mut c].map(|data| Target::from(&mut data[..]));
-/// // (a + b) + c, divided by 3, written to all three.
-/// reduce_tree(ReduceOp::Avg, &all, &all.map(Target::as_source), &[0, 1, 1], Some(3));
-/// assert_eq!([a, b, c], [[3.0]; 3]);
-/// ```
-///
 /// # Panics
 ///
 /// When lengths differ, when `merges` does not leave exactly one partial result, when `finish`
@@ -78,16 +60,6 @@ pub fn reduce_tree<T: Element>(
 
 /// [`reduce_tree`] with inputs of either width, and a partial result: it is not rounded, and not divided.
 ///
-/// ```
-/// use drumline_kernels::{Addend, ReduceOp, bf16, reduce_to_sums};
-///
-/// let (own, sum) = ([bf16::from_f32(1.0)], [1.0 / 1024.0]);
-/// let srcs = [Addend::Element(own[..].into()), Addend::Sum(sum[..].into())];
-/// let mut all = [0.0_f32];
-/// reduce_to_sums::<bf16>(ReduceOp::Sum, &[all[..].as_mut().into()], &srcs, &[0, 1]);
-/// assert_eq!(all, [1.0 + 1.0 / 1024.0]); // which no `bf16` is
-/// ```
-///
 /// # Panics
 ///
 /// As [`reduce_tree`].
@@ -102,16 +74,6 @@ pub fn reduce_to_sums<T: Element>(
 }
 
 /// [`reduce_tree`] with inputs of either width.
-///
-/// ```
-/// use drumline_kernels::{Addend, ReduceOp, bf16, reduce_sums};
-///
-/// let (own, sum) = ([bf16::from_f32(1.0)], [2.0 + 1.0 / 1024.0]);
-/// let srcs = [Addend::Element(own[..].into()), Addend::Sum(sum[..].into())];
-/// let mut mean = [bf16::ZERO];
-/// reduce_sums(ReduceOp::Avg, &[mean[..].as_mut().into()], &srcs, &[0, 1], Some(3));
-/// assert_eq!(mean, [bf16::from_f32(1.0)]); // rounded once, here
-/// ```
 ///
 /// # Panics
 ///
@@ -139,17 +101,6 @@ fn reduction<T: Element>(op: ReduceOp, merges: &[usize], finish: Option<usize>) 
 /// argument is the partial result of the inputs further left. Partial results are kept in `T`.
 ///
 /// If the function panics, some elements of the destinations have been written and others have not.
-///
-/// ```
-/// use drumline_kernels::{Target, reduce_tree_with};
-///
-/// let [a, mut b, c] = [[2_i32], [3], [4]];
-/// let srcs = [&a, &b, &c].map(|data| data[..].into());
-/// let mut result = [0];
-/// // (2 - 3) - 4
-/// reduce_tree_with(&|x, y| x - y, &[Target::from(&mut result[..])], &srcs, &[0, 1, 1]);
-/// assert_eq!(result, [-5]);
-/// ```
 ///
 /// # Panics
 ///

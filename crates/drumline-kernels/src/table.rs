@@ -41,16 +41,6 @@ macro_rules! with_element {
 ///
 /// Each loop is the function of the same name for elements whose type is known, and panics where that does. It also
 /// panics if the bytes of an operand are not aligned, or are no whole number of elements.
-///
-/// ```
-/// use drumline_kernels::{DType, ReduceOp, Target};
-///
-/// let (mut data, more) = ([1.0_f32, 2.0], [10.0_f32, 20.0]);
-/// let sum = Target::from(bytemuck::bytes_of_mut(&mut data));
-/// let srcs = [sum.as_source(), bytemuck::bytes_of(&more).into()];
-/// (DType::F32.kernels().reduce_tree)(ReduceOp::Sum, &[sum], &srcs, &[0, 1], None);
-/// assert_eq!(data, [11.0, 22.0]);
-/// ```
 #[derive(Debug)]
 pub struct KernelTable {
     /// The type of the elements.

@@ -266,19 +266,6 @@ impl Communicator {
 /// A message that has come and waits for memory.
 ///
 /// Its sender may wait until it is received. So if it is dropped, MPI is not finalised at exit.
-///
-/// ```no_run
-/// # fn example(communicator: drumline_mpi::Communicator) -> Result<(), drumline_mpi::Error> {
-/// if let Some(message) = communicator.probe(None, 7)? {
-///     let (from, len) = (message.from(), message.len());
-///     let mut request = message.receive(vec![0; len])?;
-///     while !request.poll()? {}
-///     let (_, bytes) = request.finish();
-///     println!("rank {from} says {bytes:?}");
-/// }
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug)]
 #[must_use = "a message that is not received is lost"]
 pub struct Matched {

@@ -3,14 +3,6 @@
 use std::fmt;
 
 /// A launcher of MPI programs.
-///
-/// ```
-/// // A program that was started by hand has none.
-/// match drumline_mpi::launcher() {
-///     Some(launcher) => println!("started by {launcher}"),
-///     None => println!("started without a launcher of MPI"),
-/// }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Launcher {

@@ -97,13 +97,6 @@ impl Mpi {
     /// Has `hook` called at exit, before MPI is finalised, in the order of these calls. There it ends what still uses
     /// MPI, and says whether all ranks come to their end, too. If not, or if it panics, MPI is not finalised: that
     /// would wait for them. No MPI need have been loaded, and a process that has not initialised it calls no hook.
-    ///
-    /// ```no_run
-    /// drumline_mpi::Mpi::before_finalize(|| {
-    ///     println!("the last word");
-    ///     true
-    /// });
-    /// ```
     pub fn before_finalize(hook: fn() -> bool) {
         locked(&HOOKS).push(hook);
     }

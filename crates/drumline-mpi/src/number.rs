@@ -3,14 +3,6 @@
 use std::fmt;
 
 /// A type of numbers that every MPI knows.
-///
-/// ```
-/// use drumline_mpi::{Number, Op};
-///
-/// assert_eq!(Number::Complex64.bytes(), 8);
-/// assert!(Op::Sum.serves(Number::Complex64));
-/// assert!(!Op::Max.serves(Number::Complex64)); // which of two is larger?
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Number {

@@ -9,16 +9,6 @@ use std::time::{Duration, Instant};
 ///
 /// MPI moves data only while it is asked, so a thread must not sleep soon. And where ranks outnumber cores, a thread that
 /// never yields keeps the others from answering.
-///
-/// ```
-/// let mut patience = drumline_mpi::Patience::new();
-/// let mut questions = 0;
-/// while questions < 300 {
-///     questions += 1; // a poll that says no
-///     patience.pause();
-/// }
-/// patience.reset(); // before another wait
-/// ```
 #[derive(Debug, Default)]
 pub struct Patience {
     asked: u32,

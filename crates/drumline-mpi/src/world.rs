@@ -12,12 +12,6 @@ use crate::making::Making;
 use crate::mpi::{HOOKS, IS_FORKED, Mpi, check_level, check_not_forked, locked};
 
 /// All processes of the job, as MPI knows them.
-///
-/// ```no_run
-/// let world = drumline_mpi::Mpi::load(None)?.init()?;
-/// println!("rank {} of {}", world.rank(), world.size());
-/// # Ok::<(), drumline_mpi::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct World {
     mpi: &'static Mpi,

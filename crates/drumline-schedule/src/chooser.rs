@@ -13,19 +13,6 @@ use crate::step::Step;
 ///
 /// All ranks that ask about the same situation get the same answer. The topology must be the same in
 /// every situation: a chooser remembers its choices over links.
-///
-/// ```
-/// use drumline_schedule::price::ElementKind;
-/// use drumline_schedule::{Chooser, Collective, Situation, Topology};
-///
-/// let (world, f32) = (Topology::flat(4), ElementKind { bytes: 4, sum_bytes: 4 });
-/// let mut chooser = Chooser::default();
-/// let mut name = |elements| {
-///     let situation = Situation::over_links(Collective::AllReduce, &world, elements, f32);
-///     chooser.choose(&situation).map(|row| row.name)
-/// };
-/// assert_eq!([1, 1 << 20].map(&mut name), [Some("doubling"), Some("direct")]);
-/// ```
 #[derive(Debug)]
 pub struct Chooser {
     prices: Prices,

@@ -12,16 +12,6 @@ use crate::{
 };
 
 /// The shards of a step, dealt to ranks.
-///
-/// ```
-/// use drumline_schedule::{Dealing, tree::Node};
-///
-/// let dealing = Dealing::new(8, 3).unwrap();
-/// assert_eq!([0, 1, 2].map(|rank| dealing.run(rank)), [0..3, 3..6, 6..8]);
-/// assert_eq!(dealing.nodes(1), [Node::leaf(3), Node { lo: 4, len: 2 }]);
-/// assert!(!dealing.is_tree_of_ranks());
-/// assert!(Dealing::new(8, 4).unwrap().is_tree_of_ranks()); // two shards each, and then as if ranks were shards
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dealing {
     /// Where the run of each rank ends.

@@ -34,13 +34,6 @@ pub struct Rule {
 ///   reduce         0   1   2       3    4    5
 ///   copy in            0   1       2    3    4    5
 ///                                  ^ slot 0 again: all ranks are in `reduce 2`, so all have copied window 0 in
-/// ```
-///
-/// A neighbour reads a rank's slot long after the rank itself has done with it. Nobody says that he has read it:
-/// a rank calls `reduce w + lag` only when it has copied window `w` in, and the call ends only when all ranks have
-/// called. So a rank whose `reduce w + lag` has ended knows that all have done with window `w`.
-///
-/// ```
 /// use drumline_schedule::device::{Action::*, Pipeline};
 ///
 /// let mut pipeline = Pipeline::new(4, 2);

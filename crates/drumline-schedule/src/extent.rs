@@ -11,13 +11,6 @@ use crate::collective::Collective;
 use crate::step::{Buffer, Rank, Span};
 
 /// The blocks of a rank's buffer. See [`Collective::blocks`].
-///
-/// ```
-/// use drumline_schedule::{Blocks, Collective, step::Buffer};
-///
-/// let of = |rank| Collective::Gather.blocks(Buffer::Data, rank, 2);
-/// assert_eq!([of(2), of(0)], [Blocks::All, Blocks::None]); // only the root gets anything
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blocks {
     /// None: the buffer has no elements.
@@ -65,15 +58,6 @@ impl Collective {
 }
 
 /// The borders of blocks of different lengths.
-///
-/// ```
-/// use drumline_schedule::{Borders, step::Span};
-///
-/// let borders = Borders::new(&[2, 0, 5]).ok_or("too long")?;
-/// assert_eq!(borders.resolve(Span::block(2, 3)), 2..7);
-/// assert_eq!(borders.resolve(Span::WHOLE), 0..7);
-/// # Ok::<_, &str>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Borders(Arc<[usize]>);
 
@@ -116,17 +100,6 @@ impl Borders {
 }
 
 /// The lengths of the blocks of one call, as far as one rank knows them.
-///
-/// ```
-/// use drumline_schedule::{Borders, Counts, step::Buffer};
-///
-/// // An uneven all-to-all: three elements to rank 1, four from there, nothing else.
-/// let sent = Borders::new(&[0, 3]).unwrap();
-/// let received = Borders::new(&[0, 4]).unwrap();
-/// let counts = Counts::Own { sent, received };
-/// assert_eq!(counts.block(Buffer::Input, 1), 3);
-/// assert_eq!(counts.block(Buffer::Data, 1), 4);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Counts {
     /// Every block has this length.

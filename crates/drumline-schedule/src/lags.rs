@@ -3,17 +3,6 @@
 use crate::step::Step;
 
 /// The lag of each step of a schedule, in windows. Without lags a window ends before the next one begins.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-///
-/// // What has come from other hosts is shared out while the next window is on the line.
-/// let row = Algorithm::find(Collective::AllGather, "hierarchical")?;
-/// let schedule = row.schedule(&Topology::hosts(&[2, 2]), 0, 0)?;
-/// assert_eq!(schedule.lags.of_steps[..2], [0, 1]);
-/// assert_eq!(schedule.lags.slot_windows, 1); // no other window is in the slots
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lags {
     /// The lag of each step. Empty: no step lags.

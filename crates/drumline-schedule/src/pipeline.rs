@@ -44,17 +44,6 @@ use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Step};
 
 /// The order in which the steps of a schedule work on windows.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
-///
-/// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
-/// let schedule = direct.schedule(&Topology::flat(3), 0, 0)?;
-/// let pipeline = Pipeline::of(&schedule);
-/// assert_eq!(pipeline.turns(10), 12); // the last window ends two turns after it began
-/// assert_eq!(pipeline.lag(0), 0); // the first step does not lag
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pipeline {
     /// The lag of each step. Empty: no step lags, so a window ends before the next one begins.

@@ -181,16 +181,6 @@ impl Schedule {
 }
 
 /// Where the blocks of a slot lie, if it may hold a block for every rank. A shelf has room for one block.
-///
-/// ```
-/// use drumline_schedule::Shelves;
-///
-/// // Rank 2 of 4 lays out the blocks of ranks 3, 0 and 1.
-/// assert_eq!([3, 0, 1].map(|block| Shelves::AfterOwner.of(2, block, 4)), [0, 1, 2]);
-/// // Blocks that are laid out one after another share a shelf.
-/// let shared = Shelves::shared([0, 1, 0, 1], 2);
-/// assert_eq!((shared.of(2, 3, 4), shared.count(4)), (1, 2));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shelves {
     /// One for each rank but the owner, whose own block nobody fetches. The first is for the rank after the owner. So
@@ -230,16 +220,6 @@ impl Shelves {
 }
 
 /// The memory that the ranks of a host share for an algorithm.
-///
-/// ```
-/// use drumline_schedule::{ALGORITHMS, Collective, MemoryUse, Topology};
-///
-/// // What two ranks of one host can take that share no memory.
-/// let world = Topology::hosts(&[2]);
-/// let rows = ALGORITHMS.iter().filter(|row| row.collective == Collective::AllReduce);
-/// let rows = rows.filter(|row| row.memory == MemoryUse::Private && (row.applies)(&world));
-/// assert!(rows.map(|row| row.name).any(|name| name == "doubling"));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryUse {
     /// None: ranks send each other messages.

@@ -80,12 +80,6 @@ impl<'a> Situation<'a> {
 }
 
 /// Why an algorithm cannot be used in a [`Situation`].
-///
-/// ```
-/// use drumline_schedule::Why;
-///
-/// assert_eq!(Why::NotRegistered.to_string(), "the buffer is not registered");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {

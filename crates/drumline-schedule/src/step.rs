@@ -43,13 +43,6 @@ pub use crate::tree::Rank;
 /// A span is symbolic: one span serves buffers of every length. Block `i` of a buffer of `n` elements is
 /// `n * i / of .. n * (i + 1) / of`, so the lengths of blocks differ by at most one, and may be 0. A buffer
 /// that has a block for every rank may be cut at other [borders](crate::Borders).
-///
-/// ```
-/// use drumline_schedule::step::Span;
-///
-/// let third = Span::block(2, 3);
-/// assert_eq!([9, 10, 1].map(|len| third.resolve(len)), [6..9, 6..10, 0..1]);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// Index of the first block.
@@ -105,14 +98,6 @@ impl Span {
 }
 
 /// A buffer of a rank. [`Collective::blocks`](crate::Collective::blocks) says how long each is.
-///
-/// ```
-/// use drumline_schedule::step::{Buffer, Loc, Span};
-///
-/// let loc = Loc::scratch(1, Span::WHOLE);
-/// assert_eq!(loc.buffer, Buffer::Scratch(1));
-/// assert!(!loc.shares_buffer(Loc::scratch(0, Span::WHOLE)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Buffer {
     /// The buffer that the collective works on in place, and that gets the result.
@@ -132,14 +117,6 @@ pub enum Buffer {
 }
 
 /// A span of a buffer.
-///
-/// ```
-/// use drumline_schedule::step::{Buffer, Loc, Span};
-///
-/// // The second half of the slot of rank 3.
-/// let loc = Loc::slot(Span::block(1, 2)).of(3);
-/// assert_eq!((loc.peer, loc.buffer), (Some(3), Buffer::Slot));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Loc {
     /// Whose memory: `None` is the rank's own, `Some` that of a peer on the same host.
@@ -198,17 +175,6 @@ impl Loc {
 }
 
 /// On which side of a combination the incoming value is. Lower ranks are on the left.
-///
-/// ```
-/// use drumline_schedule::step::{Loc, Side, Span, Step};
-///
-/// /// Rank 1 combines a message of rank `from`: lower ranks are on the left.
-/// fn add(from: usize) -> Step {
-///     let side = if from < 1 { Side::Left } else { Side::Right };
-///     Step::RecvReduce { from, dst: Loc::data(Span::WHOLE), side, finish: true }
-/// }
-/// assert_eq!(add(0).to_string(), "recv+   data = finish((message of rank 0) + data)");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// `incoming + dst`
@@ -221,15 +187,6 @@ pub enum Side {
 ///
 /// A combining step with `finish` completes the sum of all ranks: the executor then applies the last part of
 /// the operator to the result (the division of an average).
-///
-/// ```
-/// use drumline_schedule::step::{Loc, Span, Step};
-///
-/// let (data, input) = (Loc::data(Span::block(1, 3)), Loc::input(Span::WHOLE));
-/// let steps = [Step::Copy { dst: data, src: input }, Step::Send { to: 2, src: data }];
-/// assert_eq!(steps.map(|step| step.to_string().split(' ').next().map(str::to_owned)),
-///     [Some("copy".to_owned()), Some("send".to_owned())]);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Send a message. Never blocks; the transport may read `src` until a [`Step::Flush`] covers it.

@@ -9,20 +9,6 @@ use crate::step::Rank;
 use crate::tree::Node;
 
 /// The ranks of a group, their hosts and memory nodes, and the order in which they add.
-///
-/// ```
-/// use drumline_schedule::{SumOrder, Topology};
-///
-/// // Ranks 0 to 3 on one host, 4 and 5 on another.
-/// let world = Topology::hosts(&[4, 2]);
-/// assert_eq!(world.neighbours(5), [4, 5]);
-/// // Host by host is also how the tree of ranks adds them ...
-/// assert!(world.sums_by_rank() && world.sums_by_placement());
-/// // ... but not when ranks are dealt out in turn.
-/// let dealt = Topology::placed(["a", "b", "a", "b"]);
-/// assert!(!dealt.sums_by_placement());
-/// assert!(dealt.with_order(SumOrder::Placement).sums_by_placement());
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Topology {

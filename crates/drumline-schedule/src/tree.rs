@@ -9,14 +9,6 @@
 pub type Rank = usize;
 
 /// The node of the tree that sums ranks `lo..lo + len`.
-///
-/// ```
-/// use drumline_schedule::tree::Node;
-///
-/// // (0 + 1) + 2
-/// let (left, right) = Node::root(3).children().unwrap();
-/// assert_eq!((left, right), (Node { lo: 0, len: 2 }, Node::leaf(2)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node {
     /// Lowest rank.
@@ -50,13 +42,6 @@ impl Node {
 /// entries are added `merges[i]` times.
 ///
 /// `None` when the inputs, taken in order, do not tile `root` with nodes of its tree.
-///
-/// ```
-/// use drumline_schedule::tree::{Node, merges};
-///
-/// let leaves: Vec<_> = (0..5).map(Node::leaf).collect();
-/// assert_eq!(merges(Node::root(5), &leaves), Some(vec![0, 1, 0, 2, 1]));
-/// ```
 pub fn merges(root: Node, inputs: &[Node]) -> Option<Vec<usize>> {
     fn visit(node: Node, inputs: &[Node], next: &mut usize, merges: &mut [usize]) -> Option<()> {
         if inputs.get(*next) == Some(&node) {

@@ -24,17 +24,6 @@ use crate::ranges::Ranges;
 ///
 /// Clones share one arena. It stays mapped until the segment, all clones and all buffers are
 /// dropped.
-///
-/// ```
-/// # use drumline_shm::{Arena, Segment, SegmentSize};
-/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-/// # let own = Segment::create(size)?;
-/// let arena: &Arena = own.arena();
-/// let buffer = arena.allocate::<f32>(1000)?;
-/// assert_eq!(arena.offset_of(&buffer[1..]), arena.offset_of(&buffer).map(|start| start + 4));
-/// assert_eq!(arena.offset_of(&[0.0_f32]), None); // it lies elsewhere
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Arena(Arc<Shared>);
 
@@ -272,16 +261,6 @@ impl Shared {
 /// A buffer in a rank's arena. The rank's peers can read and write it without a copy.
 ///
 /// Use it as a slice. It keeps the arena mapped, and dropping it frees its pages.
-///
-/// ```
-/// # use drumline_shm::{Registered, Segment, SegmentSize};
-/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-/// # let own = Segment::create(size)?;
-/// let buffer: Registered<f32> = own.arena().allocate(3)?;
-/// drop(own); // the memory stays mapped for it
-/// assert_eq!(buffer.iter().sum::<f32>(), 0.0);
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 pub struct Registered<T: Element> {
     arena: Arena,
     /// Bytes of the arena, in whole pages.

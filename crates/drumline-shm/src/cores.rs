@@ -5,16 +5,6 @@ use std::io;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// A core of this host.
-///
-/// ```
-/// use drumline_shm::{Core, PeerSegment, Segment, SegmentSize};
-///
-/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-/// let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-/// let core: Core = own.stand_here();
-/// assert!(peer.stands_on(core));
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Core(u32);
 
@@ -31,17 +21,6 @@ impl Core {
 }
 
 /// A set of cores, to which a thread can be bound.
-///
-/// ```
-/// use drumline_shm::Cores;
-///
-/// let cores = Cores::of_this_thread()?;
-/// for core in cores.iter() {
-///     cores.go_to(core)?;
-/// }
-/// assert!(Cores::of_this_thread()?.iter().eq(cores.iter())); // as before
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Cores(CpuSet);
 

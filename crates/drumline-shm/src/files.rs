@@ -34,11 +34,6 @@ const LINKS_MAX: usize = 40;
 /// # Errors
 ///
 /// It cannot be opened, or is no regular file.
-///
-/// ```
-/// let error = drumline_shm::files::open_to_read("/dev/zero".as_ref()).unwrap_err();
-/// assert_eq!(error.to_string(), "it is no regular file");
-/// ```
 pub fn open_to_read(path: &Path) -> io::Result<(File, Metadata)> {
     open_regular(path, OFlags::RDONLY)
 }
@@ -57,17 +52,6 @@ pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<(File, Metadata)> 
 /// # Errors
 ///
 /// It cannot be read, is no regular file, or is longer.
-///
-/// ```
-/// use drumline_shm::files::{read, write};
-///
-/// let directory = tempfile::tempdir()?;
-/// let path = directory.path().join("report");
-/// write(&path, b"twelve bytes")?;
-/// assert_eq!(read(&path, 12)?, b"twelve bytes");
-/// assert_eq!(read(&path, 11).unwrap_err().to_string(), "it has more than 11 bytes");
-/// # Ok::<_, std::io::Error>(())
-/// ```
 pub fn read(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_to_read(path)?.0.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;

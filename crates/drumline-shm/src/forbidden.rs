@@ -7,18 +7,6 @@ use rustix::process::{Resource, Rlimit};
 
 /// For `map_err`: names the system call that failed, if it may be forbidden: containers forbid some by a filter. Also if
 /// `clone3` has met the limit of processes. Other errors stay as they are.
-///
-/// ```
-/// use drumline_shm::named;
-/// use rustix::io::Errno;
-///
-/// let error = named("memfd_create")(Errno::PERM).to_string();
-/// assert!(error.starts_with("memfd_create: Operation not permitted (os error 1); "), "{error}");
-/// let error = named("memfd_create")(Errno::MFILE).to_string();
-/// assert_eq!(error, "Too many open files (os error 24)");
-/// let error = named("clone3")(Errno::AGAIN).to_string();
-/// assert!(error.contains("(os error 11); the user or the container has as many processes"), "{error}");
-/// ```
 pub fn named<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> io::Error {
     move |error| {
         let error = error.into();

@@ -10,14 +10,6 @@ use crate::forbidden::memory_of_host;
 ///
 /// Sizes are rounded up to 64 KiB. A page of the arena takes memory only once a buffer is allocated
 /// there, so the arena may be much larger than all buffers.
-///
-/// ```
-/// use drumline_shm::{Segment, SegmentSize};
-///
-/// let own = Segment::create(SegmentSize { slot_bytes: 1000, arena_bytes: 0 })?;
-/// assert_eq!(own.slot_bytes(), 64 << 10); // rounded up
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSize {
     /// Bytes of each of the two staging slots, from 1 byte to 1 GiB.

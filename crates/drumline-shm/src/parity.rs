@@ -1,11 +1,4 @@
 /// Which of the two slots and lines of a segment a call uses. Consecutive calls take turns.
-///
-/// ```
-/// use drumline_shm::Parity;
-///
-/// assert_eq!([0, 1, 2].map(Parity::of), [Parity::Even, Parity::Odd, Parity::Even]);
-/// assert_eq!(Parity::of(7).other(), Parity::of(8));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Parity {
     /// Calls 0, 2, 4, ...

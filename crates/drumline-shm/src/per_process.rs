@@ -9,14 +9,6 @@ use std::{iter::successors, sync::OnceLock};
 use rustix::process::{Pid, getpid};
 
 /// A value that each process makes for itself.
-///
-/// ```
-/// use drumline_shm::PerProcess;
-///
-/// static THREAD: PerProcess<std::thread::ThreadId> = PerProcess::new();
-/// let start = || std::thread::spawn(|| {}).thread().id();
-/// assert_eq!(THREAD.get(start), THREAD.get(start)); // In a fork it would be another.
-/// ```
 #[derive(Debug)]
 pub struct PerProcess<T>(OnceLock<Box<Generation<T>>>);
 

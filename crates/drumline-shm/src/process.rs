@@ -22,17 +22,6 @@ use crate::per_process::PerProcess;
 
 /// The process and the user at the other end of a Unix socket, as the kernel knows them. It is the process
 /// that connected the socket or listened on it.
-///
-/// ```
-/// # use std::os::unix::net::UnixStream;
-/// use drumline_shm::Credentials;
-///
-/// let (one, _other) = UnixStream::pair()?;
-/// let Credentials { pid, uid, .. } = Credentials::of_peer(&one)?;
-/// assert_eq!(pid, Some(std::process::id())); // both ends are ours
-/// assert!(Credentials { pid, uid, gid: 0 }.check().is_ok());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// The number of the process; `None` when it lives in another PID namespace.
@@ -78,18 +67,6 @@ impl Credentials {
 ///
 /// The descriptor becomes readable when the process exits. It can be polled together with sockets
 /// and doorbells.
-///
-/// ```
-/// # use std::os::unix::net::UnixStream;
-/// use drumline_shm::PidFd;
-/// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-///
-/// let (one, _other) = UnixStream::pair()?;
-/// let process = PidFd::of_peer(&one)?; // this process itself, which lives
-/// let mut list = [PollFd::new(&process, PollFlags::IN)]; // and sockets, and doorbells
-/// assert_eq!(poll(&mut list, Some(&Timespec::default()))?, 0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
 

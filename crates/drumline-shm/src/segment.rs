@@ -50,11 +50,6 @@ use crate::peer::PeerSegment;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// ```compile_fail,E0277
-/// fn shared_between_threads<T: Sync>() {}
-/// shared_between_threads::<drumline_shm::Segment>();
-/// ```
 #[derive(Debug)]
 pub struct Segment {
     arena: Arena,
@@ -246,19 +241,6 @@ impl AsFd for SleepGuard<'_> {
 
 /// Wakes a rank from any thread of its own process. First store what the rank should find when it
 /// wakes (an abort, say), then call [`wake`](Waker::wake).
-///
-/// ```
-/// # use drumline_shm::{Waker, Segment, SegmentSize};
-/// use rustix::event::{PollFd, PollFlags, poll};
-///
-/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-/// # let own = Segment::create(size)?;
-/// let waker: Waker = own.waker();
-/// std::thread::spawn(move || waker.wake());
-/// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
-/// assert_eq!(poll(&mut list, None)?, 1); // sleeps until then
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<EventFd>);
 

@@ -4,15 +4,6 @@ use std::hint::spin_loop;
 use std::thread::{available_parallelism, yield_now};
 
 /// How often a rank polls before it sleeps.
-///
-/// ```
-/// use drumline_shm::{SpinLimit, spin};
-///
-/// let mut looks = 0;
-/// let limit = SpinLimit { looks: 3, yields: 2 };
-/// spin(limit, || { looks += 1; false }, || false);
-/// assert_eq!(looks, 3 * 3 + 1); // at first, after each yield, and once at the end
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpinLimit {
     /// How often the rank polls in a row. After the first few polls it pauses between two.
@@ -79,13 +70,6 @@ const EXTRA_YIELDS: u32 = 20;
 ///
 /// The number of cores follows from the affinity mask of this process and the quotas of its control
 /// groups. Finding it takes some system calls, so keep the answer.
-///
-/// ```
-/// use drumline_shm::spin_limit;
-///
-/// let (alone, crowded) = (spin_limit(1), spin_limit(1_000_000));
-/// assert!(alone.looks > crowded.looks && crowded.yields > alone.yields);
-/// ```
 pub fn spin_limit(local_ranks: usize) -> SpinLimit {
     limit(local_ranks, available_parallelism().map_or(1, |cores| cores.get()))
 }

@@ -27,17 +27,6 @@ use rustix::{
 /// A socket that a forked process does not share.
 ///
 /// In a forked process it is a socket that was never connected: reading and writing fail.
-///
-/// ```
-/// # use std::{io::Write as _, os::unix::net::UnixListener};
-/// use drumline_shm::Unforked;
-///
-/// # let directory = tempfile::tempdir_in("/tmp")?;
-/// # let path = directory.path().join("socket");
-/// let listener = Unforked::open(|| UnixListener::bind(&path))?;
-/// assert!(listener.local_addr()?.as_pathname().is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct Unforked<T: AsFd>(ManuallyDrop<T>);
 

@@ -2,11 +2,6 @@
 
 /// `text` in one line. Control characters, and characters that move or hide others, are written as escapes.
 /// So the author of the text cannot fake a line of the log, and cannot control the terminal.
-///
-/// ```
-/// assert_eq!(drumline_store::text::escaped("a\nb\x1b[2J"), r"a\nb\u{1b}[2J");
-/// assert_eq!(drumline_store::text::escaped("Schlüssel/1"), "Schlüssel/1");
-/// ```
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {

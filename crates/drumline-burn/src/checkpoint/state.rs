@@ -142,25 +142,6 @@ impl<M, O, S, P> TrainingState<M, O, S, P> {
 
     /// Adds a setting that must be the same on all ranks, and the same when training is resumed: the name of
     /// the data, the batch size of all ranks together. A difference is an error that names it.
-    ///
-    /// ```
-    /// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
-    /// # use drumline::ProcessGroup;
-    /// use drumline_burn::checkpoint::{Checkpoints, TrainingState};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// # let device = Device::flex().autodiff();
-    /// let checkpoints = Checkpoints::open(&out, &ProcessGroup::alone())?;
-    /// let state = |batch_size: usize| {
-    ///     let model = LinearConfig::new(2, 1).init(&device);
-    ///     TrainingState::new(model, SgdConfig::new()).setting("batch size", batch_size)
-    /// };
-    /// checkpoints.save(&state(32))?;
-    /// let error = checkpoints.resume(state(64)).unwrap_err().to_string();
-    /// assert!(error.contains("it was made with batch size 32, but this run has 64"), "{error}");
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     #[must_use]
     pub fn setting(mut self, name: impl Into<String>, value: impl Display) -> Self {
         self.settings.insert(name.into(), value.to_string());
@@ -186,27 +167,6 @@ impl<M, O, S, P> TrainingState<M, O, S, P> {
     /// same time get numbers in an order that changes from run to run: ranks that are threads of one process,
     /// workers that augment data with burn's `random`. Let ranks be processes, and let workers use a
     /// generator of their own, seeded for each sample.
-    ///
-    /// ```
-    /// # use burn::{nn::LinearConfig, optim::SgdConfig};
-    /// use burn::tensor::{Device, Distribution, Tensor};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_burn::checkpoint::TrainingState;
-    ///
-    /// # let device = Device::flex().autodiff();
-    /// # let group = ProcessGroup::alone();
-    /// # let model = LinearConfig::new(2, 1).init(&device);
-    /// let mut training = TrainingState::new(model, SgdConfig::new()).seed(7);
-    /// let draw = || Tensor::<1>::random([4], Distribution::Default, &device).into_data();
-    /// training.seed_step(&device, &group);
-    /// let first = draw();
-    /// training.steps += 1;
-    /// training.seed_step(&device, &group);
-    /// assert_ne!(draw(), first);
-    /// training.steps = 0;
-    /// training.seed_step(&device, &group);
-    /// assert_eq!(draw(), first);
-    /// ```
     pub fn seed_step(&self, device: &Device, group: &ProcessGroup) {
         device.seed(step_seed(self.seed, group.rank(), self.steps));
     }

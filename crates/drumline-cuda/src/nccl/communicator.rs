@@ -40,19 +40,6 @@ pub enum State {
 /// be used.
 ///
 /// To drop it ends it: the work that is queued has 30 s to come to its end. After a failure it is aborted.
-///
-/// ```
-/// use drumline_cuda::Driver;
-/// use drumline_cuda::nccl::{Communicator, Nccl, State};
-///
-/// # fn main() -> drumline_device::Result<()> {
-/// let (Ok(driver), Ok(nccl)) = (Driver::load(None), Nccl::load(None)) else { return Ok(()) };
-/// let alone = Communicator::new(&nccl, &driver.device(0)?, &nccl.unique_id()?, 0, 1)?;
-/// while alone.state()? == State::InProgress {}
-/// assert_eq!((alone.rank(), alone.size()), (0, 1));
-/// # Ok(())
-/// # }
-/// ```
 pub struct Communicator {
     nccl: Nccl,
     device: Arc<Opened>,

@@ -37,15 +37,6 @@ pub fn look_in(prefix: impl Into<PathBuf>) {
 }
 
 /// NCCL or RCCL, in this process. Clones share it.
-///
-/// ```
-/// use std::path::Path;
-///
-/// use drumline_cuda::nccl::Nccl;
-///
-/// let error = Nccl::load(Some(Path::new("/no/libnccl.so"))).err().map(|it| it.to_string());
-/// assert!(error.is_some_and(|it| it.contains("/no/libnccl.so")));
-/// ```
 #[derive(Clone)]
 pub struct Nccl(Arc<Loaded>);
 

@@ -21,13 +21,6 @@ impl fmt::Display for Version {
 }
 
 /// What lets two ranks share a GPU, for NCCL of a version such as 21801 (2.18.1).
-///
-/// ```
-/// use drumline_cuda::nccl::same_gpu_hint;
-///
-/// assert!(same_gpu_hint(23_007).contains("NCCL_MULTI_RANK_GPU_ENABLE=1"));
-/// assert!(same_gpu_hint(21_801).contains("NCCL_HOSTID"));
-/// ```
 pub fn same_gpu_hint(version: i32) -> &'static str {
     if Version(version) < Version::WITH_SHARED_GPUS {
         "give each rank a GPU of its own, or, to share one over NCCL's network, set another NCCL_HOSTID for each"

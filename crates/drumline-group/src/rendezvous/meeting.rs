@@ -36,18 +36,6 @@ impl Plan {
     /// Opens the store of the plan and waits for the other ranks, at most for [`Config::timeout`]. Reads
     /// nothing from the environment.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::{Config, rendezvous::Plan, store::Store as _};
-    ///
-    /// // Port 0: nobody else must know it.
-    /// let plan = Plan::parse("tcp://127.0.0.1:0?rank=0&world_size=1", &|_| None)?;
-    /// let meeting = plan.meet(&Config::default())?;
-    /// meeting.store.set("key", b"value")?;
-    /// assert!(meeting.leave(std::time::Duration::ZERO));
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Setting`](crate::ErrorKind::Setting) if the store is no safe place to meet and the settings do not trust it;

@@ -63,20 +63,6 @@ const KNOWN: &str =
 impl Plan {
     /// The plan for `url`. `variable` looks up variables of the environment.
     ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use drumline::rendezvous::{Plan, StoreHost};
-    ///
-    /// let plan = Plan::parse("tcp://10.0.0.1:4000?rank=0&world_size=2", &|_| None)?;
-    /// assert_eq!((plan.rank, plan.world_size, plan.host), (0, 2, StoreHost::RankZero));
-    /// assert!(plan.hosts_store());
-    ///
-    /// let variable = |name: &str| (name == "RANK").then(|| "1".to_owned());
-    /// let error = Plan::parse("env://", &variable).unwrap_err().to_string();
-    /// assert!(error.contains("WORLD_SIZE") && !error.contains("RANK,"));
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Setting`](crate::ErrorKind::Setting) names everything that is missing, or the wrong

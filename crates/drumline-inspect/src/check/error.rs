@@ -7,19 +7,6 @@ use super::races::Race;
 use super::rule::Rule;
 
 /// A fault of an algorithm. Steps have the numbers of the printed schedule.
-///
-/// ```
-/// use drumline_inspect::check::{CheckError, check};
-/// use drumline_schedule::{Algorithm, Collective, Cost, Topology};
-///
-/// let boastful = Algorithm {
-///     cost: |_, _, _| Cost::default(), // "it costs nothing"
-///     ..*Algorithm::find(Collective::AllReduce, "doubling")?
-/// };
-/// let error = check(&boastful, &Topology::flat(2), 0, 10).unwrap_err();
-/// assert!(matches!(error, CheckError::Cost { measured, .. } if measured.elements == 10));
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
@@ -235,20 +222,6 @@ impl fmt::Debug for CheckError {
 }
 
 /// A rank that is stuck.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-/// use drumline_inspect::check::{CheckError, Wait, check_schedules};
-///
-/// let world = Topology::flat(2);
-/// let mut schedules = Algorithm::find(Collective::Broadcast, "binomial")?.schedules(&world, 0)?;
-/// schedules[0].steps.clear(); // the root says nothing
-/// let error = check_schedules(&world, &schedules, 10).unwrap_err();
-/// let CheckError::Deadlock { waits } = error else { panic!("{error}") };
-/// let Wait { rank, on, .. } = waits[0];
-/// assert_eq!((rank, on), (1, 0));
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// The rank that waits.

@@ -56,16 +56,6 @@ impl fmt::Debug for Race {
 }
 
 /// An access to shared memory.
-///
-/// ```
-/// use drumline_inspect::check::Access;
-///
-/// // A Race has two of these.
-/// let access = Access { rank: 1, call: 0, step: Some(3), writes: true };
-/// assert_eq!(access.to_string(), "rank 1 writes it at step 3 of call 0");
-/// let of_user = Access { step: None, writes: false, ..access };
-/// assert_eq!(of_user.to_string(), "the user of rank 1 reads it after call 0");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The rank that accesses the memory.

@@ -1,20 +1,6 @@
 use std::fmt;
 
 /// A rule that an executor relies on. Each concerns one step of one rank.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-/// use drumline_inspect::check::{CheckError, Rule, check_schedules};
-///
-/// use drumline_schedule::step::{Loc, Span, Step};
-///
-/// let world = Topology::flat(2);
-/// let mut schedules = Algorithm::find(Collective::AllGather, "bruck")?.schedules(&world, 0)?;
-/// schedules[0].steps.push(Step::Recv { from: 1, dst: Loc::input(Span::WHOLE) });
-/// let error = check_schedules(&world, &schedules, 10).unwrap_err();
-/// assert!(matches!(error, CheckError::Form { rank: 0, rule: Rule::InputWritten, .. }), "{error}");
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rule {

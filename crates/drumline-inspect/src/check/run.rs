@@ -31,17 +31,6 @@ pub fn check(
 /// Checks an algorithm on blocks of different lengths, and returns its cost. `counts` has the lengths as each
 /// rank, in order, knows them.
 ///
-/// ```
-/// use drumline_inspect::check;
-/// use drumline_schedule::{Algorithm, Borders, Collective, Counts, Topology};
-///
-/// let direct = Algorithm::find(Collective::AllGather, "direct")?;
-/// let counts = vec![Counts::ByRank(Borders::new(&[2, 0, 5]).unwrap()); 3];
-/// let cost = check::check_uneven(direct, &Topology::flat(3), 0, &counts).unwrap();
-/// assert_eq!(cost.elements, 10); // rank 2 sends its five to both others
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// The first fault found; [`CheckError::NotUneven`] where the algorithm does not serve such blocks.
@@ -80,18 +69,6 @@ fn run_both(
 /// Checks schedules, one for each rank in order, on blocks of `elements` elements, and returns their cost. It
 /// compares the cost with no formula.
 ///
-/// ```
-/// use drumline_inspect::check;
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-///
-/// let world = Topology::flat(3);
-/// let mut schedules = Algorithm::find(Collective::Broadcast, "binomial")?.schedules(&world, 0)?;
-/// assert!(check::check_schedules(&world, &schedules, 10).is_ok());
-/// schedules[2].steps.clear(); // rank 2 does not receive
-/// assert!(check::check_schedules(&world, &schedules, 10).is_err());
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// The first fault found.
@@ -105,18 +82,6 @@ pub fn check_schedules(
 
 /// The same for schedules of elements that are narrower than their sums: sums that are not finished lie in
 /// [places for sums](drumline_schedule::step::Buffer::Sum), and nothing else does.
-///
-/// ```
-/// use drumline_inspect::check;
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-///
-/// let world = Topology::hosts(&[2, 2]);
-/// let row = Algorithm::find(Collective::AllReduce, "hierarchical")?;
-/// assert!(check::check_narrow_schedules(&world, &row.narrow_schedules(&world, 0)?, 10).is_ok());
-/// // The sum of a host would be rounded in the data.
-/// assert!(check::check_narrow_schedules(&world, &row.schedules(&world, 0)?, 10).is_err());
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 ///
 /// # Errors
 ///
@@ -132,15 +97,6 @@ pub fn check_narrow_schedules(
 /// Checks an algorithm where `windows` windows of long data are under way, on blocks of `elements` elements, which
 /// must be divisible into that number of windows, and these into the algorithm's parts. Both slots of a rank must have
 /// room among the windows.
-///
-/// ```
-/// use drumline_inspect::check;
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-///
-/// let row = Algorithm::find(Collective::AllReduce, "hierarchical")?;
-/// check::check_pipeline(row, &Topology::hosts(&[2, 2]), 0, 7, 28).unwrap();
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 ///
 /// # Errors
 ///

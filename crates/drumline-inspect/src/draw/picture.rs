@@ -72,17 +72,6 @@ const SHARED_STYLE: &str = "\
 /// The schedules of all ranks, in order, as an SVG document. It follows the reader's light or
 /// dark colour scheme.
 ///
-/// ```
-/// use drumline_inspect::draw;
-/// use drumline_schedule::{Algorithm, Collective, Topology};
-///
-/// let world = Topology::flat(3);
-/// let schedules = Algorithm::find(Collective::AllReduce, "binomial")?.schedules(&world, 0)?;
-/// assert!(draw::svg(&world, &schedules).unwrap().contains("rank 2"));
-/// assert!(draw::svg(&world, &schedules[..2]).is_err()); // somebody is missing
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
-///
 /// # Errors
 ///
 /// When the schedules break a [`Rule`](crate::check::Rule), or do not run to their end.

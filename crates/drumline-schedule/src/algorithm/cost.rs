@@ -1,15 +1,6 @@
 use std::fmt;
 
 /// What one run of an algorithm costs.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, Cost, Topology};
-///
-/// let doubling = Algorithm::find(Collective::AllReduce, "doubling")?;
-/// let Cost { rounds, elements, .. } = (doubling.cost)(&Topology::flat(8), 0, 1_000);
-/// assert_eq!((rounds, elements), (3, 3_000)); // all elements, three times
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Messages and posts in the longest chain in which each waits for the one before it.

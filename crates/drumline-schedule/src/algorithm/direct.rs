@@ -8,15 +8,6 @@ use crate::tree::Node;
 /// The largest world in which all ranks may send to each other within one call. There a rank sends
 /// `2 (p - 1)` messages, and all ranks together `2 p^2`. In larger worlds the bookkeeping costs more than
 /// the saved rounds, and blocks get too short for the wire.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, Topology, algorithm::DIRECT_MAX_RANKS};
-///
-/// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
-/// assert!((direct.applies)(&Topology::flat(DIRECT_MAX_RANKS)));
-/// assert!(!(direct.applies)(&Topology::flat(DIRECT_MAX_RANKS + 1)));
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 pub const DIRECT_MAX_RANKS: usize = 256;
 
 pub(super) fn serves(topology: &Topology) -> bool {

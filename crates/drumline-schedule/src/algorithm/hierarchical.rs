@@ -155,14 +155,6 @@ fn lags_of(topology: &Topology, steps: &[Step], between: &BetweenHosts) -> Lags 
 /// The ranks of `rank`'s host that hold the slices of the result of a
 /// [`ReduceSlices`](crate::Collective::ReduceSlices): the `i`-th holds block `i` of as many blocks as there are
 /// holders. These are the first ranks of the host, as many as the smallest host has.
-///
-/// ```
-/// use drumline_schedule::{Topology, slice_holders};
-///
-/// let world = Topology::hosts(&[4, 3]);
-/// assert_eq!(slice_holders(&world, 3), [0, 1, 2]);
-/// assert_eq!(slice_holders(&world, 5), [4, 5, 6]);
-/// ```
 pub fn slice_holders(topology: &Topology, rank: Rank) -> &[Rank] {
     &topology.neighbours(rank)[..slices(topology.ranks_by_host())]
 }

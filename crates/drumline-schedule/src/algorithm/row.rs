@@ -78,14 +78,6 @@ pub struct Algorithm {
 }
 
 /// The lengths that an algorithm in shared memory is meant for.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, algorithm::Lengths};
-///
-/// let one_shot = Algorithm::find(Collective::AllReduce, "shm-oneshot")?;
-/// assert_eq!(one_shot.meant_for, Lengths::Short);
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lengths {
     /// No length in particular.

@@ -36,19 +36,6 @@ impl Algorithm {
     /// [apart](Algorithm::sums_apart) keeps them in [`Buffer::Sum`](crate::step::Buffer::Sum). All others have one
     /// schedule for all elements.
     ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Topology};
-    ///
-    /// // The sum of a host travels as it is, and the result is narrow again.
-    /// let row = Algorithm::find(Collective::AllReduce, "hierarchical-push")?;
-    /// let schedule = row.narrow_schedule(&Topology::hosts(&[2, 2]), 0, 0)?.to_string();
-    /// assert!(schedule.contains("reduce  sum0[0/2] = data[0/2] + rank 1's data[0/2]"));
-    /// assert!(schedule.contains("send    sum0[1/4] -> rank 2"));
-    /// assert!(schedule.contains("reduce  data[0/4] = finish(sum0[0/4] + sum3[0/4])"));
-    /// assert!(schedule.contains("send    data[0/4] -> rank 2"));
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`Algorithm::schedule`].

@@ -37,17 +37,6 @@ const MANY_FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, 
 const BETWEEN_HOSTS: usize = 2;
 
 /// All algorithms. Where two rows are equally good, the first one is chosen.
-///
-/// ```
-/// use drumline_schedule::{ALGORITHMS, Topology};
-///
-/// // Every row that serves three ranks writes a schedule for each.
-/// let world = Topology::flat(3);
-/// for row in ALGORITHMS.iter().filter(|row| (row.applies)(&world)) {
-///     assert_eq!(row.schedules(&world, 0)?.len(), 3);
-/// }
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 pub static ALGORITHMS: &[Algorithm] = &[
     Algorithm::new(AllReduce, "direct", direct::all_reduce, direct::all_reduce_cost)
         .only_where(direct::serves, "at most 256 ranks, summed in their order")

@@ -6,17 +6,6 @@ use crate::topology::Topology;
 
 /// The cheapest algorithm over links when every rank contributes `elements`, or `None` where no algorithm
 /// serves. Among equal prices the first row of [`ALGORITHMS`] wins.
-///
-/// ```
-/// use drumline_schedule::{Collective, Topology, price::{ElementKind, Prices, choose}};
-///
-/// let world = Topology::flat(8);
-/// let name = |elements, kind| {
-///     choose(Collective::AllReduce, &world, elements, kind, &Prices::TCP).unwrap().name
-/// };
-/// let f32 = ElementKind { bytes: 4, sum_bytes: 4 };
-/// assert_eq!([2, 1_000_000].map(|elements| name(elements, f32)), ["doubling", "direct"]);
-/// ```
 pub fn choose(
     collective: Collective,
     topology: &Topology,
@@ -42,20 +31,6 @@ pub fn candidates(
 }
 
 /// The price of `row` in picoseconds when every rank contributes `elements`. It leaves shared memory out.
-///
-/// ```
-/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, Prices, price}};
-///
-/// let (world, f32) = (Topology::hosts(&[4, 4]), ElementKind { bytes: 4, sum_bytes: 4 });
-/// let of = |name, elements| {
-///     let row = Algorithm::find(Collective::AllReduce, name)?;
-///     Ok::<_, drumline_schedule::Error>(price(row, &world, elements, f32, &Prices::TCP))
-/// };
-/// // Leaders exchange short data in one message, and long data by all ranks at once.
-/// assert!(of("hierarchical-doubling", 2)? < of("hierarchical", 2)?);
-/// assert!(of("hierarchical-doubling", 1_000_000)? > of("hierarchical", 1_000_000)?);
-/// # Ok::<_, drumline_schedule::Error>(())
-/// ```
 pub fn price(
     row: &Algorithm,
     topology: &Topology,
@@ -68,15 +43,6 @@ pub fn price(
 
 /// The cheapest algorithms over links for all lengths. One choice, made for a power of two, serves all
 /// lengths up to the next power.
-///
-/// ```
-/// use drumline_schedule::{Collective, Topology, price::{Choices, ElementKind, Prices}};
-///
-/// let (world, f32) = (Topology::flat(8), ElementKind { bytes: 4, sum_bytes: 4 });
-/// let choices = Choices::new(Collective::AllReduce, &world, f32, &Prices::TCP).unwrap();
-/// assert_eq!(choices.algorithm(2).name, "doubling");
-/// assert_eq!(choices.algorithm(1 << 20).name, "direct");
-/// ```
 #[derive(Clone, Debug)]
 pub struct Choices {
     by_log2: Vec<&'static Algorithm>,

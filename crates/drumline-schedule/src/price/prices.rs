@@ -1,14 +1,6 @@
 use crate::algorithm::Cost;
 
 /// The prices of the parts of a [`Cost`], in picoseconds.
-///
-/// ```
-/// use drumline_schedule::{Cost, price::Prices};
-///
-/// let prices = Prices { round_ps: 10, message_ps: 1, byte_ps: 2, combined_byte_ps: 3 };
-/// let cost = Cost { rounds: 2, messages: 4, elements: 5, ..Cost::default() };
-/// assert_eq!(prices.of(cost, 4), 2 * 10 + 4 * 1 + 5 * 4 * 2);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prices {
     /// A round: from a send to what the receiver does next.
@@ -41,13 +33,6 @@ impl Prices {
 }
 
 /// The widths of an element type, in bytes.
-///
-/// ```
-/// use drumline_schedule::price::ElementKind;
-///
-/// let bf16 = ElementKind { bytes: 2, sum_bytes: 4 };
-/// assert!(bf16.sum_bytes > bf16.bytes); // partial sums travel as f32
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ElementKind {
     /// The width of an element.

@@ -6,19 +6,6 @@ use super::{channel::Channel, level::Level};
 use crate::Rank;
 
 /// Why a handshake failed: what is wrong with the other end.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// use drumline::auth::{Expected, Handshake, Hello, Nonce, Refusal};
-///
-/// let (ours, expected) = (Hello::STORE, Expected::STORE);
-/// let mut answerer = Handshake::answer(ours, expected, None, Nonce::random()?);
-/// assert_eq!(answerer.wanted(), Hello::BYTES);
-/// let refusal = answerer.receive(b"GET / HTTP/1.1").unwrap_err();
-/// assert_eq!(refusal, Refusal::NotDrumline);
-/// assert_eq!(answerer.wanted(), 0); // it is over
-/// # Ok::<_, drumline::Error>(())
-/// ```
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

@@ -62,22 +62,6 @@ impl Secret {
 
     /// The secret in a file, without the end of the last line.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use std::{fs, os::unix::fs::PermissionsExt};
-    ///
-    /// use drumline::auth::Secret;
-    ///
-    /// # let directory = tempfile::tempdir()?;
-    /// let path = directory.path().join("secret");
-    /// fs::write(&path, "a line that nobody else knows\n")?;
-    /// fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-    /// let secret = Secret::from_file(&path)?;
-    /// assert_eq!(secret.expose(), b"a line that nobody else knows");
-    /// assert!((Secret::BYTES_MIN..=Secret::BYTES_MAX).contains(&secret.expose().len()));
-    /// # Ok::<_, Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Setting`](drumline_error::ErrorKind::Setting) if the file cannot be read, if every user of this machine can

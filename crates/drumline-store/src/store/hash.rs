@@ -46,15 +46,6 @@ impl HashStore {
     }
 
     /// An empty store with room for `bytes_max` bytes.
-    ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::{HashStore, Store};
-    ///
-    /// let store = HashStore::with_limit(1000);
-    /// let error = store.set("key", &[0; 1000]).unwrap_err();
-    /// assert!(error.to_string().contains("1000 bytes"));
-    /// ```
     pub fn with_limit(bytes_max: usize) -> HashStore {
         let values = Mutex::new(Values::new(bytes_max));
         let shared = Arc::new(Shared { values, changed: Condvar::new() });

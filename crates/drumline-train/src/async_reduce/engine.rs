@@ -185,20 +185,6 @@ impl AsyncReduce {
     /// To be called between steps. There may be zeros between tensors; [`AsyncReduce::place`] says where each
     /// tensor lies.
     ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("bias", 2)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// let place = reduce.place("bias")?;
-    /// let first = place.bytes.start / size_of::<f32>();
-    /// reduce.fused::<f32>()?[first..first + place.len].fill(2.5);
-    /// assert_eq!(reduce.gradient::<f32>("bias")?, [2.5, 2.5]);
-    /// assert!(reduce.as_mut_ptr().is_aligned());
-    /// # reduce.stop()?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Argument`](crate::ErrorKind::Argument) when a tensor has another type or is being reduced.

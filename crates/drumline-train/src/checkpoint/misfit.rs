@@ -29,23 +29,6 @@ impl Checkpoint {
     /// Checks that the [section](Checkpoint::section) `prefix` holds exactly the tensors `wanted`. Their
     /// names come without the prefix. Call it before you fill a model from the checkpoint.
     ///
-    /// ```
-    /// use drumline::{DType, checkpoint::{Checkpoint, Tensor}, ddp::ParameterSpec};
-    ///
-    /// # fn main() -> drumline::Result<()> {
-    /// let mut checkpoint = Checkpoint::default();
-    /// checkpoint.insert(Tensor::from_values("model.bias", [2], &[0.5_f32, 1.0])?);
-    /// checkpoint.check("model.", [ParameterSpec::new("bias", [2], DType::F32)]).unwrap();
-    ///
-    /// let error = checkpoint.check("model.", [ParameterSpec::new("bias", [3], DType::F32)]);
-    /// assert_eq!(
-    ///     error.unwrap_err().to_string(),
-    ///     "the checkpoint is of another model: `bias` is f32[2], the model has f32[3] (drumline explain checkpoints)",
-    /// );
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Misfit`] names every tensor that is missing or left over, or has another shape or type.

@@ -31,17 +31,6 @@ impl GradientNorm {
 
     /// The norm of another order. `f64::INFINITY` takes the largest absolute value. `None` if the order is not above
     /// zero.
-    ///
-    /// ```
-    /// use drumline::ddp::GradientNorm;
-    ///
-    /// let of = |order| {
-    ///     let mut norm = GradientNorm::of_order(order)?;
-    ///     norm.add([3.0_f32, -4.0][..].into());
-    ///     Some(norm.value())
-    /// };
-    /// assert_eq!((of(1.0), of(f64::INFINITY), of(0.0)), (Some(7.0), Some(4.0), None));
-    /// ```
     pub fn of_order(order: f64) -> Option<Self> {
         (order > 0.0).then_some(Self { order, total: 0.0 })
     }
@@ -54,18 +43,6 @@ impl GradientNorm {
     /// What the gradient of a parameter adds. If parameters have [owners](super::Owners), they tell each other their
     /// parts. If each then adds all of them in the order in which the model defines them, the norm has the same bits
     /// as if it had all gradients.
-    ///
-    /// ```
-    /// use drumline::ddp::GradientNorm;
-    ///
-    /// let gradients = [[3.0_f32, 1.0], [4.0, 0.5]];
-    /// let (mut of_all, mut of_parts) = (GradientNorm::euclidean(), GradientNorm::euclidean());
-    /// for gradient in &gradients {
-    ///     of_all.add(gradient[..].into());
-    ///     of_parts.add_part(of_parts.part(gradient[..].into()));
-    /// }
-    /// assert_eq!(of_all, of_parts);
-    /// ```
     pub fn part(&self, gradient: Values<'_>) -> f64 {
         match gradient {
             Values::F32(values) => self.of_values(values),

@@ -42,17 +42,6 @@ impl Owners {
 
     /// The owners of some of these parameters, in the order of `chosen`: for a reducer of those that turn out to be
     /// trained. Numbers of no parameter are passed over.
-    ///
-    /// ```
-    /// use drumline::{DType, ddp::{Owners, ParameterSpec}};
-    ///
-    /// let model = [3, 2, 1].map(|elements| ParameterSpec::new("p", [elements], DType::F32));
-    /// let owners = Owners::plan(&model, 2);
-    /// assert_eq!([0, 1, 2].map(|parameter| owners.of(parameter)), [Some(0), Some(1), Some(1)]);
-    /// let of_two = owners.only(&model, &[2, 0]);
-    /// assert_eq!([0, 1].map(|parameter| of_two.of(parameter)), [Some(1), Some(0)]);
-    /// assert_eq!([of_two.bytes(0), of_two.bytes(1)], [12, 4]);
-    /// ```
     #[must_use]
     pub fn only(&self, parameters: &[ParameterSpec], chosen: &[usize]) -> Self {
         let mut only = Self { owners: Vec::new(), bytes: vec![0; self.bytes.len()] };

@@ -89,17 +89,6 @@ impl FileStore {
 
     /// Like [`FileStore::open`], with a limit for what this handle stores and keeps in memory.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::store::{FileStore, Store};
-    ///
-    /// let path = std::env::temp_dir().join(format!("drumline-limit-{}", std::process::id()));
-    /// let store = FileStore::with_limit(&path, 1, 1000)?;
-    /// let error = store.set("key", &[0; 1000]).unwrap_err();
-    /// assert!(error.to_string().contains("1000 bytes"));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`FileStore::open`].

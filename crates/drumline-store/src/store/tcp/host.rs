@@ -73,17 +73,6 @@ impl TcpStoreServer {
     /// Starts a server for clients of drumline and of torch that have no secret. So `host` must be loopback.
     /// With port 0 the system chooses; [`TcpStoreServer::address`] has the result.
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{store::tcp::TcpStoreServer};
-    ///
-    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
-    /// assert!(server.address().is_some());
-    /// // Other machines could reach that one.
-    /// assert!(TcpStoreServer::bind("0.0.0.0", 0).is_err());
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Store`](drumline_error::ErrorKind::Store) if `host` cannot be resolved or is not loopback, or if the port is

@@ -166,25 +166,6 @@ impl TcpStore {
     /// Connects as [`TcpStore::connect_secured`] does, to a door of the security level `level`
     /// ([`Door::Secured`]).
     ///
-    /// ```
-    /// # use drumline_store as drumline;
-    /// use drumline::{
-    ///     auth::{Level, Secret},
-    ///     store::{BYTES_MAX, Store, tcp::{Door, TcpStore, TcpStoreServer}},
-    /// };
-    ///
-    /// let (secret, level) = (Secret::random()?, Level::Tls);
-    /// let endpoint = "tcp://127.0.0.1:0".parse().unwrap();
-    /// let door = Door::Secured { endpoint, secret: secret.clone(), level };
-    /// let host = TcpStore::to_own(TcpStoreServer::open(&[door], BYTES_MAX)?)?;
-    /// let endpoint = host.name().parse().unwrap();
-    /// let patience = std::time::Duration::from_secs(5);
-    /// TcpStore::connect_at(&endpoint, &secret, level, patience)?.set("colour", b"green")?;
-    /// let error = TcpStore::connect_secured(&endpoint, &secret, patience).unwrap_err();
-    /// assert!(error.to_string().contains("level is tls"), "{error}");
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`TcpStore::connect_secured`].

@@ -172,21 +172,6 @@ pub enum Decoded<'a> {
 
 /// Why bytes are not a request. The connection cannot go on, because the start of the next request is
 /// unknown.
-///
-/// ```
-/// # use drumline_store as drumline;
-/// use drumline::store::tcp::protocol::{
-///     KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, Key, ProtocolError, REQUEST_BYTES_MAX, Request,
-///     VALUE_BYTES_MAX, decode,
-/// };
-///
-/// let mut bytes = Vec::new();
-/// Request::Get(Key(&[b'k'; KEY_BYTES_MAX + 1])).encode(&mut bytes);
-/// assert_eq!(decode(&bytes), Err(ProtocolError::KeyTooLong(8193)));
-/// // What comes on top of each other is bounded as well.
-/// assert!(KEYS_PER_REQUEST_MAX * KEY_BYTES_MAX > REQUEST_BYTES_MAX);
-/// assert!(VALUE_BYTES_MAX < REQUEST_BYTES_MAX);
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// No request has this opcode.
