@@ -98,7 +98,7 @@ impl Operation {
             Operation::ScatterV(counts, root) => {
                 ask(Collective::Scatter).in_blocks(counts).at(*root)
             }
-            Operation::AllToAllV(send, recv) => ask(Collective::AllToAll).exchanging(send, recv),
+            Operation::AllToAllV(send, recv) => ask(Collective::AllToAll).in_blocks((send, recv)),
             Operation::Barrier => ask(Collective::Barrier),
             Operation::Send(..) | Operation::Receive(..) => return None,
         })

@@ -34,7 +34,6 @@
 //! |---|---|
 //! | `group.rs`, `collectives.rs`, `pieces.rs`, `coalesced.rs` | the handle: what is checked before any rank hears of a call |
 //! | `direct.rs` | calls of the devices among themselves, by NCCL |
-//! | `several.rs` | several devices of one process |
 //! | `messages.rs` | messages between devices and hosts |
 //! | `agreement.rs` | what ranks tell each other when they make the group, and the way of an all-reduce |
 //! | `inbox.rs`, `watcher.rs` | what handles and the watching thread share, and what that thread does |
@@ -62,7 +61,6 @@ mod pieces;
 mod pool;
 mod ring;
 mod rounds;
-mod several;
 mod slice;
 mod staged;
 mod watcher;
@@ -79,6 +77,5 @@ pub use operator::DeviceOp;
 #[doc(hidden)]
 pub use options::Planted;
 pub use options::{DeviceOptions, Wanted};
-pub use several::DeviceGroups;
 pub use slice::DeviceSlice;
 pub use work::DeviceWork;

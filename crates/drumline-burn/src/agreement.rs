@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn on_ranks<T: Send>(ranks: usize, work: impl Fn(&ProcessGroup) -> T + Send + Sync) -> Vec<T> {
-        let groups = ProcessGroup::local_world(ranks).unwrap();
+        let groups = drumline::rendezvous::local_world(ranks).unwrap();
         std::thread::scope(|threads| {
             let ranks: Vec<_> = groups.iter().map(|group| threads.spawn(|| work(group))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

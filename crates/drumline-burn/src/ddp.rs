@@ -74,21 +74,6 @@ impl DistributedDataParallel {
 
     /// [`wrap`](Self::wrap) with other options: bucket sizes, unused parameters, the type in which gradients travel,
     /// tensors that each rank keeps for itself.
-    ///
-    /// ```
-    /// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_burn::{DdpOptions, DistributedDataParallel, UnusedParameters};
-    /// # let device = Device::flex().autodiff();
-    /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
-    /// # let group = ProcessGroup::alone();
-    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
-    /// let (ddp, model) = DistributedDataParallel::wrap_with(model, &group, &options)?;
-    /// // A loss that the bias has no part in.
-    /// let gradients = ddp.backward(model.weight.val().sum(), &model)?;
-    /// assert_eq!(gradients.len(), 1);
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     pub fn wrap_with<M: Module>(
         model: M,
         group: &ProcessGroup,
@@ -146,7 +131,6 @@ impl DistributedDataParallel {
             taps,
             kept: Kept::new(inspected.ignored),
             steps: Arc::default(),
-            first_buckets: own.reducer.buckets(),
             debug: Debug::begin(group, &inspected.parameters, inspected.buffers.len(), options),
             parameters: inspected.parameters,
             reductions: Reductions::new(own),
@@ -163,22 +147,6 @@ impl DistributedDataParallel {
     /// Gradients are sent to the other ranks while backward still computes the rest. The averages have
     /// the same bits on every rank; pass them to the optimizer. (`loss.backward()` itself
     /// still works, and gives this rank's own gradients.)
-    ///
-    /// ```
-    /// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_burn::DistributedDataParallel;
-    /// # let device = Device::flex().autodiff();
-    /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
-    /// # let group = ProcessGroup::alone();
-    /// let (ddp, model) = DistributedDataParallel::wrap(model, &group)?;
-    /// let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean();
-    /// assert_eq!(ddp.backward(loss, &model)?.len(), 2); // of weight and bias
-    ///
-    /// let error = ddp.backward(model.weight.val().sum(), &model).unwrap_err().to_string();
-    /// assert!(error.contains("parameter `bias` got no gradient"), "{error}");
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -342,26 +310,6 @@ impl DistributedDataParallel {
     /// `broadcast_buffers=True`, call it before each forward. Evaluation itself communicates nothing, so one
     /// rank may evaluate alone. For a model without buffers it costs one small message.
     ///
-    /// ```
-    /// use burn::{module::Module, nn::BatchNormConfig, tensor::{Device, Tensor}};
-    /// use drumline_burn::{DistributedDataParallel, ErrorKind, parameters_digest};
-    ///
-    /// drumline::local(2, |group| {
-    ///     let device = Device::flex().autodiff();
-    ///     let norm = BatchNormConfig::new(1).init(&device);
-    ///     let (ddp, norm) = DistributedDataParallel::wrap(norm, &group)?;
-    ///     let batch = Tensor::<3>::ones([2, 1, 2], &device) * group.rank() as f32;
-    ///     norm.forward(batch); // changes the running mean, on each rank to another one
-    ///     let norm = ddp.sync_buffers(norm)?;
-    ///     let mut digests = [0; 2];
-    ///     group.all_gather(&[parameters_digest(&norm)?], &mut digests)?;
-    ///     assert_eq!(digests[0], digests[1]);
-    ///     assert_eq!(ddp.sync_buffers(norm.valid()).unwrap_err().kind(), ErrorKind::Argument);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Argument`](crate::ErrorKind::Argument) for a model in validation mode; nothing is sent. If ranks have other buffers, because one has
@@ -379,23 +327,6 @@ impl DistributedDataParallel {
     /// [`parameters_digest`](crate::parameters_digest) of the tensors that are equal on all ranks: without those that
     /// the options [ignore](DdpOptions::ignore).
     ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::Device};
-    /// use drumline_burn::{DdpOptions, DistributedDataParallel};
-    ///
-    /// drumline::local(2, |group| {
-    ///     let device = Device::flex().autodiff();
-    ///     let model = LinearConfig::new(3, 2).init(&device); // random
-    ///     let options = DdpOptions::default().ignore(["bias"]);
-    ///     let (ddp, model) = DistributedDataParallel::wrap_with(model, &group, &options)?;
-    ///     let mut digests = [0; 2];
-    ///     group.all_gather(&[ddp.parameters_digest(&model)?], &mut digests)?;
-    ///     assert_eq!(digests[0], digests[1]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`parameters_digest`](crate::parameters_digest).
@@ -409,23 +340,6 @@ impl DistributedDataParallel {
     /// same model with and without taps. It is needed only to go on without this handle, or to wrap the model
     /// again. A model with reparameterizations of its own keeps them. It keeps the taps, too, which then do
     /// nothing: burn can only remove all reparameterizations together.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use drumline_burn::{DistributedDataParallel, ErrorKind};
-    ///
-    /// drumline::local(2, |group| {
-    ///     let device = Device::flex().autodiff();
-    ///     let model = LinearConfig::new(2, 1).init(&device); // random
-    ///     let (ddp, model) = DistributedDataParallel::wrap(model, &group)?;
-    ///     let again = DistributedDataParallel::wrap(model.clone(), &group);
-    ///     assert_eq!(again.unwrap_err().kind(), ErrorKind::Model);
-    ///     let model = ddp.unwrap(model);
-    ///     assert!(DistributedDataParallel::wrap(model, &group).is_ok());
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     pub fn unwrap<M: Module>(self, model: M) -> M {
         if self.is_reparameterized { model } else { model.materialize() }
     }

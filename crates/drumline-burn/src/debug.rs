@@ -28,20 +28,6 @@ struct Times {
     steps: u32,
 }
 
-/// Averages over the steps so far.
-pub(crate) struct Averages {
-    /// Optimizer, data and forward.
-    pub(crate) between: Duration,
-    pub(crate) backward: Duration,
-}
-
-impl Times {
-    fn averages(&self) -> Averages {
-        let between = self.between / self.steps.saturating_sub(1).max(1);
-        Averages { between, backward: self.backward / self.steps.max(1) }
-    }
-}
-
 impl Debug {
     pub(crate) fn begin(
         group: &ProcessGroup,
@@ -92,7 +78,7 @@ impl Debug {
         if self.level.tells(u64::from(step)) {
             let stats = stats();
             let each = |sum: Duration| sum / times.steps;
-            let Averages { between, .. } = times.averages();
+            let between = times.between / (times.steps - 1).max(1);
             tracing::info!(
                 target: "drumline_burn::ddp",
                 rank = group.rank(),
@@ -104,11 +90,6 @@ impl Debug {
                 each(stats.communication.saturating_sub(stats.exposed)),
             );
         }
-    }
-
-    /// How long parts of a step take, on average.
-    pub(crate) fn averages(&self) -> Averages {
-        self.times().averages()
     }
 
     fn times(&self) -> MutexGuard<'_, Times> {

@@ -27,7 +27,7 @@
 //! }
 //!
 //! // Here the ranks are threads; `drumline run` starts processes.
-//! let ranks = ProcessGroup::local_world(2)?;
+//! let ranks = drumline::rendezvous::local_world(2)?;
 //! let threads: Vec<_> =
 //!     ranks.into_iter().map(|group| std::thread::spawn(move || train(group))).collect();
 //! let digests: Vec<_> = threads.into_iter().map(|rank| rank.join().expect("no panic")).collect();
@@ -71,7 +71,7 @@
 //! | `_ddp_params_and_buffers_to_ignore` | [`DdpOptions::ignore`] |
 //! | `fp16_compress_hook`, `bf16_compress_hook` | [`DdpOptions::wire`] |
 //! | one backward through several wrapped models | [`backward_all`] |
-//! | `_get_ddp_logging_data()` | [`logging_data`](DistributedDataParallel::logging_data), [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
+//! | `_get_ddp_logging_data()` | [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
 //!
 //! # Limits
 //!
@@ -106,7 +106,6 @@ mod host;
 mod inspect;
 #[cfg(feature = "train")]
 mod learner;
-mod logging;
 mod pack;
 #[cfg(feature = "gpu")]
 mod read_back;
@@ -130,7 +129,6 @@ pub use drumline::ddp::{
 pub use drumline::{Error, ErrorKind, Result};
 #[cfg(feature = "train")]
 pub use learner::{DistributedTraining, distribute, newest_epoch};
-pub use logging::LoggingData;
 pub use scaler::GradScaler;
 pub use sharded::{ShardedGradients, ShardedOptimizer};
 pub use shards::ShardedStep;

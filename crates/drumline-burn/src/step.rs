@@ -41,8 +41,6 @@ pub(crate) struct Handle {
     /// The gradients of ignored parameters.
     pub(crate) kept: Kept,
     pub(crate) steps: Arc<AtomicU64>,
-    /// The parameters of each bucket of the first step.
-    pub(crate) first_buckets: Vec<Vec<usize>>,
     pub(crate) debug: Debug,
     pub(crate) reductions: Reductions,
     /// Empty unless a step is shards.

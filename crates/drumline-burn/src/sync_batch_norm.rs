@@ -29,7 +29,7 @@ use crate::{Result, failure, pack, shards};
 ///
 /// Use `group` for normalisation only: backward waits for it while gradients travel in another group. All
 /// such layers of a model share one group. To make a second group, connect it under a name of its own
-/// ([`ProcessGroup::connect`]).
+/// ([`drumline::rendezvous::connect`]).
 ///
 /// ```
 /// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -148,23 +148,6 @@ impl SyncBatchNorm {
     }
 
     /// Normalises `input`, of shape `[samples, channels, ...]`. There may be no samples.
-    ///
-    /// ```
-    /// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
-    /// use drumline_burn::SyncBatchNorm;
-    ///
-    /// drumline::local(2, |group| {
-    ///     let device = Device::flex().autodiff();
-    ///     let norm = BatchNormConfig::new(1).init(&device);
-    ///     let norm = SyncBatchNorm::from_batch_norm(norm, &group);
-    ///     // One sample each, 0 and 1: alone it would become 0.
-    ///     let sample = Tensor::<2>::ones([1, 1], &device) * group.rank() as f32;
-    ///     let normalised = norm.forward(sample)?.into_scalar::<f32>();
-    ///     assert!((normalised - [-1.0, 1.0][group.rank()]).abs() < 1e-3);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

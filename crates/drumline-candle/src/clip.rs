@@ -1,7 +1,7 @@
 //! Clips all gradients of a model together.
 
 use candle_core::{Error, backprop::GradStore};
-use drumline::ddp::GradientNorm;
+use drumline::{Objects, ddp::GradientNorm};
 
 use crate::{
     Result,

@@ -3,7 +3,7 @@ use std::fmt;
 use candle_core::{Device, Tensor, backprop::GradStore};
 use candle_nn::{Optimizer, VarMap};
 use drumline::{
-    DType, ElasticGroup, ProcessGroup,
+    DType, ElasticGroup, Objects, ProcessGroup,
     ddp::{
         Averaged, DdpOptions, FaultKind, GradientFault, GradientReducer, Owners, ParameterSpec,
         ReducerStats, Timeline, UnusedParameters, ValuesMut, verify_model,
@@ -105,22 +105,6 @@ impl DataParallel {
     ///
     /// With [`UnusedParameters::Ignore`], every floating-point variable is a parameter from the start, and
     /// [`sync_buffers`](Self::sync_buffers) copies those that have not had a gradient yet.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap, linear};
-    /// # use drumline::ProcessGroup;
-    /// use drumline_candle::{DataParallel, DdpOptions, UnusedParameters};
-    /// # let (varmap, group) = (VarMap::new(), ProcessGroup::alone());
-    /// # let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
-    ///
-    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
-    /// let mut ddp = DataParallel::wrap_with(&varmap, &group, &options)?;
-    /// let loss = model.weight().sum_all()?; // the bias has no part in it
-    /// let gradients = ddp.backward(&loss)?;
-    /// assert!(gradients.get(model.bias().unwrap()).is_none());
-    /// # Ok::<_, anyhow::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -255,22 +239,6 @@ impl DataParallel {
 
     /// `optimizer.backward_step(&loss)`, with the gradients averaged over all ranks.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_candle::DataParallel;
-    /// # let varmap = VarMap::new();
-    /// # let model = linear(2, 1, VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
-    /// # let input = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
-    /// let mut ddp = DataParallel::wrap(&varmap, &ProcessGroup::alone())?;
-    /// let mut optimizer = SGD::new(varmap.all_vars(), 0.1)?;
-    /// let loss = model.forward(&input)?.sqr()?.mean_all()?;
-    /// ddp.backward_step(&mut optimizer, &loss)?; // instead of optimizer.backward_step(&loss)?
-    /// # assert!(model.forward(&input)?.sqr()?.mean_all()?.to_scalar::<f32>()? <= loss.to_scalar::<f32>()?);
-    /// # Ok::<_, anyhow::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`backward`](Self::backward), or the optimizer's.
@@ -325,28 +293,6 @@ impl DataParallel {
     ///
     /// Each rank updates its buffers from its own data. All ranks must call this before evaluation, a checkpoint or
     /// a digest. For a model without buffers it costs one small message. Before the first step it copies all variables.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use candle_nn::{ModuleT, VarBuilder, VarMap, batch_norm};
-    /// use drumline_candle::{DataParallel, variables_digest};
-    ///
-    /// drumline::local(2, |group| {
-    ///     let varmap = VarMap::new();
-    ///     let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
-    ///     let norm = batch_norm(1, 1e-5, vb)?;
-    ///     let mut ddp = DataParallel::wrap(&varmap, &group)?;
-    ///     let batch = Tensor::rand(0_f32, 1.0, (4, 1, 2), &Device::Cpu)?;
-    ///     let loss = norm.forward_t(&batch, true)?.mean_all()?;
-    ///     ddp.backward(&loss)?; // forward has changed the running mean on each rank
-    ///     ddp.sync_buffers()?;
-    ///     let mut digests = [0; 2];
-    ///     group.all_gather(&[variables_digest(&varmap)?], &mut digests)?;
-    ///     assert_eq!(digests[0], digests[1]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, anyhow::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use std::{fmt, path::Path, sync::Arc};
 use candle_core::{Tensor, backprop::GradStore};
 use candle_nn::{Optimizer, ParamsAdamW, VarMap};
 use drumline::{
-    ProcessGroup,
+    Objects, ProcessGroup,
     checkpoint::Checkpoint,
     ddp::{DdpOptions, Owners, ReducerStats, Timeline},
     sampler::DistributedSampler,

@@ -5,7 +5,7 @@ use drumline::{Element, ProcessGroup, RegisteredBuffer, Result};
 use drumline_kernels::with_element;
 use drumline_schedule::Topology;
 
-use crate::{Buffers, Case, Kind, slices, value::read_all, wait::Wait};
+use crate::{Case, Kind, slices, value::read_all, wait::Wait};
 
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,29 +16,17 @@ pub enum Form {
     Async,
     /// The data lies in registered memory.
     Registered,
-    /// The result goes to another buffer, in collectives whose usual form works in place.
-    OutOfPlace,
 }
 
 impl Form {
     /// All forms.
-    pub const ALL: [Form; 4] = [Form::Blocking, Form::Async, Form::Registered, Form::OutOfPlace];
+    pub const ALL: [Form; 3] = [Form::Blocking, Form::Async, Form::Registered];
 
     /// Whether the collective `kind` has this form.
     pub fn is_of(self, kind: Kind) -> bool {
         match self {
             Form::Blocking | Form::Async => !matches!(kind, Kind::ReduceSlices(_)),
             Form::Registered => kind != Kind::Barrier,
-            Form::OutOfPlace => matches!(kind, Kind::AllReduce(_) | Kind::Reduce(..)),
-        }
-    }
-
-    /// The buffers of `rank` before the call. Out of place, the contribution is in the input buffer.
-    pub fn buffers(self, case: &Case, rank: usize, world_size: usize) -> Buffers {
-        let Buffers { data, input } = case.buffers(rank, world_size);
-        match self {
-            Form::OutOfPlace => Buffers { data: vec![0xa5; data.len()], input: data },
-            _ => Buffers { data, input },
         }
     }
 }
@@ -56,7 +44,7 @@ pub fn check(case: &Case, form: Form, group: &ProcessGroup, answer: &[u8]) -> Re
 
 /// Makes the call on this rank. Returns the buffer of the result.
 pub(crate) fn perform(case: &Case, form: Form, group: &ProcessGroup) -> Result<Vec<u8>, String> {
-    let buffers = form.buffers(case, group.rank(), group.world_size());
+    let buffers = case.buffers(group.rank(), group.world_size());
     match form {
         Form::Async => begin(case, false, group)?(Wait::Blocking),
         _ => with_element!(case.dtype, T => {
@@ -142,7 +130,6 @@ fn at_once<T: Element + Pod>(
             blocking(case, group, &mut result, &in_registered(group, &input)?)?;
             data = result.to_vec();
         }
-        (Form::OutOfPlace, _) => data = out_of_place(case, group, &input, data)?,
         (Form::Blocking | Form::Async, _) => blocking(case, group, &mut data, &input)?,
     }
     Ok(bytemuck::cast_slice(&data).to_vec())
@@ -163,17 +150,19 @@ fn blocking<T: Element>(
         (Kind::Broadcast(root), _) => group.broadcast(data, root),
         (Kind::Barrier, _) => group.barrier(),
         (Kind::ReduceScatter(op), false) => group.reduce_scatter(input, data, op),
-        (Kind::ReduceScatter(op), true) => group.reduce_scatter_v(input, &counts(), data, op),
+        (Kind::ReduceScatter(op), true) => {
+            group.in_blocks(&counts()).reduce_scatter(input, data, op)
+        }
         (Kind::AllGather, false) => group.all_gather(input, data),
-        (Kind::AllGather, true) => group.all_gather_v(input, data, &counts()),
+        (Kind::AllGather, true) => group.in_blocks(&counts()).all_gather(input, data),
         (Kind::Gather(root), false) => group.gather(input, data, root),
-        (Kind::Gather(root), true) => group.gather_v(input, data, &counts(), root),
+        (Kind::Gather(root), true) => group.in_blocks(&counts()).gather(input, data, root),
         (Kind::Scatter(root), false) => group.scatter(input, data, root),
-        (Kind::Scatter(root), true) => group.scatter_v(input, &counts(), data, root),
+        (Kind::Scatter(root), true) => group.in_blocks(&counts()).scatter(input, data, root),
         (Kind::AllToAll, false) => group.all_to_all(input, data),
         (Kind::AllToAll, true) => {
             let (sent, received) = case.counts_by_pair(group.rank(), world_size);
-            group.all_to_all_v(input, &sent, data, &received)
+            group.in_blocks((&sent, &received)).all_to_all(input, data)
         }
     }
 }
@@ -200,39 +189,20 @@ where
             return Ok(Box::new(|wait| wait.of(met).map(|_| data)));
         }
         (Kind::ReduceScatter(op), false) => group.reduce_scatter_async(input, data, op),
-        (Kind::ReduceScatter(op), true) => group.reduce_scatter_v_async(input, &counts(), data, op),
+        (Kind::ReduceScatter(op), true) => {
+            group.in_blocks(&counts()).reduce_scatter_async(input, data, op)
+        }
         (Kind::AllGather, false) => group.all_gather_async(input, data),
-        (Kind::AllGather, true) => group.all_gather_v_async(input, data, &counts()),
+        (Kind::AllGather, true) => group.in_blocks(&counts()).all_gather_async(input, data),
         (Kind::Gather(root), false) => group.gather_async(input, data, root),
-        (Kind::Gather(root), true) => group.gather_v_async(input, data, &counts(), root),
+        (Kind::Gather(root), true) => group.in_blocks(&counts()).gather_async(input, data, root),
         (Kind::Scatter(root), false) => group.scatter_async(input, data, root),
-        (Kind::Scatter(root), true) => group.scatter_v_async(input, &counts(), data, root),
+        (Kind::Scatter(root), true) => group.in_blocks(&counts()).scatter_async(input, data, root),
         (Kind::AllToAll, false) => group.all_to_all_async(input, data),
         (Kind::AllToAll, true) => {
             let (sent, received) = case.counts_by_pair(group.rank(), group.world_size());
-            group.all_to_all_v_async(input, &sent, data, &received)
+            group.in_blocks((&sent, &received)).all_to_all_async(input, data)
         }
     }?;
     Ok(Box::new(|wait| wait.of(work)))
-}
-
-/// Returns the output. A rank without a result returns its input, which must be unchanged.
-fn out_of_place<T: Element + Pod>(
-    case: &Case,
-    group: &ProcessGroup,
-    input: &[T],
-    mut output: Vec<T>,
-) -> Result<Vec<T>> {
-    match case.kind {
-        Kind::AllReduce(op) => group.all_reduce_into(input, &mut output, op)?,
-        Kind::Reduce(op, root) if group.rank() == root => {
-            group.reduce_into(input, &mut output, op, root)?;
-        }
-        Kind::Reduce(op, root) => {
-            group.reduce_into(input, &mut [], op, root)?;
-            output.copy_from_slice(input);
-        }
-        kind => unreachable!("{kind:?} has no form out of place"),
-    }
-    Ok(output)
 }

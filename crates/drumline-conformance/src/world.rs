@@ -65,7 +65,7 @@ impl World for Threads {
         world_size: usize,
         rank: &(dyn Fn(&ProcessGroup) -> Result<(), String> + Sync),
     ) -> Result<(), String> {
-        let groups = ProcessGroup::local_world_with(world_size, &self.config)
+        let groups = drumline::rendezvous::local_world_with(world_size, &self.config)
             .map_err(|error| format!("no group of {world_size}: {error}"))?;
         std::thread::scope(|threads| {
             let running: Vec<_> = groups

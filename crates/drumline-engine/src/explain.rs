@@ -12,13 +12,13 @@ use drumline_schedule::{
 /// ```
 /// use drumline::{
 ///     DType, ProcessGroup,
-///     algorithms::{Candidate, Explanation},
+///     algorithms::{Explanation, explain},
 ///     backend::Collective,
 /// };
 ///
 /// let group = ProcessGroup::alone();
-/// let explanation: Explanation = group.explain(Collective::AllReduce, 1000, DType::F32, false)?;
-/// for Candidate { .. } in &explanation.candidates {}
+/// let explanation: Explanation =
+///     explain(&group, Collective::AllReduce, 1000, DType::F32, false)?;
 /// println!("{explanation}");
 /// # Ok::<_, drumline::Error>(())
 /// ```

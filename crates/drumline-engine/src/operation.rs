@@ -25,8 +25,6 @@ pub struct Operation<'a> {
     memory: Memory<'a>,
     /// What logs and errors name, if this call only stands for another.
     stands_for: Option<StandsFor>,
-    /// Whether the call uses slots even if the buffer is registered.
-    staged: bool,
     /// Whether the plan leaves a result in the data.
     writes: bool,
     /// This rank's data before they were multiplied, if the call must leave them as they are.
@@ -69,13 +67,7 @@ impl<'a> Operation<'a> {
         call.operator = operator.as_ref().map(AnyOperator::kind);
         let memory = Memory::new(operator, buffers);
         let (stands_for, unscaled) = (None, None);
-        Operation { call, memory, stands_for, staged: false, writes: false, unscaled }
-    }
-
-    /// The same call through slots. It serves calls where this rank's buffer is registered but the buffers of
-    /// other ranks are not.
-    pub fn staged(self) -> Operation<'a> {
-        Operation { staged: true, ..self }
+        Operation { call, memory, stands_for, writes: false, unscaled }
     }
 
     /// The call without its buffers.
@@ -144,7 +136,6 @@ impl<'a> Operation<'a> {
     #[inline]
     fn open_buffer(&self) -> Option<&[u8]> {
         match self.call.collective.registered_buffer() {
-            _ if self.staged => None,
             // Neighbours must see the multiples, which lie elsewhere.
             Buffer::Input if self.memory.factor().is_some() => None,
             Buffer::Input => Some(self.memory.buffers.input()),

@@ -12,7 +12,7 @@ use crate::Section;
 /// use drumline::{Cause, ProcessGroup, ReduceOp};
 ///
 /// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(2)? {
+///     for group in drumline::rendezvous::local_world(2)? {
 ///         threads.spawn(move || {
 ///             let called = match group.rank() {
 ///                 0 => group.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum),
@@ -215,15 +215,6 @@ impl Cause {
     /// The ranks that this rank has lost, so that it can go on without them: they have ended, do not answer, or have
     /// failed by themselves. It may not know which: then there are none. `None` for all other failures: of this rank, or of
     /// a program in which ranks disagree.
-    ///
-    /// ```
-    /// use drumline::Cause;
-    ///
-    /// assert_eq!(Cause::PeerExited { peer: 2 }.lost(), Some(vec![2]));
-    /// assert_eq!(Cause::Aborted.lost(), None);
-    /// let reset = Cause::Disconnected { peer: 2, problem: "reset".to_owned() }; // rank 2 may live
-    /// assert_eq!(reset.lost(), Some(vec![]));
-    /// ```
     pub fn lost(&self) -> Option<Vec<Rank>> {
         match self {
             Cause::PeerExited { .. }

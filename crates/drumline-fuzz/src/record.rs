@@ -9,7 +9,7 @@ use drumline_engine::{
     membership::SeenFailure,
     transport::{Control, Waits},
 };
-use drumline_group::{Config, ProcessGroup, ReduceOp, algorithms::PriceList, trace::Trace};
+use drumline_group::{Config, ReduceOp, algorithms::PriceList, trace::Trace};
 use drumline_schedule::Collective;
 use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use drumline_store::{
@@ -383,7 +383,7 @@ fn traces() -> Result<Vec<Vec<u8>>> {
     let config = Config::default().trace(Trace::to(directory.path()));
     let store = Arc::new(HashStore::new());
     let run = |rank: usize| -> drumline_group::Result<()> {
-        let group = ProcessGroup::connect("world", store.clone(), rank, 2, &config)?;
+        let group = drumline_group::rendezvous::connect("world", store.clone(), rank, 2, &config)?;
         group.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum)?;
         match rank {
             0 => group.send(&[1_u8], 1, 7)?,

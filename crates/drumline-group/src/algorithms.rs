@@ -3,4 +3,7 @@
 pub use drumline_engine::explain::{Candidate, Explanation};
 pub use drumline_schedule::{Rounding, SumOrder, price::PriceList};
 
-pub use crate::prices::PriceSource;
+pub use crate::{
+    group::{explain, shares_memory},
+    prices::PriceSource,
+};

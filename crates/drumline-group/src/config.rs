@@ -128,7 +128,7 @@ pub struct Config {
     pub registered_bytes_max: Option<usize>,
 
     /// How many bytes the description of one object may take
-    /// ([`broadcast_object`](crate::ProcessGroup::broadcast_object) and the like). Nothing longer
+    /// ([`broadcast_object`](crate::Objects::broadcast_object) and the like). Nothing longer
     /// is sent, received or allocated. `DRUMLINE_OBJECT_BYTES_MAX`; 256 MiB unless set.
     pub object_bytes_max: usize,
 

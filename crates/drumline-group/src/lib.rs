@@ -46,12 +46,14 @@ pub use drumline_store::{
     launched,
     net::{free_port, interface::interface_with, site},
 };
+#[cfg(feature = "objects")]
+pub use group::Objects;
 pub use group::driving;
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, init_process_group,
-    init_with_store, is_initialized, metrics_text,
+    GroupOptions, ProcessGroup, RegisteredBuffer, blocks, default_group, init_process_group,
+    init_with_store, is_initialized, metrics,
 };
 #[doc(hidden)]
-pub use group::{Line, Loss, connect_members};
+pub use group::{connect_members, regroup};
 pub use rendezvous::is_launched;
 pub use work::{Begun, Work, WorkError, WorkFuture};

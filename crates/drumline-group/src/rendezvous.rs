@@ -74,6 +74,7 @@ pub use self::{
 pub use crate::{
     addresses::{describe_addresses, own_addresses},
     available::is_torchelastic_launched,
+    group::{connect, local_world, local_world_with},
 };
 pub use drumline_store::net::Endpoint;
 

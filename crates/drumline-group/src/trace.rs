@@ -12,7 +12,7 @@
 //! let dir = std::env::temp_dir().join(format!("drumline-doc-{}", std::process::id()));
 //! let config = Config::default().trace(Trace::to(&dir));
 //! std::thread::scope(|threads| {
-//!     for group in ProcessGroup::local_world_with(2, &config)? {
+//!     for group in drumline::rendezvous::local_world_with(2, &config)? {
 //!         threads.spawn(move || {
 //!             group.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum)?;
 //!             group.destroy()
@@ -75,7 +75,7 @@ use crate::Result;
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
 /// # let config = Config::default().trace(Trace::to(&dir));
-/// # for group in ProcessGroup::local_world_with(1, &config)? {
+/// # for group in drumline::rendezvous::local_world_with(1, &config)? {
 /// #     for _ in 0..3 {
 /// #         group.broadcast(&mut [0_u8; 100], 0)?;
 /// #     }

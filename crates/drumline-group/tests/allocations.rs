@@ -62,12 +62,12 @@ fn a_guard_allocates_nothing_either() {
 fn allocate_nothing(config: &Config, kinds: &[(&str, Calls)]) {
     let counts = measure(|| drop(black_box(vec![0_u8; 64]))).count_total > 0;
     assert!(counts, "the allocator in use is another one");
-    let groups = ProcessGroup::local_world_with(2, config).unwrap();
-    let meetings = ProcessGroup::local_world(2).unwrap();
+    let groups = drumline_group::rendezvous::local_world_with(2, config).unwrap();
+    let meetings = drumline_group::rendezvous::local_world(2).unwrap();
     std::thread::scope(|threads| {
         for (group, meeting) in groups.into_iter().zip(meetings) {
             threads.spawn(move || {
-                assert!(meeting.shares_memory());
+                assert!(drumline_group::algorithms::shares_memory(&meeting));
                 for (kind, call) in kinds {
                     let (mut data, mut long) = ([1.0; 2], [0.0; 4]);
                     let mut clean = 0;

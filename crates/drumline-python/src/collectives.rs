@@ -145,7 +145,7 @@ impl Group {
         check_types(first, &inputs)?;
         check_types(first, &outputs)?;
         let ask = Ask::new(Collective::AllToAll, first.dtype);
-        let ask = ask.exchanging(&send_counts, &recv_counts);
+        let ask = ask.in_blocks((&send_counts, &recv_counts));
         let input = match <[Memory; 1]>::try_from(inputs) {
             Ok([input]) => Input::new(input, &outputs.iter().collect::<Vec<_>>()),
             Err(inputs) => Input::joined(&inputs),

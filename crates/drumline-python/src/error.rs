@@ -113,7 +113,7 @@ fn kind(cause: &Cause) -> &'static str {
 }
 
 /// Names of the Rust API in the core's texts, and the Python names that replace them.
-const IN_PYTHON: [(&str, &str); 13] = [
+const IN_PYTHON: [(&str, &str); 12] = [
     ("(GroupOptions::name)", "(name=)"),
     ("drop_last(false)", "drop_last=False"),
     ("shuffle(false)", "shuffle=False"),
@@ -127,7 +127,6 @@ const IN_PYTHON: [(&str, &str); 13] = [
     ("freeze: ", "AsyncReduce: "),
     // `all_gather` takes uneven blocks, too.
     ("_v: ", ": "),
-    ("_multi: ", "_multigpu: "),
 ];
 
 /// The text of an error, without names that only Rust has.

@@ -153,7 +153,7 @@ impl Group {
 
     /// Seconds spent in calls.
     fn communication_time(&self) -> PyResult<f64> {
-        Ok(self.get()?.communication_time().as_secs_f64())
+        Ok(drumline::metrics::communication_time(&self.get()?).as_secs_f64())
     }
 
     /// What calls have taken, in the text format of Prometheus. Groups that are destroyed, or of the process
@@ -161,7 +161,7 @@ impl Group {
     #[staticmethod]
     fn metrics_text(py: Python<'_>, groups: Vec<PyRef<'_, Group>>) -> String {
         let groups: Vec<_> = groups.iter().filter_map(|group| group.get().ok()).collect();
-        py.detach(|| drumline::metrics_text(&groups))
+        py.detach(|| drumline::metrics::text(&groups))
     }
 
     /// A group of some of the members. Only those call this.

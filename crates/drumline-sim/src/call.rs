@@ -16,7 +16,7 @@ pub(crate) struct PlannedCall {
 impl PlannedCall {
     /// The buffers of `rank` before the call.
     pub(crate) fn buffers(&self, rank: usize, world_size: usize) -> Buffers {
-        self.form.buffers(&self.case, rank, world_size)
+        self.case.buffers(rank, world_size)
     }
 
     /// The call of `rank` on these buffers.

@@ -129,11 +129,7 @@ impl<S: Connection> Member<S> {
         let call = order.root.into_iter().fold(call, Call::rooted);
         let arena = self.arena.as_ref().filter(|_| order.registered);
         let buffer = |bytes: &[u8]| Buffer::of(bytes, arena);
-        let (data, input) = match order.is_out_of_place() {
-            // As `all_reduce_into` and `reduce_into` do.
-            true => (buffer(order.input)?, buffer(&[])?),
-            false => (buffer(order.data)?, buffer(order.input)?),
-        };
+        let (data, input) = (buffer(order.data)?, buffer(order.input)?);
         let buffers = Box::new(Own { data, input, outcome: Outcome::default() });
         let operation = Operation::held(call, order.reduce_op.map(Into::into), buffers);
         Ok(Prepared(Box::new(operation)))
@@ -265,18 +261,10 @@ pub(crate) struct Order<'a> {
     pub(crate) counts: Counts,
     /// The bytes of the buffer that gets the result.
     pub(crate) data: &'a [u8],
-    /// The bytes of the buffer that is only read. If there are any, a collective that works in place is
-    /// called out of place.
+    /// The bytes of the buffer that is only read.
     pub(crate) input: &'a [u8],
     /// Whether both buffers are registered.
     pub(crate) registered: bool,
-}
-
-impl Order<'_> {
-    fn is_out_of_place(&self) -> bool {
-        let in_place = matches!(self.collective, Collective::AllReduce | Collective::Reduce);
-        in_place && !self.input.is_empty()
-    }
 }
 
 /// A call with its buffers.

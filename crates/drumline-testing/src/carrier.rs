@@ -37,5 +37,5 @@ pub fn carried_by(
 ) -> drumline_group::Result<Vec<ProcessGroup>> {
     register_backend("example", move |_| Ok(Arc::new(Carrier(collective))))?;
     let config = Config::default().backend("example");
-    ProcessGroup::local_world_with(world_size, &config)
+    drumline_group::rendezvous::local_world_with(world_size, &config)
 }

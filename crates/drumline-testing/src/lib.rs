@@ -59,7 +59,7 @@ pub fn world_with<R: Send>(
     config: &Config,
     rank: impl Fn(ProcessGroup) -> R + Sync,
 ) -> Vec<R> {
-    on_threads(ProcessGroup::local_world_with(world_size, config).unwrap(), rank)
+    on_threads(drumline_group::rendezvous::local_world_with(world_size, config).unwrap(), rank)
 }
 
 /// Runs `rank` on a thread for each of `ranks`.

@@ -14,7 +14,7 @@ use drumline_schedule::step::Rank;
 /// let mut trace = Trace::to(&dir);
 /// trace.bytes_max = 1 << 20;
 /// let config = Config::default().trace(trace);
-/// for group in ProcessGroup::local_world_with(1, &config)? {
+/// for group in drumline::rendezvous::local_world_with(1, &config)? {
 ///     group.barrier()?;
 ///     group.destroy()?;
 /// }

@@ -18,7 +18,7 @@ use crate::{
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
 /// # let config = Config::default().trace(Trace::to(&dir));
-/// # for group in ProcessGroup::local_world_with(1, &config)? {
+/// # for group in drumline::rendezvous::local_world_with(1, &config)? {
 /// #     for _ in 0..3 {
 /// #         group.broadcast(&mut [0_u8; 100], 0)?;
 /// #     }

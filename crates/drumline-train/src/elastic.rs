@@ -10,7 +10,10 @@ use std::{
 
 use drumline_engine::membership::list;
 use drumline_error::{Error, ErrorKind, Result, Section};
-use drumline_group::{Line, Loss, ProcessGroup};
+use drumline_group::{
+    ProcessGroup,
+    regroup::{Line, Loss},
+};
 
 use crate::steps;
 
@@ -77,11 +80,12 @@ impl ElasticGroup {
     pub fn new(group: &ProcessGroup) -> Self {
         let ranks = group.world_size();
         let min_ranks = group.config().min_ranks.unwrap_or_else(|| ranks.div_ceil(2)).max(1);
-        if min_ranks >= ranks || !group.is_whole_job() {
-            return Self::fixed(group);
+        let goes_on = min_ranks < ranks;
+        let line = goes_on.then(|| Line::begin(group, min_ranks)).flatten();
+        if line.is_some() {
+            steps::regroups(min_ranks);
         }
-        steps::regroups(min_ranks);
-        Self::with(group, Some(group.line(min_ranks)))
+        Self::with(group, line)
     }
 
     /// Never goes on without a rank: [`run`](Self::run) runs the closure, and that is all.
@@ -134,14 +138,15 @@ impl ElasticGroup {
                     tracing::debug!("looks for the ranks that are left: {}", loss.failure);
                     let may_live = loss.may_live();
                     let before = group.ranks();
-                    group = group.regroup(&mut line, loss)?;
-                    let gone = before.iter().filter(|it| group.group_rank(**it).is_none());
-                    let gone: Vec<_> = gone.copied().collect();
+                    group = line.regroup(&group, loss)?;
+                    let left = group.ranks();
+                    let gone = before.into_iter().filter(|it| !left.contains(it));
+                    let gone: Vec<_> = gone.collect();
                     if may_live {
                         steps::left_behind(&gone);
                     }
                     let gone = list(&gone);
-                    let (rank, left) = (group.ranks()[group.rank()], group.world_size());
+                    let (rank, left) = (left[group.rank()], left.len());
                     tracing::warn!("rank {rank}: goes on without {gone}, in a world of {left}");
                     Ok(Event::Regrouped(line.group_number()))
                 }
@@ -156,7 +161,7 @@ impl ElasticGroup {
             };
             let event = match done {
                 Ok(event) => event,
-                Err(error) => match group.loss() {
+                Err(error) => match Loss::of(&group) {
                     None => return Err(error),
                     loss => {
                         lost = loss;
@@ -187,7 +192,7 @@ impl ElasticGroup {
         };
         let watched = group.clone();
         match group.destroy() {
-            Err(_) if goes_on && watched.loss().is_some() => Ok(()),
+            Err(_) if goes_on && Loss::of(&watched).is_some() => Ok(()),
             closed => closed,
         }
     }

@@ -33,7 +33,7 @@ type Failure = Box<dyn StdError + Send + Sync>;
 /// # Errors
 ///
 /// [`Rank`](crate::ErrorKind::Rank) with the error of the rank that failed first. Its group is aborted, so the other
-/// ranks end, too. As for [`ProcessGroup::local_world`] when there is no world.
+/// ranks end, too. As for [`drumline_group::rendezvous::local_world`] when there is no world.
 ///
 /// # Panics
 ///
@@ -51,7 +51,7 @@ pub fn local<R: Send>(
 /// use drumline::Config;
 ///
 /// let over_sockets = Config::default().shared_memory(false);
-/// let share = drumline::train::local_with(2, &over_sockets, |group| Ok(group.shares_memory()))?;
+/// let share = drumline::train::local_with(2, &over_sockets, |group| Ok(drumline::algorithms::shares_memory(&group)))?;
 /// assert_eq!(share, [false, false]);
 /// # Ok::<_, drumline::Error>(())
 /// ```
@@ -68,7 +68,7 @@ pub fn local_with<R: Send>(
     config: &Config,
     rank: impl Fn(ProcessGroup) -> Result<R, Failure> + Sync,
 ) -> Result<Vec<R>> {
-    let groups = ProcessGroup::local_world_with(world_size, config)?;
+    let groups = drumline_group::rendezvous::local_world_with(world_size, config)?;
     let first: Mutex<Option<End>> = Mutex::new(None);
     let run = |group: ProcessGroup| {
         // The others hear of a failure when this handle goes, so it is the first.

@@ -107,7 +107,11 @@ fn measure(group: ProcessGroup, settings: Settings) -> drumline::Result<()> {
         }
     }
     if group.rank() == 0 {
-        println!("{} ranks; shared memory: {}", group.world_size(), group.shares_memory());
+        println!(
+            "{} ranks; shared memory: {}",
+            group.world_size(),
+            drumline::algorithms::shares_memory(&group)
+        );
         println!(
             "{:>10} {:>8} {:>8} {:>8} {:>8} {:>8}",
             "GB/s", "best", "p10", "median", "busBW", "/ one"

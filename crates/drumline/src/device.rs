@@ -33,8 +33,8 @@
 //! ```
 
 pub use drumline_accel::{
-    Device, DeviceAsyncReduce, DeviceGroup, DeviceGroups, DeviceMessages, DeviceOp, DeviceOptions,
-    DeviceSlice, DeviceWork, Error, Event, Gate, Identity, Place, Result, Stream, Wanted, Way,
+    Device, DeviceAsyncReduce, DeviceGroup, DeviceMessages, DeviceOp, DeviceOptions, DeviceSlice,
+    DeviceWork, Error, Event, Gate, Identity, Place, Result, Stream, Wanted, Way,
 };
 pub use drumline_cuda::{CudaDevice, DeviceMemory, Driver, Family};
 /// What a driver says.

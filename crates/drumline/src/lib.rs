@@ -25,6 +25,8 @@
 //! |---|---|
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
 //! | [`GroupOptions`] | groups of some of the ranks: `new_group`, `split` |
+//! | [`blocks`] | collectives on blocks of different lengths |
+//! | `Objects` | calls and messages with objects of any type that serde knows (feature `objects`) |
 //! | [`Work`] | a call in the background |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
@@ -38,7 +40,7 @@
 //! | [`local()`] | runs ranks in threads of this program, for tests and examples |
 //! | [`spawn()`] | runs ranks in processes of this program, without a launcher |
 //! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
-//! | [`metrics_text`] | number, bytes and time of the calls of each kind, in Prometheus' format |
+//! | [`metrics`] | number, bytes and time of the calls of each kind, in Prometheus' format |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`backend`] | what carries a group's calls, and how to add a backend of your own |
@@ -99,11 +101,13 @@ pub mod rendezvous {
     pub use drumline_group::{init_with_store, rendezvous::*};
 }
 
+#[cfg(feature = "objects")]
+pub use drumline_group::Objects;
 pub use drumline_group::{
     Begun, Cause, CollectiveError, Config, DType, Element, Error, ErrorKind, ErrorOrigin,
     GroupOptions, Operator, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result,
-    Section, Work, WorkError, WorkFuture, algorithms, auth, backend, bf16, config, default_group,
-    f16, init_process_group, is_initialized, metrics_text, store, trace, types,
+    Section, Work, WorkError, WorkFuture, algorithms, auth, backend, bf16, blocks, config,
+    default_group, f16, init_process_group, is_initialized, metrics, store, trace, types,
 };
 #[doc(hidden)]
 pub use drumline_group::{

@@ -150,7 +150,7 @@ fn a_directory_that_cannot_be_written_is_named() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let error = ProcessGroup::local_world_with(1, &traced(&file)).unwrap_err();
+    let error = drumline::rendezvous::local_world_with(1, &traced(&file)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setting, "{error}");
     let text = error.to_string();
     assert!(text.contains("DRUMLINE_TRACE") && text.contains("file/rank-0.json"), "{text}");

@@ -123,7 +123,7 @@ impl Role {
     /// A group of some ranks of the job, in this order.
     pub(crate) fn connect(&self, name: &str, ranks: &[usize]) -> anyhow::Result<ProcessGroup> {
         let own = ranks.iter().position(|rank| *rank == self.rank).context("no rank of it")?;
-        Ok(ProcessGroup::connect(name, self.store.clone(), own, ranks.len(), &self.config)?)
+        Ok(drumline::rendezvous::connect(name, self.store.clone(), own, ranks.len(), &self.config)?)
     }
 
     /// Each rank has the next GPU, as far as they go.

@@ -44,7 +44,7 @@ impl Bench {
         let devices = self.driver.devices().unwrap();
         let config =
             Config::default().timeout(Duration::from_secs(30)).registered_bytes_max(64 << 20);
-        let groups = ProcessGroup::local_world_with(ranks, &config).unwrap();
+        let groups = drumline_group::rendezvous::local_world_with(ranks, &config).unwrap();
         thread::scope(|threads| {
             let start = |group: ProcessGroup| {
                 let device = self.driver.device(group.rank() % devices).unwrap();

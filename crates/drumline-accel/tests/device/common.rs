@@ -80,7 +80,7 @@ impl Bench {
         rank: impl Fn(Member) -> R + Sync,
     ) -> Vec<R> {
         let devices = self.driver.devices().unwrap();
-        let groups = ProcessGroup::local_world_with(ranks, config).unwrap();
+        let groups = drumline_group::rendezvous::local_world_with(ranks, config).unwrap();
         thread::scope(|threads| {
             let start = |group: ProcessGroup| {
                 let device = self.device(group.rank() % devices);

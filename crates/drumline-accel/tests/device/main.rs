@@ -15,6 +15,5 @@ mod nccl;
 mod pieces;
 mod rounds;
 mod seeds;
-mod several;
 mod streams;
 mod sums;

@@ -57,7 +57,7 @@ pub(crate) const CASES: [Case; 5] = [
     Case {
         name: "all_gather_v",
         on: |on, stream, input, output, of| on.all_gather_v_on(stream, input, output, &of.counts),
-        host: |group, input, output, of| group.all_gather_v(input, output, &of.counts),
+        host: |group, input, output, of| group.in_blocks(&of.counts).all_gather(input, output),
         input: Counts::own,
         output: Counts::all,
     },
@@ -67,7 +67,7 @@ pub(crate) const CASES: [Case; 5] = [
             on.reduce_scatter_v_on(stream, input, &of.counts, output, ReduceOp::Avg)
         },
         host: |group, input, output, of| {
-            group.reduce_scatter_v(input, &of.counts, output, ReduceOp::Avg)
+            group.in_blocks(&of.counts).reduce_scatter(input, output, ReduceOp::Avg)
         },
         input: Counts::all,
         output: Counts::own,
@@ -77,7 +77,7 @@ pub(crate) const CASES: [Case; 5] = [
         on: |on, stream, input, output, of| {
             on.gather_v_on(stream, input, output, &of.counts, of.root)
         },
-        host: |group, input, output, of| group.gather_v(input, output, &of.counts, of.root),
+        host: |group, input, output, of| group.in_blocks(&of.counts).gather(input, output, of.root),
         input: Counts::own,
         output: Counts::at_root,
     },
@@ -86,7 +86,9 @@ pub(crate) const CASES: [Case; 5] = [
         on: |on, stream, input, output, of| {
             on.scatter_v_on(stream, input, &of.counts, output, of.root)
         },
-        host: |group, input, output, of| group.scatter_v(input, &of.counts, output, of.root),
+        host: |group, input, output, of| {
+            group.in_blocks(&of.counts).scatter(input, output, of.root)
+        },
         input: Counts::at_root,
         output: Counts::own,
     },
@@ -95,7 +97,9 @@ pub(crate) const CASES: [Case; 5] = [
         on: |on, stream, input, output, of| {
             on.all_to_all_v_on(stream, input, &of.send, output, &of.recv)
         },
-        host: |group, input, output, of| group.all_to_all_v(input, &of.send, output, &of.recv),
+        host: |group, input, output, of| {
+            group.in_blocks((&of.send, &of.recv)).all_to_all(input, output)
+        },
         input: |of| of.send.iter().sum(),
         output: |of| of.recv.iter().sum(),
     },

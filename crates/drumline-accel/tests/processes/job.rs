@@ -55,7 +55,7 @@ impl Role {
     pub(crate) fn connect(&self, name: &str, ranks: &[Rank]) -> ProcessGroup {
         let own = ranks.iter().position(|rank| *rank == self.rank).unwrap();
         let store = self.store.clone();
-        ProcessGroup::connect(name, store, own, ranks.len(), &self.config).unwrap()
+        drumline_group::rendezvous::connect(name, store, own, ranks.len(), &self.config).unwrap()
     }
 }
 

@@ -215,7 +215,7 @@ mod tests {
             })
             .collect();
         let outputs = std::thread::scope(|threads| {
-            let groups = drumline::ProcessGroup::local_world(ALL.len()).unwrap();
+            let groups = drumline::rendezvous::local_world(ALL.len()).unwrap();
             let ranks: Vec<_> = groups
                 .into_iter()
                 .zip(inputs)

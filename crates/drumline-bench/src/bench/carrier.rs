@@ -84,12 +84,15 @@ impl Carrier {
         let group = control.new_group(&all, &settings).map_err(Error::Measure)?;
 
         let actual = match transport {
-            Transport::Auto if group.shares_memory() => Transport::Shm,
+            Transport::Auto if drumline::algorithms::shares_memory(&group) => Transport::Shm,
             Transport::Auto if unix_sockets => Transport::Unix,
             Transport::Auto => Transport::Tcp,
             named => named,
         };
-        if actual == Transport::Shm && !group.shares_memory() && hosts.0.len() > 1 {
+        if actual == Transport::Shm
+            && !drumline::algorithms::shares_memory(&group)
+            && hosts.0.len() > 1
+        {
             return Err(Error::Usage(
                 "--transport shm: ranks of this host share no memory; \
                  RUST_LOG=drumline=warn says why"

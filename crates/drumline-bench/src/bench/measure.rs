@@ -177,7 +177,7 @@ mod tests {
 
     fn turn(line: &str, ranks: usize) -> Vec<(Turn, usize)> {
         let options = parse(line).unwrap();
-        let groups = drumline::ProcessGroup::local_world(ranks).unwrap();
+        let groups = drumline::rendezvous::local_world(ranks).unwrap();
         std::thread::scope(|threads| {
             let running: Vec<_> = groups
                 .into_iter()

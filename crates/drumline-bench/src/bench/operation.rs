@@ -57,9 +57,9 @@ impl Operation {
     pub(super) fn places(self) -> &'static [Place] {
         use Operation::*;
         match self {
-            AllReduce | Reduce => &[Place::Out, Place::In],
+            AllReduce => &[Place::Out, Place::In],
             AllGather | Gather | Scatter | ReduceScatter | AllToAll | SendRecv => &[Place::Out],
-            Broadcast | Barrier => &[Place::In],
+            Reduce | Broadcast | Barrier => &[Place::In],
         }
     }
 
@@ -116,26 +116,18 @@ impl Operation {
         let (input, output) = match self {
             _ if place == Place::In => (0, block),
             AllReduce | SendRecv => (block, block),
-            Reduce => (block, at_root(block)),
             AllGather => (block, all),
             Gather => (block, at_root(all)),
             Scatter => (at_root(all), block),
             ReduceScatter => (all, block),
             AllToAll => (all, all),
-            Broadcast | Barrier => (0, block),
+            Reduce | Broadcast | Barrier => (0, block),
         };
         Lengths { input, output }
     }
 
     /// The parts of which the output of `rank` must consist.
-    pub(super) fn result(
-        self,
-        place: Place,
-        block: usize,
-        ranks: usize,
-        root: usize,
-        rank: usize,
-    ) -> Vec<Part> {
+    pub(super) fn result(self, block: usize, ranks: usize, root: usize, rank: usize) -> Vec<Part> {
         use Operation::*;
         let whole = |source| vec![Part { source, start: 0, len: block }];
         let mine = |source| Part { source, start: rank * block, len: block };
@@ -147,9 +139,9 @@ impl Operation {
             AllReduce => whole(Source::Combined(0..ranks)),
             Reduce if rank == root => whole(Source::Combined(0..ranks)),
             // Its own input, unchanged.
-            Reduce if place == Place::In => whole(Source::Rank(rank)),
+            Reduce => whole(Source::Rank(rank)),
             Gather if rank == root => blocks(0),
-            Reduce | Gather | Barrier => Vec::new(),
+            Gather | Barrier => Vec::new(),
             Broadcast => whole(Source::Rank(root)),
             AllGather => blocks(0),
             Scatter => vec![mine(Source::Rank(root))],
@@ -171,7 +163,7 @@ mod tests {
             for &place in operation.places() {
                 for rank in 0..ranks {
                     let lengths = operation.lengths(place, block, ranks, rank == 2);
-                    let parts = operation.result(place, block, ranks, 2, rank);
+                    let parts = operation.result(block, ranks, 2, rank);
                     let len: usize = parts.iter().map(|part| part.len).sum();
                     let expected = if operation == Operation::Barrier { 0 } else { lengths.output };
                     assert_eq!(len, expected, "{operation} {place}, rank {rank}");

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Config, ProcessGroup};
+use drumline::{Config, Objects, ProcessGroup};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::{Errno, ioctl_fionbio},
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     fn streams(transport: Transport) -> Vec<Option<PlainStream>> {
-        let groups = ProcessGroup::local_world(3).unwrap();
+        let groups = drumline::rendezvous::local_world(3).unwrap();
         std::thread::scope(|threads| {
             let ranks: Vec<_> = groups
                 .into_iter()

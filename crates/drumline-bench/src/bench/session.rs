@@ -11,7 +11,6 @@ use drumline::{Config, DType, ReduceOp, files, init_process_group};
 use super::{
     bound::Bound,
     carrier::{Carrier, Hosts, is_over_mpi},
-    choice::CallStyle,
     explain::explain,
     measure::{Bill, Meter, Pace, Turn},
     operation::{Operation, Place},
@@ -148,15 +147,15 @@ impl Session<'_> {
             }
             for (carrier, Carrier { group, .. }) in carriers.iter().enumerate() {
                 // Without shared memory, buffers of either kind are the same.
-                let kinds = if group.shares_memory() && block > 0 { usize::MAX } else { 1 };
+                let kinds = if drumline::algorithms::shares_memory(group) && block > 0 {
+                    usize::MAX
+                } else {
+                    1
+                };
                 for &buffers in options.buffers.items.iter().take(kinds) {
                     for &style in &options.calls.items {
-                        let exists = |place: &&Place| {
-                            style == CallStyle::Blocking
-                                || (operation, **place) != (Operation::Reduce, Place::Out)
-                        };
                         let wanted = |place: &&Place| options.place.items.contains(place);
-                        for &place in operation.places().iter().filter(exists).filter(wanted) {
+                        for &place in operation.places().iter().filter(wanted) {
                             let root = options.root;
                             let case =
                                 Case { operation, place, dtype, op, root, block, buffers, style };

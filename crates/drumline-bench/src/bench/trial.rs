@@ -101,7 +101,7 @@ impl<'a, T: Sample> Typed<'a, T> {
         let Case { operation, place, op, root, block, buffers, .. } = case;
         let (rank, ranks) = (group.rank(), group.world_size());
         let lengths = operation.lengths(place, block, ranks, rank == root);
-        let parts = operation.result(place, block, ranks, root, rank);
+        let parts = operation.result(block, ranks, root, rank);
         Ok(Typed {
             case,
             group,
@@ -128,19 +128,20 @@ impl<'a, T: Sample> Typed<'a, T> {
             return Ok(());
         }
         let (input, output) = (self.input.as_ref(), self.output.as_mut());
-        match (operation, place) {
-            (Operation::AllReduce, Place::In) => group.all_reduce(output, op),
-            (Operation::AllReduce, Place::Out) => group.all_reduce_into(input, output, op),
-            (Operation::Reduce, Place::In) => group.reduce(output, op, root),
-            (Operation::Reduce, Place::Out) => group.reduce_into(input, output, op, root),
-            (Operation::Broadcast, _) => group.broadcast(output, root),
-            (Operation::AllGather, _) => group.all_gather(input, output),
-            (Operation::Gather, _) => group.gather(input, output, root),
-            (Operation::Scatter, _) => group.scatter(input, output, root),
-            (Operation::ReduceScatter, _) => group.reduce_scatter(input, output, op),
-            (Operation::AllToAll, _) => group.all_to_all(input, output),
-            (Operation::SendRecv, _) => Ok(()),
-            (Operation::Barrier, _) => group.barrier(),
+        if (operation, place) == (Operation::AllReduce, Place::Out) {
+            output.copy_from_slice(input);
+        }
+        match operation {
+            Operation::AllReduce => group.all_reduce(output, op),
+            Operation::Reduce => group.reduce(output, op, root),
+            Operation::Broadcast => group.broadcast(output, root),
+            Operation::AllGather => group.all_gather(input, output),
+            Operation::Gather => group.gather(input, output, root),
+            Operation::Scatter => group.scatter(input, output, root),
+            Operation::ReduceScatter => group.reduce_scatter(input, output, op),
+            Operation::AllToAll => group.all_to_all(input, output),
+            Operation::SendRecv => Ok(()),
+            Operation::Barrier => group.barrier(),
         }
     }
 
@@ -150,26 +151,28 @@ impl<'a, T: Sample> Typed<'a, T> {
         let (next, before) = self.neighbours();
         let group = self.group;
         let input = self.input.as_ref().to_vec();
-        let output = self.output.take();
+        let mut output = self.output.take();
         let start = Instant::now();
-        let work = match (operation, place) {
-            (Operation::AllReduce, Place::In) => group.all_reduce_async(output, op),
-            (Operation::AllReduce, Place::Out) => group.all_reduce_into_async(&input, output, op),
-            (Operation::Reduce, _) => group.reduce_async(output, op, root),
-            (Operation::Broadcast, _) => group.broadcast_async(output, root),
-            (Operation::AllGather, _) => group.all_gather_async(input, output),
-            (Operation::Gather, _) => group.gather_async(input, output, root),
-            (Operation::Scatter, _) => group.scatter_async(input, output, root),
-            (Operation::ReduceScatter, _) => group.reduce_scatter_async(input, output, op),
-            (Operation::AllToAll, _) => group.all_to_all_async(input, output),
-            (Operation::SendRecv, _) => {
+        if (operation, place) == (Operation::AllReduce, Place::Out) {
+            output.as_mut().copy_from_slice(&input);
+        }
+        let work = match operation {
+            Operation::AllReduce => group.all_reduce_async(output, op),
+            Operation::Reduce => group.reduce_async(output, op, root),
+            Operation::Broadcast => group.broadcast_async(output, root),
+            Operation::AllGather => group.all_gather_async(input, output),
+            Operation::Gather => group.gather_async(input, output, root),
+            Operation::Scatter => group.scatter_async(input, output, root),
+            Operation::ReduceScatter => group.reduce_scatter_async(input, output, op),
+            Operation::AllToAll => group.all_to_all_async(input, output),
+            Operation::SendRecv => {
                 let sending = group.send_async(input, next, 0)?;
                 let receiving = group.recv_async(output, before, 0)?;
                 self.output = receiving.wait()?;
                 sending.wait()?;
                 return Ok(start.elapsed());
             }
-            (Operation::Barrier, _) => {
+            Operation::Barrier => {
                 group.barrier_async()?.wait()?;
                 self.output = output;
                 return Ok(start.elapsed());

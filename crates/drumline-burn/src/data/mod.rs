@@ -48,7 +48,7 @@
 //!     Ok(mean)
 //! }
 //!
-//! let ranks = ProcessGroup::local_world(2)?;
+//! let ranks = drumline::rendezvous::local_world(2)?;
 //! let threads: Vec<_> =
 //!     ranks.into_iter().map(|group| std::thread::spawn(move || rank(&group))).collect();
 //! for thread in threads {

@@ -101,7 +101,7 @@ use crate::{
 /// }
 ///
 /// let directory = std::env::temp_dir().join(format!("learner-{}", std::process::id()));
-/// let threads: Vec<_> = ProcessGroup::local_world(2)?
+/// let threads: Vec<_> = drumline::rendezvous::local_world(2)?
 ///     .into_iter()
 ///     .map(|group| {
 ///         let directory = directory.clone();
@@ -167,29 +167,6 @@ impl<M: LearnerModel> DistributedTraining<M> {
     /// backward still computes others.
     ///
     /// `TrainStep::step` must run one backward, and return the gradients as backward has made them.
-    ///
-    /// ```
-    /// # use burn::{module::Module, tensor::Device, train::{Learner, LearnerModel, SupervisedTraining}};
-    /// # use burn::{optim::ModuleOptimizer, lr_scheduler::constant::ConstantLr};
-    /// # use drumline::ProcessGroup;
-    /// use drumline_burn::{DistributedDataParallel, distribute};
-    ///
-    /// fn train<M: LearnerModel>(
-    ///     training: SupervisedTraining<M>,
-    ///     model: M,
-    ///     optimizer: ModuleOptimizer,
-    ///     group: &ProcessGroup,
-    /// ) -> Result<(), Box<dyn std::error::Error>> {
-    ///     let (ddp, model) = DistributedDataParallel::wrap(model, group)?;
-    ///     let learner = Learner::new(model, optimizer, ConstantLr::new(0.1));
-    ///     let result = distribute(training, group).wrapped(&ddp).launch(learner);
-    ///     if let Some(error) = result.error {
-    ///         return Err(error.to_string().into());
-    ///     }
-    ///     println!("{:?}", ddp.stats());
-    ///     Ok(())
-    /// }
-    /// ```
     pub fn wrapped(mut self, ddp: &DistributedDataParallel) -> Self {
         self.wrapped = Some(Wrapped::new(ddp));
         self

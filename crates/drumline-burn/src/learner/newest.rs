@@ -96,7 +96,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("checkpoint"), "").unwrap();
         let [seen, other] = [directory.path().to_owned(), directory.path().join("other")];
-        let ranks: Vec<_> = ProcessGroup::local_world(2)
+        let ranks: Vec<_> = drumline::rendezvous::local_world(2)
             .unwrap()
             .into_iter()
             .map(|group| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drumline::{Begun, ProcessGroup, ReduceOp, Work};
+use drumline::{Begun, Objects, ProcessGroup, ReduceOp, Work};
 
 use crate::Result;
 

@@ -91,7 +91,7 @@ impl sealed::Averaged for ShardedGradients {
             mine.map(|slot| numbers.get(names[slot]).copied().unwrap_or(0.0)).collect();
         mine.push(if own.is_ok() { 0.0 } else { 1.0 });
         let mut all = vec![0.0; counts.iter().sum()];
-        group.all_gather_v(&mine, &mut all, &counts)?;
+        group.in_blocks(&counts).all_gather(&mine, &mut all)?;
 
         let (mut of_slots, mut has_failed) = (vec![0.0; slots.len()], false);
         let mut all = all.into_iter();

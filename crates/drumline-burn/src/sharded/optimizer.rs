@@ -51,7 +51,7 @@ use crate::{
 ///     parameters_digest(&model)
 /// }
 ///
-/// let ranks = ProcessGroup::local_world(2)?;
+/// let ranks = drumline::rendezvous::local_world(2)?;
 /// let threads: Vec<_> =
 ///     ranks.into_iter().map(|group| std::thread::spawn(move || train(group))).collect();
 /// let digests: Vec<_> = threads.into_iter().map(|rank| rank.join().expect("no panic")).collect();
@@ -147,24 +147,6 @@ impl ShardedOptimizer {
 
     /// The gradients of step `number` of a training whose steps are shards, as [`DistributedDataParallel::step`]. Each rank
     /// gets the averages of its own parameters.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Tensor}};
-    /// use drumline_burn::{DdpOptions, ShardedOptimizer};
-    ///
-    /// drumline::local(2, |group| {
-    ///     let device = Device::flex().autodiff();
-    ///     let (model, options) = (LinearConfig::new(2, 1).init(&device), DdpOptions::default().shards(4));
-    ///     let (mut optimizer, model) =
-    ///         ShardedOptimizer::wrap_with(model, SgdConfig::new(), &group, &options)?;
-    ///     let loss = |shard: usize| Ok(model.forward(Tensor::<2>::ones([1, 2], &device) * shard as f32).mean());
-    ///     let step = optimizer.backward_shards(0, loss, &model)?;
-    ///     let model = optimizer.step(0.1, model, step.gradients)?;
-    ///     # let _ = model;
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -287,22 +269,6 @@ impl ShardedOptimizer {
     }
 
     /// The rank that owns a parameter, by the parameter's path. `None` if it is not trained, or ignored.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, optim::AdamConfig, tensor::Device};
-    /// use drumline_burn::ShardedOptimizer;
-    ///
-    /// drumline::local(2, |group| {
-    ///     let model = LinearConfig::new(9, 9).init(&Device::flex().autodiff());
-    ///     let (optimizer, _model) =
-    ///         ShardedOptimizer::wrap(model, AdamConfig::new(), &group)?;
-    ///     assert_eq!(optimizer.owner("weight"), Some(0)); // the largest one
-    ///     assert_eq!(optimizer.owner("bias"), Some(1));
-    ///     assert_eq!([0, 1].map(|rank| optimizer.owners().bytes(rank)), [81 * 4, 9 * 4]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     pub fn owner(&self, parameter: &str) -> Option<usize> {
         self.shards.owner(parameter)
     }

@@ -46,7 +46,7 @@ impl Normed {
 
 /// Trains on six samples, of which each rank has its share. Returns all tensors at the end, by rank.
 fn train(start: &[NamedTensor], device: &Device, shares: &[usize]) -> Vec<Vec<NamedTensor>> {
-    let statistics = ProcessGroup::local_world(shares.len()).unwrap();
+    let statistics = drumline::rendezvous::local_world(shares.len()).unwrap();
     let statistics = Mutex::new(statistics.into_iter().map(Some).collect::<Vec<_>>());
     on_ranks(shares.len(), |group| {
         let statistics = statistics.lock().unwrap()[group.rank()].take().unwrap();
@@ -97,7 +97,7 @@ fn an_empty_batch_is_refused() {
 
 #[test]
 fn a_rank_that_leaves_before_backward_is_named_by_backward() {
-    let statistics = ProcessGroup::local_world(2).unwrap();
+    let statistics = drumline::rendezvous::local_world(2).unwrap();
     let statistics = Mutex::new(statistics.into_iter().map(Some).collect::<Vec<_>>());
     on_ranks(2, |group| {
         let statistics = statistics.lock().unwrap()[group.rank()].take().unwrap();

@@ -1,6 +1,6 @@
 //! Many ranks learn what one process learns from the same samples.
 
-use drumline::metrics_text;
+use drumline::metrics;
 use drumline_burn::{
     DdpOptions, DistributedDataParallel, distribute, named_tensors, parameters_digest,
 };
@@ -124,7 +124,7 @@ fn accumulation_sends_once_in_k_steps() {
             let training = setup.training(directory.path());
             let result = distribute(training, &group).launch(learner(model));
             assert!(result.error.is_none(), "{}", error(&result));
-            let text = metrics_text([&group]);
+            let text = metrics::text([&group]);
             let of = |operation: &str| {
                 let line = text
                     .lines()

@@ -181,7 +181,7 @@ fn the_others_wait_for_validation_beyond_the_time_limit_of_a_call() {
 
 #[test]
 fn a_rank_that_panics_ends_the_others() {
-    let groups = drumline::ProcessGroup::local_world(2).unwrap();
+    let groups = drumline::rendezvous::local_world(2).unwrap();
     let threads: Vec<_> = groups
         .into_iter()
         .map(|group| {

@@ -280,7 +280,7 @@ fn a_reparameterized_parameter_is_averaged_after_backward_and_that_is_said() {
 /// What one of two ranks logs in 12 steps.
 fn told_with(level: DebugLevel) -> String {
     let config = Config::default().debug(level);
-    let groups = ProcessGroup::local_world_with(2, &config).unwrap();
+    let groups = drumline::rendezvous::local_world_with(2, &config).unwrap();
     let log = Log::default();
     std::thread::scope(|threads| {
         for group in groups {

@@ -7,7 +7,7 @@ use candle_nn::{
     BatchNorm, Linear, Module, ModuleT, Optimizer, ParamsAdamW, VarBuilder, VarMap, batch_norm,
     linear_no_bias,
 };
-use drumline::ProcessGroup;
+use drumline::{Objects, ProcessGroup};
 use drumline_candle::{
     AdamW, DataParallel, DdpOptions, Result, ShardedOptimizer, UnusedParameters, variables_digest,
 };

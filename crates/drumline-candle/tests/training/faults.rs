@@ -330,7 +330,7 @@ fn a_work_that_fails_fits_the_results_of_this_crate() {
     fn sum(group: &ProcessGroup) -> Result<Vec<f32>, Error> {
         Ok(group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum).unwrap().wait()?)
     }
-    let group = ProcessGroup::local_world(1).unwrap().remove(0);
+    let group = drumline::rendezvous::local_world(1).unwrap().remove(0);
     assert_eq!(sum(&group).unwrap(), [1.0]);
     group.abort();
     let text = format!("{:?}", sum(&group).unwrap_err());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drumline::{ProcessGroup, ReduceOp, Result};
+use drumline::{Objects, ProcessGroup, ReduceOp, Result};
 
 /// Calls an operation, and returns whether its result is right.
 type Attempt = fn(&ProcessGroup) -> Result<bool>;

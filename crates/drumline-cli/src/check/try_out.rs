@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, thread};
 
-use drumline::{Config, ProcessGroup};
+use drumline::{Config, ProcessGroup, algorithms::shares_memory};
 
 use super::{
     operations::OPERATIONS,
@@ -17,7 +17,7 @@ pub(super) fn try_out(backend: &str, transport: &'static str, config: &Config) -
         absent: None,
         tried: Vec::new(),
     };
-    column.absent = match world(config, |group| Ok::<_, drumline::Error>(group.shares_memory())) {
+    column.absent = match world(config, |group| Ok::<_, drumline::Error>(shares_memory(group))) {
         Err(problem) => Some(problem),
         Ok(shared) if transport == "shm" && shared.contains(&false) => {
             Some("ranks of this host share no memory; RUST_LOG=drumline=warn says why".to_owned())
@@ -47,7 +47,7 @@ pub(super) fn world<R: Send, E: Display + Send>(
     rank: impl Fn(&ProcessGroup) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, String> {
     let groups =
-        ProcessGroup::local_world_with(RANKS, config).map_err(|error| error.to_string())?;
+        drumline::rendezvous::local_world_with(RANKS, config).map_err(|error| error.to_string())?;
     thread::scope(|threads| {
         let running: Vec<_> = groups
             .into_iter()

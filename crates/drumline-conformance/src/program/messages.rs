@@ -98,9 +98,9 @@ fn perform<T: Element + Pod>(
     }
     let receive = |from: &Rank| {
         let mut data = vec![T::zeroed(); case.elements];
-        let from = match any {
-            true => group.recv_any(&mut data, *tag)?,
-            false => group.recv(&mut data, *from, *tag).map(|()| *from)?,
+        let (data, from) = match any {
+            true => group.recv_any_async(data, *tag)?.wait()?,
+            false => group.recv(&mut data, *from, *tag).map(|()| (data, *from))?,
         };
         Ok((bytemuck::cast_slice(&data).to_vec(), from))
     };

@@ -112,9 +112,6 @@ impl<'p> Performer<'p> {
             Action::Call { case, registered, .. } if blocks => {
                 let form = match registered {
                     true => Form::Registered,
-                    false if Form::OutOfPlace.is_of(case.kind) && self.rng.bool() => {
-                        Form::OutOfPlace
-                    }
                     false => Form::Blocking,
                 };
                 let (rank, size) = (group.rank(), group.world_size());

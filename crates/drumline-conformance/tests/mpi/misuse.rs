@@ -120,7 +120,8 @@ fn what_is_no_mpi_is_refused_by_name() {
     {
         let mut config = Config::default();
         config.mpi_library = Some(library.into());
-        let error = ProcessGroup::local_world_with(2, &config.clone().backend("mpi")).unwrap_err();
+        let error =
+            drumline::rendezvous::local_world_with(2, &config.clone().backend("mpi")).unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
         let error = init_process_group("mpi://", &config).unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
@@ -131,7 +132,7 @@ fn what_is_no_mpi_is_refused_by_name() {
 fn sums_of_the_backend_need_a_backend() {
     let mut config = Config::default();
     config.sum_order = SumOrder::Backend;
-    let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+    let error = drumline::rendezvous::local_world_with(2, &config).unwrap_err().to_string();
     assert!(error.contains("backend"), "{error}");
 }
 
@@ -225,7 +226,7 @@ fn see(case: &str, group: ProcessGroup, config: &Config, notes: &Path) -> Result
     }
     let failed = match case {
         "one process" => {
-            let error = ProcessGroup::local_world_with(2, &config.clone()).err();
+            let error = drumline::rendezvous::local_world_with(2, &config.clone()).err();
             let told = error.map(|error| error.to_string()).unwrap_or_default();
             let is_told = told.contains("ranks 0 and 1 are one process");
             return if is_told { group.destroy().map_err(text) } else { Err(told) };

@@ -102,7 +102,7 @@ const NO_MESSAGES: &str = "it carries no messages from rank to rank";
 ///     Err(options.error(format!("it cannot connect to {neighbour}")))
 /// })?;
 /// let config = Config::default().backend("meeting");
-/// let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+/// let error = drumline::rendezvous::local_world_with(2, &config).unwrap_err().to_string();
 /// assert!(error.contains("rank 0: it cannot connect to port 1"), "{error}");
 /// # Ok::<_, drumline::Error>(())
 /// ```

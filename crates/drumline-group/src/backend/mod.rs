@@ -39,13 +39,13 @@
 //!     _ => Err(options.error("it serves groups of one rank".to_owned())),
 //! })?;
 //! let config = Config::default().backend("lonely");
-//! for group in ProcessGroup::local_world_with(1, &config)? {
+//! for group in drumline::rendezvous::local_world_with(1, &config)? {
 //!     let mut data = [1.0_f32, 2.0];
 //!     group.all_reduce(&mut data, ReduceOp::Avg)?;
 //!     assert_eq!(data, [1.0, 2.0]);
 //!     group.destroy()?;
 //! }
-//! assert!(ProcessGroup::local_world_with(2, &config).is_err());
+//! assert!(drumline::rendezvous::local_world_with(2, &config).is_err());
 //! # Ok::<_, drumline::Error>(())
 //! ```
 //!

@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(count, 1);
         assert!(is_backend_available("REGISTRY-test"));
         let config = crate::Config { backend: Some("Registry-TEST".into()), ..Default::default() };
-        let error = crate::ProcessGroup::local_world_with(1, &config).unwrap_err().to_string();
+        let error = crate::rendezvous::local_world_with(1, &config).unwrap_err().to_string();
         assert!(error.contains("second"), "{error}");
     }
 

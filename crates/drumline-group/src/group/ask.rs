@@ -1,15 +1,17 @@
-//! What a program asks of a group, on buffers of bytes, and whether the buffers fit.
+//! What a program asks of a group, on buffers of bytes: whether the buffers fit, and how the call begins.
 
-use std::time::Duration;
+use std::{marker::PhantomData, time::Duration};
 
 use drumline_engine::{
     call::Call,
+    executor::Held,
+    operation::Operation,
     operator::{AnyOperator, Operator},
 };
 use drumline_schedule::{Borders, Collective, Counts, step::Rank};
 
 use super::ProcessGroup;
-use crate::{DType, Element, Error, Result};
+use crate::{Begun, DType, Element, Error, Result, Work, WorkError, work::give_back};
 
 /// A collective that a program asks for, without its buffers. All lengths count elements.
 ///
@@ -27,21 +29,23 @@ use crate::{DType, Element, Error, Result};
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
     /// The name in errors.
-    pub(super) operation: &'static str,
+    operation: &'static str,
     collective: Collective,
     dtype: DType,
-    pub(super) operator: Option<AnyOperator>,
+    operator: Option<AnyOperator>,
     root: Option<Rank>,
     lengths: Lengths<'a>,
     parts: Vec<usize>,
     timeout: Option<Duration>,
-    /// Whether the buffers pass through slots even if they are registered.
-    pub(super) is_staged: bool,
 }
 
-/// The lengths of blocks.
+/// How long the blocks of a call are, in elements. A list of one length for each rank is one; so is a pair of lists for an
+/// exchange: what this rank sends to each rank, and what it gets from each.
 #[derive(Clone, Copy, Debug)]
-enum Lengths<'a> {
+pub struct Lengths<'a>(Of<'a>);
+
+#[derive(Clone, Copy, Debug)]
+enum Of<'a> {
     /// All have the same, which follows from the buffers.
     Even,
     ByRank(&'a [usize]),
@@ -49,6 +53,22 @@ enum Lengths<'a> {
         sent: &'a [usize],
         received: &'a [usize],
     },
+}
+
+impl<'a, C: AsRef<[usize]> + ?Sized> From<&'a C> for Lengths<'a> {
+    fn from(counts: &'a C) -> Lengths<'a> {
+        Lengths(Of::ByRank(counts.as_ref()))
+    }
+}
+
+impl<'a, S, R> From<(&'a S, &'a R)> for Lengths<'a>
+where
+    S: AsRef<[usize]> + ?Sized,
+    R: AsRef<[usize]> + ?Sized,
+{
+    fn from((sent, received): (&'a S, &'a R)) -> Lengths<'a> {
+        Lengths(Of::ByPair { sent: sent.as_ref(), received: received.as_ref() })
+    }
 }
 
 impl<'a> Ask<'a> {
@@ -61,10 +81,9 @@ impl<'a> Ask<'a> {
             dtype,
             operator: None,
             root: None,
-            lengths: Lengths::Even,
+            lengths: Lengths(Of::Even),
             parts: Vec::new(),
             timeout: None,
-            is_staged: false,
         }
     }
 
@@ -92,24 +111,10 @@ impl<'a> Ask<'a> {
         Ask { root: Some(root), ..self }
     }
 
-    /// The same in blocks of these lengths, one for each rank.
+    /// The same in blocks of these lengths.
     #[must_use]
-    pub fn in_blocks(self, counts: &'a [usize]) -> Ask<'a> {
-        let operation = match self.collective {
-            Collective::AllGather => "all_gather_v",
-            Collective::Gather => "gather_v",
-            Collective::Scatter => "scatter_v",
-            Collective::ReduceScatter => "reduce_scatter_v",
-            _ => self.operation,
-        };
-        Ask { operation, lengths: Lengths::ByRank(counts), ..self }
-    }
-
-    /// The same as an exchange of blocks of these lengths: to each rank, and from each rank.
-    #[must_use]
-    pub fn exchanging(self, sent: &'a [usize], received: &'a [usize]) -> Ask<'a> {
-        let lengths = Lengths::ByPair { sent, received };
-        Ask { operation: "all_to_all_v", lengths, ..self }
+    pub fn in_blocks(self, lengths: impl Into<Lengths<'a>>) -> Ask<'a> {
+        Ask { lengths: lengths.into(), ..self }
     }
 
     /// The same on several buffers of these lengths, which travel as one.
@@ -124,12 +129,8 @@ impl<'a> Ask<'a> {
         Ask { operation, ..self }
     }
 
-    pub(super) fn collective(&self) -> Collective {
-        self.collective
-    }
-
     /// Checks that the call has an operator if it reduces, and that its elements have it.
-    pub(super) fn check_operator(&self) -> Result<()> {
+    fn check_operator(&self) -> Result<()> {
         let operator = self.operator.as_ref();
         let call = Call {
             operator: operator.map(AnyOperator::kind),
@@ -145,17 +146,174 @@ impl<'a> Ask<'a> {
     pub(super) fn within(self, timeout: Duration) -> Ask<'a> {
         Ask { timeout: Some(timeout), ..self }
     }
+}
 
-    /// The same through slots: the buffers of other ranks are not registered.
-    pub(super) fn staged(self) -> Ask<'a> {
-        Ask { is_staged: true, ..self }
+impl ProcessGroup {
+    #[inline]
+    pub(super) fn run<T: Element>(&self, ask: Ask<'_>, data: &mut [T], input: &[T]) -> Result<()> {
+        self.run_on(ask, bytemuck::cast_slice_mut(data), bytemuck::cast_slice(input))
+    }
+
+    #[inline]
+    fn run_on(&self, mut ask: Ask<'_>, data: &mut [u8], input: &[u8]) -> Result<()> {
+        let call = self.call(&mut ask, data.len(), input.len())?;
+        self.inner.run(&mut Operation::lent(call, ask.operator, data, input))
+    }
+
+    /// Begins the call in the background, unless its arguments cannot be used.
+    pub(super) fn submit<T, B, I>(&self, ask: Ask<'_>, buffer: B, input: I) -> Begun<B>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (promise, work) = Work::of(&self.inner, true);
+        let end = |result, buffer| promise.complete(give_back(result, buffer));
+        match self.hold(ask, Owned { buffer, input, end, element: PhantomData::<T> }) {
+            Ok(()) => Ok(work),
+            Err((error, owned)) => Err(WorkError { error, buffer: Some(owned.buffer) }),
+        }
+    }
+
+    /// Begins a call on one buffer in the background that ends in `end`.
+    pub(super) fn begin_then<T, B>(
+        &self,
+        ask: Ask<'_>,
+        buffer: B,
+        end: impl FnOnce(Result<()>, B) + Send + 'static,
+    ) where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        self.begin_both_then(ask, buffer, Vec::new(), end);
+    }
+
+    /// The same with an input.
+    pub(super) fn begin_both_then<T, B>(
+        &self,
+        ask: Ask<'_>,
+        buffer: B,
+        input: Vec<T>,
+        end: impl FnOnce(Result<()>, B) + Send + 'static,
+    ) where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let element = PhantomData::<T>;
+        if let Err((error, owned)) = self.hold(ask, Owned { buffer, input, end, element }) {
+            let Owned { buffer, end, .. } = *owned;
+            end(Err(error), buffer);
+        }
+    }
+
+    /// Begins a call in the background that holds its buffers. They come back if its arguments cannot be used.
+    fn hold<O: Held>(&self, mut ask: Ask<'_>, owned: O) -> Result<(), (Error, Box<O>)> {
+        // What is checked must not move any more.
+        let owned = Box::new(owned);
+        let (data, input) = (owned.data(), owned.input());
+        let call = self
+            .check(&ask, data, input)
+            .and_then(|()| self.call(&mut ask, data.len(), input.len()));
+        match call {
+            Ok(call) => {
+                self.inner.submit(Box::new(Operation::held(call, ask.operator, owned)));
+                Ok(())
+            }
+            Err(error) => Err((error, owned)),
+        }
+    }
+
+    /// Checks what the types of the caller's buffers do not say.
+    fn check(&self, ask: &Ask<'_>, data: &[u8], input: &[u8]) -> Result<()> {
+        ask.check_operator()?;
+        check_elements(ask, data)?;
+        check_elements(ask, input)?;
+        let lies_apart = || self.arena().is_none_or(|arena| arena.offset_of(data).is_none());
+        if ask.collective == Collective::ReduceSlices && lies_apart() {
+            let problem = "it takes registered buffers only".to_owned();
+            return Err(Error::argument(ask.operation, problem));
+        }
+        Ok(())
+    }
+}
+
+/// Calls on buffers whose types do not say what lies in them: the bytes of elements.
+impl Ask<'_> {
+    /// Carries the call out on the caller's thread.
+    ///
+    /// # Errors
+    ///
+    /// As for the call on elements; also for bytes that are no whole elements, or not aligned for them.
+    pub fn run(self, group: &ProcessGroup, data: &mut [u8], input: &[u8]) -> Result<()> {
+        group.check(&self, data, input)?;
+        group.run_on(self, data, input)
+    }
+
+    /// Begins the call in the background. Gives `buffer` back.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Ask::run`].
+    pub fn begin<B, I>(self, group: &ProcessGroup, buffer: B, input: I) -> Begun<B>
+    where
+        I: AsRef<[u8]> + Send + 'static,
+        B: AsMut<[u8]> + AsRef<[u8]> + Send + 'static,
+    {
+        group.submit(self, buffer, input)
+    }
+
+    /// [`Ask::begin`] that ends in `end`, which gets the buffer after a failure, too. It runs on the thread that drives
+    /// the group, while the group is locked. So it must not wait for a call.
+    pub fn begin_then<B>(
+        self,
+        group: &ProcessGroup,
+        buffer: B,
+        end: impl FnOnce(Result<()>, B) + Send + 'static,
+    ) where
+        B: AsMut<[u8]> + AsRef<[u8]> + Send + 'static,
+    {
+        group.begin_then::<u8, _>(self, buffer, end);
+    }
+}
+
+/// The buffers of a call in the background, and what is done at its end.
+struct Owned<T, B, I, F> {
+    buffer: B,
+    input: I,
+    end: F,
+    element: PhantomData<T>,
+}
+
+impl<T, B, I, F> Held for Owned<T, B, I, F>
+where
+    T: Element,
+    I: AsRef<[T]> + Send + 'static,
+    B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    F: FnOnce(Result<()>, B) + Send + 'static,
+{
+    fn data(&self) -> &[u8] {
+        bytemuck::cast_slice(self.buffer.as_ref())
+    }
+
+    fn input(&self) -> &[u8] {
+        bytemuck::cast_slice(self.input.as_ref())
+    }
+
+    fn both(&mut self) -> (&mut [u8], &[u8]) {
+        let Owned { buffer, input, .. } = self;
+        (bytemuck::cast_slice_mut(buffer.as_mut()), bytemuck::cast_slice::<T, u8>(I::as_ref(input)))
+    }
+
+    fn end(self: Box<Self>, result: drumline_engine::Result<()>) {
+        let Owned { buffer, end, .. } = *self;
+        end(result, buffer);
     }
 }
 
 impl ProcessGroup {
     /// The call that a program asks for, if buffers of these lengths in bytes fit. The one place that checks lengths.
     #[inline]
-    pub(super) fn call(&self, ask: &mut Ask<'_>, data: usize, input: usize) -> Result<Call> {
+    fn call(&self, ask: &mut Ask<'_>, data: usize, input: usize) -> Result<Call> {
         let size = ask.dtype.size();
         let counts = self.counts(ask, data / size, input / size)?;
         Ok(Call {
@@ -217,11 +375,18 @@ impl ProcessGroup {
             let what = format!("{what} of a rank that is not the root");
             return Err(other_length(operation, &what, long, 0));
         }
-        let Lengths::ByRank(counts) = lengths else {
-            if holds_all {
-                self.check_even(operation, own, long, what)?;
+        let counts = match lengths.0 {
+            Of::ByRank(counts) => counts,
+            Of::Even => {
+                if holds_all {
+                    self.check_even(operation, own, long, what)?;
+                }
+                return Ok(Counts::Even(own));
             }
-            return Ok(Counts::Even(own));
+            Of::ByPair { .. } => {
+                let problem = "it takes one list of lengths, the same on all ranks".to_owned();
+                return Err(Error::argument(operation, problem));
+            }
         };
         let borders = self.borders(operation, "counts", counts)?;
         check_len(operation, "this rank's block", own, counts[self.rank()])?;
@@ -236,7 +401,7 @@ impl ProcessGroup {
     }
 
     /// Checks that the long buffer holds a block of `block` elements for every rank.
-    pub(super) fn check_even(
+    fn check_even(
         &self,
         operation: &'static str,
         block: usize,
@@ -258,14 +423,18 @@ impl ProcessGroup {
 
     fn check_exchange(&self, ask: &Ask<'_>, output: usize, input: usize) -> Result<Counts> {
         let operation = ask.operation;
-        let Lengths::ByPair { sent: send_counts, received: recv_counts } = ask.lengths else {
-            check_len(operation, "the output", output, input)?;
-            let block = input / self.world_size();
-            self.check_even(operation, block, input, "an input")?;
-            return Ok(Counts::Even(block));
+        let (send_counts, recv_counts) = match ask.lengths.0 {
+            Of::ByPair { sent, received } => (sent, received),
+            Of::ByRank(counts) => (counts, counts),
+            Of::Even => {
+                check_len(operation, "the output", output, input)?;
+                let block = input / self.world_size();
+                self.check_even(operation, block, input, "an input")?;
+                return Ok(Counts::Even(block));
+            }
         };
-        let sent = self.borders(operation, "send_counts", send_counts)?;
-        let received = self.borders(operation, "recv_counts", recv_counts)?;
+        let sent = self.borders(operation, "what it sends", send_counts)?;
+        let received = self.borders(operation, "what it gets", recv_counts)?;
         check_len(operation, "the input", input, sent.total())?;
         check_len(operation, "the output", output, received.total())?;
         let (to_self, from_self) = (send_counts[self.rank()], recv_counts[self.rank()]);
@@ -293,12 +462,7 @@ impl ProcessGroup {
 }
 
 #[inline]
-pub(super) fn check_len(
-    operation: &'static str,
-    what: &str,
-    found: usize,
-    expected: usize,
-) -> Result<()> {
+fn check_len(operation: &'static str, what: &str, found: usize, expected: usize) -> Result<()> {
     match found == expected {
         true => Ok(()),
         false => Err(other_length(operation, what, found, expected)),
@@ -312,7 +476,7 @@ fn other_length(operation: &'static str, what: &str, found: usize, expected: usi
 }
 
 /// Checks that the bytes are whole elements, and aligned for them.
-pub(super) fn check_elements(ask: &Ask<'_>, bytes: &[u8]) -> Result<()> {
+fn check_elements(ask: &Ask<'_>, bytes: &[u8]) -> Result<()> {
     let (dtype, align) = (ask.dtype, ask.dtype.kernels().align);
     if bytes.is_empty()
         || bytes.len().is_multiple_of(dtype.size()) && bytes.as_ptr().addr().is_multiple_of(align)

@@ -50,6 +50,68 @@ use crate::{
     },
 };
 
+/// All ranks of a group in this process, for tests and examples. Use each of them on its own thread.
+///
+/// # Errors
+///
+/// [`Argument`](crate::ErrorKind::Argument) for a world of no ranks; [`Io`](crate::ErrorKind::Io) or
+/// [`Connect`](crate::ErrorKind::Connect) when sockets are not available.
+pub fn local_world(world_size: usize) -> Result<Vec<ProcessGroup>> {
+    local_world_with(world_size, &Config::default())
+}
+
+/// Like [`local_world`], with settings.
+///
+/// # Errors
+///
+/// As for [`local_world`].
+pub fn local_world_with(world_size: usize, config: &Config) -> Result<Vec<ProcessGroup>> {
+    if world_size == 0 {
+        return Err(Error::argument("local_world", "a world needs at least one rank"));
+    }
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    std::thread::scope(|threads| {
+        let connecting: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let store = store.clone();
+                threads.spawn(move || connect("local", store, rank, world_size, config))
+            })
+            .collect();
+        let connected = connecting.into_iter().map(|thread| match thread.join() {
+            Ok(group) => group,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        connected.collect()
+    })
+}
+
+/// Connects the ranks that share `store` to a group.
+///
+/// Blocks until all `world_size` ranks have called it with the same `name`. All ranks may destroy the group and
+/// connect again under the same name, also after a failure. Connections and shared memory are new each time.
+///
+/// # Errors
+///
+/// [`Argument`](crate::ErrorKind::Argument) when `rank` is not below `world_size`; otherwise the error of the store
+/// or of the sockets. The time limit is [`Config::timeout`].
+pub fn connect(
+    name: &str,
+    store: Arc<dyn Store>,
+    rank: Rank,
+    world_size: usize,
+    config: &Config,
+) -> Result<ProcessGroup> {
+    if rank >= world_size {
+        return Err(Error::argument(
+            "connect",
+            format!("rank {rank} does not exist in a world of {world_size}; ranks count from 0"),
+        ));
+    }
+    let family = Arc::new(Family::new(name, store));
+    let place = (rank, world_size);
+    ProcessGroup::join_first(family, name, place, GlobalRanks::default(), config)
+}
+
 impl ProcessGroup {
     /// A group of one rank. Every collective completes at once. So the same program runs with and without a launcher.
     pub fn alone() -> ProcessGroup {
@@ -66,72 +128,6 @@ impl ProcessGroup {
             Ok(group) => group,
             Err(error) => unreachable!("a world of one needs two descriptors: {error}"),
         }
-    }
-
-    /// All ranks of a group in this process, for tests and examples. Use each of them on its own thread.
-    ///
-    /// # Errors
-    ///
-    /// [`Argument`](crate::ErrorKind::Argument) for a world of no ranks; [`Io`](crate::ErrorKind::Io) or
-    /// [`Connect`](crate::ErrorKind::Connect) when sockets are not available.
-    pub fn local_world(world_size: usize) -> Result<Vec<ProcessGroup>> {
-        ProcessGroup::local_world_with(world_size, &Config::default())
-    }
-
-    /// Like [`ProcessGroup::local_world`], with settings.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ProcessGroup::local_world`].
-    pub fn local_world_with(world_size: usize, config: &Config) -> Result<Vec<ProcessGroup>> {
-        if world_size == 0 {
-            return Err(Error::argument("local_world", "a world needs at least one rank"));
-        }
-        let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        std::thread::scope(|threads| {
-            let connecting: Vec<_> = (0..world_size)
-                .map(|rank| {
-                    let store = store.clone();
-                    threads.spawn(move || {
-                        ProcessGroup::connect("local", store, rank, world_size, config)
-                    })
-                })
-                .collect();
-            let connected = connecting.into_iter().map(|thread| match thread.join() {
-                Ok(group) => group,
-                Err(panic) => std::panic::resume_unwind(panic),
-            });
-            connected.collect()
-        })
-    }
-
-    /// Connects the ranks that share `store` to a group.
-    ///
-    /// Blocks until all `world_size` ranks have called it with the same `name`. All ranks may destroy the group and
-    /// connect again under the same name, also after a failure. Connections and shared memory are new each time.
-    ///
-    /// # Errors
-    ///
-    /// [`Argument`](crate::ErrorKind::Argument) when `rank` is not below `world_size`; otherwise the error of the store
-    /// or of the sockets. The time limit is [`Config::timeout`].
-    pub fn connect(
-        name: &str,
-        store: Arc<dyn Store>,
-        rank: Rank,
-        world_size: usize,
-        config: &Config,
-    ) -> Result<ProcessGroup> {
-        if rank >= world_size {
-            return Err(Error::argument(
-                "connect",
-                format!(
-                    "rank {rank} does not exist in a world of {world_size}; ranks count from 0"
-                ),
-            ));
-        }
-        let family = Arc::new(Family::new(name, store));
-        let place = (rank, world_size);
-        ProcessGroup::join_first(family, name, place, GlobalRanks::default(), config)
     }
 
     /// Connects the ranks of the first group of a family.

@@ -617,12 +617,12 @@ impl Served for Driven {
 mod tests {
     use std::time::Duration;
 
-    use crate::{Config, ProcessGroup, ReduceOp};
+    use crate::{Config, ReduceOp};
 
     #[test]
     fn any_duration_is_a_valid_patience() {
         std::thread::scope(|threads| {
-            for group in ProcessGroup::local_world_with(2, &Config::default()).unwrap() {
+            for group in crate::rendezvous::local_world_with(2, &Config::default()).unwrap() {
                 threads.spawn(move || {
                     let work = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum).unwrap();
                     assert_eq!(work.wait_timeout(Duration::MAX).unwrap().unwrap(), [2.0]);

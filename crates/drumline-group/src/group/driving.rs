@@ -88,16 +88,6 @@ pub fn help(group: &ProcessGroup, deadline: Option<Instant>, done: &dyn Fn() -> 
     group.inner.driven().upgrade().is_some_and(|lane| lane.help(deadline, done))
 }
 
-/// A group in which every rank of this one has `count` members in its process, for engines whose ranks have several
-/// devices. Member `i` of rank `r` is rank `r * count + i`. All ranks call this.
-///
-/// # Errors
-///
-/// As for [`ProcessGroup::new_group`].
-pub fn with_members(group: &ProcessGroup, label: &str, count: usize) -> Result<Vec<ProcessGroup>> {
-    group.with_members(label, count)
-}
-
 /// What a foreign backend has for the memory of devices: [`Backend::on_device`](crate::backend::Backend::on_device).
 pub fn on_device(group: &ProcessGroup) -> Option<Arc<dyn Any + Send + Sync>> {
     match &group.inner.carrier {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use drumline_engine::{
-    membership::{GlobalRanks, Membership, Seen},
+    membership::{Membership, Seen},
     start_up::{claim::process_key, watch::Processes},
 };
 use drumline_schedule::step::Rank;
@@ -32,8 +32,6 @@ pub(super) struct Family {
     rendezvous: Option<Rendezvous>,
     /// The names of the groups that this rank is joining now.
     joining: Mutex<BTreeSet<String>>,
-    /// Of one of several members of a rank: the family of the rank, and for each member the number in the job of its rank.
-    of_rank: Option<(Arc<Family>, Vec<Rank>)>,
     /// See [`Membership::seen`].
     pub(super) seen: Arc<Seen>,
     /// What the keys of the life begin with in which all ranks have met. Set once they have.
@@ -51,7 +49,6 @@ impl Family {
             store,
             rendezvous: None,
             joining: Mutex::default(),
-            of_rank: None,
             seen: Arc::default(),
             place: OnceLock::new(),
             told: Mutex::default(),
@@ -67,20 +64,8 @@ impl Family {
         Arc::new(Family { rendezvous: Some(rendezvous), ..Family::new(root, store) })
     }
 
-    /// For one of several members of a rank. Each joins groups by itself.
-    pub(super) fn of_member(rank: &Arc<Family>, ranks: Vec<Rank>) -> Arc<Family> {
-        let of_rank = Some((rank.clone(), ranks));
-        Arc::new(Family { of_rank, ..Family::new(&rank.root, rank.store.clone()) })
-    }
-
     /// The processes of the members of a group of the family.
     pub(super) fn processes(&self, member: &Membership) -> Processes {
-        if let Some((family, ranks)) = &self.of_rank {
-            let of = |rank| ranks.get(rank).copied().unwrap_or(rank);
-            let ranks = (0..member.world_size).map(|rank| of(member.global.of(rank))).collect();
-            let whole = Membership { global: GlobalRanks::new(ranks), ..member.clone() };
-            return Processes { join: false, ..family.processes(&whole) };
-        }
         let key = |rank| process_key(&self.root, member.global.of(rank));
         let keys = (0..member.world_size).map(key).collect();
         Processes { keys, join: member.name == self.root, stay: self.is_launchers() }
@@ -135,7 +120,7 @@ impl Family {
     /// This rank destroys or leaves the last group of the family: nobody waits for this process any more.
     pub(super) fn forget(self: Arc<Self>, member: &Membership) {
         let is_last = Arc::strong_count(&self) <= 2; // the group's and this one
-        if is_last && self.of_rank.is_none() && !self.is_launchers() {
+        if is_last && !self.is_launchers() {
             let _ = self.store.delete_key(&process_key(&self.root, member.global.of(member.rank)));
         }
     }
@@ -147,13 +132,10 @@ impl Family {
     /// Drops a group's hold on the family. The last group leaves the place where the ranks have met: see
     /// [`Rendezvous::leave`].
     pub(super) fn leave(self: Arc<Family>, patience: Duration) {
-        let Some(Family { rendezvous, store, of_rank, .. }) = Arc::into_inner(self) else { return };
+        let Some(Family { rendezvous, store, .. }) = Arc::into_inner(self) else { return };
         drop(store);
         if let Some(rendezvous) = rendezvous {
             rendezvous.leave(patience);
-        }
-        if let Some((of_rank, _)) = of_rank {
-            of_rank.leave(patience);
         }
     }
 

@@ -99,7 +99,7 @@ fn with_mpi<'a>(url: &'a str, config: &Config, is_placed: bool) -> (Cow<'a, str>
 ///
 /// # Errors
 ///
-/// As for [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+/// As for [`Rendezvous::with_store`] and [`crate::rendezvous::connect`].
 pub fn init_with_store(
     store: Arc<dyn Store>,
     rank: usize,
@@ -115,11 +115,11 @@ pub fn init_with_store(
 /// errors then name both numbers. `master` is an address that all hosts can reach, if one is known: this rank
 /// listens on the address from which it reaches the master.
 ///
-/// Otherwise like [`ProcessGroup::connect`].
+/// Otherwise like [`crate::rendezvous::connect`].
 ///
 /// # Errors
 ///
-/// As for [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+/// As for [`Rendezvous::with_store`] and [`crate::rendezvous::connect`].
 pub fn connect_members(
     name: &str,
     store: Arc<dyn Store>,

@@ -1,6 +1,6 @@
-//! What the calls of groups have taken, in the text format of Prometheus.
+//! What the calls of groups have taken.
 
-use std::fmt::Write;
+use std::{fmt::Write, time::Duration};
 
 use drumline_engine::usage::Calls;
 
@@ -18,7 +18,7 @@ use super::ProcessGroup;
 ///
 /// Labels are `group`, `rank` (in the group) and `operation`. Groups always count, so no setting is needed. It waits for
 /// no call: any thread may ask while others are in calls.
-pub fn metrics_text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> String {
+pub fn text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> String {
     let labelled = |group: &'a ProcessGroup| {
         let name = escaped(&group.inner.member.name);
         (format!("group=\"{name}\",rank=\"{}\"", group.rank()), group.usage())
@@ -41,6 +41,12 @@ pub fn metrics_text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> S
         let _ = writeln!(text, "{name}{{{labels}}} {}", u8::from(usage.has_failed()));
     }
     text
+}
+
+/// The time that calls of the group have taken on this rank, including the time spent waiting for other ranks. Of short calls
+/// that do not wait long, one in 64 is timed and counts for all.
+pub fn communication_time(group: &ProcessGroup) -> Duration {
+    group.usage().collective_time()
 }
 
 /// The name, the explanation and the value.

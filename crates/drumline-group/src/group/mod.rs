@@ -2,6 +2,7 @@
 
 mod ask;
 mod at_exit;
+pub mod blocks;
 mod collectives;
 mod connect;
 mod default_group;
@@ -13,22 +14,24 @@ mod foreign;
 mod guard;
 mod init;
 mod members;
-mod metrics;
+pub mod metrics;
 #[cfg(feature = "objects")]
 pub(crate) mod objects;
 mod points;
 mod process_group;
 mod registered;
-mod regroup;
+pub mod regroup;
 mod round;
 mod subgroups;
 
+pub use connect::{connect, local_world, local_world_with};
 pub use default_group::{default_group, is_initialized};
 pub(crate) use drive::Driven;
+pub use explain::{explain, shares_memory};
 pub use init::{connect_members, init_process_group, init_with_store};
-pub use metrics::metrics_text;
+#[cfg(feature = "objects")]
+pub use objects::Objects;
 pub(crate) use process_group::Inner;
 pub use process_group::ProcessGroup;
 pub use registered::RegisteredBuffer;
-pub use regroup::{Line, Loss};
 pub use subgroups::GroupOptions;

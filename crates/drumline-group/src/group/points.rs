@@ -77,25 +77,14 @@ impl ProcessGroup {
         Ok(post(self, T::DTYPE, Direction::Receive, buffer, Some(from), tag, buffer_alone))
     }
 
-    /// Receives into `data` from the rank that first sends with this tag, and returns that rank. Receives are
-    /// served in the order of the calls, whether they name a rank or not.
+    /// Receives into `buffer`, in the background, from the rank that first sends with this tag, and returns that rank, too.
+    /// Receives are served in the order of the calls, whether they name a rank or not.
     ///
     /// # Errors
     ///
-    /// As for [`ProcessGroup::send`]. If a rank leaves while others remain, that is no error. When all other
-    /// ranks have left, this rank still has two seconds to send to itself; then the receive fails with
-    /// [`Cause::NobodyLeft`](drumline_engine::Cause::NobodyLeft).
-    pub fn recv_any<T: Element>(&self, data: &mut [T], tag: u64) -> Result<Rank> {
-        let (received, from) = self.recv_any_async::<T, _>(data.to_vec(), tag)?.wait()?;
-        data.copy_from_slice(&received);
-        Ok(from)
-    }
-
-    /// [`ProcessGroup::recv_any`] in the background. Also returns the rank that has sent.
-    ///
-    /// # Errors
-    ///
-    /// None: every rank may send. The [`Work`] has the errors of [`ProcessGroup::recv_any`].
+    /// None: every rank may send. The [`Work`] has those of [`ProcessGroup::recv`]. If a rank leaves while others remain, that
+    /// is no error. When all other ranks have left, this rank still has two seconds to send to itself; then the receive fails
+    /// with [`Cause::NobodyLeft`](drumline_engine::Cause::NobodyLeft).
     pub fn recv_any_async<T, B>(&self, buffer: B, tag: u64) -> Begun<(B, Rank)>
     where
         T: Element,

@@ -40,17 +40,11 @@ use super::{
 /// # use drumline_group as drumline;
 /// use drumline::{ProcessGroup, ReduceOp};
 ///
-/// // Three ranks in one process, each on a thread of its own.
-/// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(3)? {
-///         threads.spawn(move || {
-///             let mut gradient = [group.rank() as f32, 1.0];
-///             group.all_reduce(&mut gradient, ReduceOp::Sum).unwrap();
-///             assert_eq!(gradient, [3.0, 3.0]);
-///         });
-///     }
-///     Ok::<_, drumline::Error>(())
-/// })?;
+/// let group = ProcessGroup::init_or_alone()?; // one of the ranks of the job
+/// let mut gradient = [group.rank() as f32, 1.0];
+/// group.all_reduce(&mut gradient, ReduceOp::Sum)?;
+/// assert_eq!(gradient[1], group.world_size() as f32);
+/// group.destroy()?;
 /// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone)]
@@ -122,12 +116,6 @@ impl ProcessGroup {
         ProcessGroup { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// The time that calls of the group have taken on this rank, including the time spent waiting for other
-    /// ranks. Of short calls that do not wait long, one in 64 is timed and counts for all.
-    pub fn communication_time(&self) -> Duration {
-        self.usage().collective_time()
-    }
-
     /// What the calls of this rank have taken, and whether one has failed.
     pub(super) fn usage(&self) -> &Usage {
         match &self.inner.carrier {
@@ -154,11 +142,6 @@ impl ProcessGroup {
                 candidates: Vec::new(),
             }),
         }
-    }
-
-    /// Whether ranks of this host share memory with this one.
-    pub fn shares_memory(&self) -> bool {
-        self.inner.arena.is_some()
     }
 
     /// Aborts the group, from any thread and at any time. The running call, calls that wait for their turn, and all

@@ -34,124 +34,43 @@ pub struct Line {
 }
 
 impl Line {
+    /// Begins a line of groups with this one, if it is the group of all ranks of the job. All ranks must begin their lines in
+    /// the same order. So many ranks must be left.
+    pub fn begin(group: &ProcessGroup, min_ranks: usize) -> Option<Line> {
+        let family = group.inner.family().filter(|family| family.root == group.name())?;
+        Some(Line { id: family.next_line(), attempt: 0, min_ranks })
+    }
+
     /// The number of the newest group of this line: the first is 1.
-    #[doc(hidden)]
     pub fn group_number(&self) -> u64 {
         self.attempt + 1
     }
-}
 
-/// What a group has lost.
-#[derive(Clone, Debug)]
-pub struct Loss {
-    /// Why it has failed.
-    pub failure: Error,
-    /// The ranks, by their numbers in the job.
-    pub ranks: BTreeSet<Rank>,
-    /// The rank that has told of the failure, and not which ranks are lost.
-    told_by: Option<Rank>,
-}
-
-impl Loss {
-    /// How long to wait for ranks that are lost. A connection that broke proves little.
-    fn patience(&self) -> Duration {
-        let section = self.failure.cause().map(Cause::section);
-        let is_doubtful = section == Some(Section::Disconnected) || self.told_by.is_some();
-        if is_doubtful { DOUBTFUL_COMES_WITHIN } else { COMES_WITHIN }
-    }
-
-    /// Whether the ranks may run on: they did not answer, or a connection broke.
-    #[doc(hidden)]
-    pub fn may_live(&self) -> bool {
-        let Some(cause) = self.failure.cause() else { return false };
-        cause.reason() == Reason::Timeout
-            || matches!(
-                cause.section(),
-                Section::HostSilent | Section::Disconnected | Section::Unreachable
-            )
-    }
-}
-
-/// How long a thread may have the lane of a group that has failed.
-const HAS_LANE_WITHIN: Duration = Duration::from_secs(1);
-
-/// How long a rank waits for one that others have lost: that one may live, and be about to come.
-const COMES_WITHIN: Duration = Duration::from_millis(15);
-
-/// The same for one to which a connection broke: it sees that, too, once it writes.
-const DOUBTFUL_COMES_WITHIN: Duration = Duration::from_secs(1);
-
-impl ProcessGroup {
-    /// Begins a line of groups with this one. All ranks must begin their lines in the same order.
-    #[doc(hidden)]
-    pub fn line(&self, min_ranks: usize) -> Line {
-        let id = self.inner.family().map_or(0, |family| family.next_line());
-        Line { id, attempt: 0, min_ranks }
-    }
-
-    /// Whether this is the group of all ranks of the job.
-    #[doc(hidden)]
-    pub fn is_whole_job(&self) -> bool {
-        self.inner.family().is_some_and(|family| family.root == self.name())
-    }
-
-    /// Why this group has failed, and which ranks it has lost. `None` if it has not failed, or for another reason.
-    #[doc(hidden)]
-    pub fn loss(&self) -> Option<Loss> {
-        let began = Instant::now();
-        let failure = loop {
-            let checked = match &self.inner.carrier {
-                Carrier::Lane(lane) => lane.check("regroup", began),
-                Carrier::Backend(backend) => backend.check("regroup", began),
-            };
-            match checked {
-                Err(failure) => break failure,
-                // Another thread may have the lane for a moment.
-                Ok(()) if self.usage().has_failed() && began.elapsed() < HAS_LANE_WITHIN => {
-                    thread::sleep(Duration::from_micros(100));
-                }
-                Ok(()) => return None,
-            }
-        };
-        let cause = failure.cause()?;
-        let (lost, named) = (cause.lost()?, cause.named());
-        let global = |ranks: Vec<Rank>| ranks.into_iter().filter_map(|it| self.global_rank(it));
-        let (ranks, told_by) = match cause {
-            _ if !lost.is_empty() => (global(lost).collect(), None),
-            Cause::Reported { .. } => (BTreeSet::new(), global(named).next()),
-            _ => (global(named).collect(), None),
-        };
-        // As the call told it that has failed, and not as those after it do.
-        let first = failure.detail::<CollectiveError>().map(|it| Arc::new(it.clone()).error());
-        Some(Loss { failure: first.unwrap_or(failure), ranks, told_by })
-    }
-
-    /// Connects the ranks that are left of this group after its [loss](Self::loss).
+    /// Connects the ranks that are left of `group`, the newest of this line, after its loss.
     ///
     /// # Errors
     ///
     /// Fewer than the line's least ranks are left, or the others have gone on without this one. Or the ranks that are left
     /// could not be connected, or have lost the store.
-    #[doc(hidden)]
-    pub fn regroup(&self, line: &mut Line, loss: Loss) -> Result<ProcessGroup> {
-        let deadline = deadline::after(Instant::now(), self.inner.config.timeout);
-        let own = self.ranks()[self.rank()];
-        let mut candidates: BTreeSet<Rank> = self.ranks().into_iter().collect();
+    pub fn regroup(&mut self, group: &ProcessGroup, loss: Loss) -> Result<ProcessGroup> {
+        let deadline = deadline::after(Instant::now(), group.inner.config.timeout);
+        let own = group.ranks()[group.rank()];
+        let mut candidates: BTreeSet<Rank> = group.ranks().into_iter().collect();
         let mut loss = loss;
         loop {
-            let settled = self.settle(line, &candidates, &loss);
+            let settled = self.settle(group, &candidates, &loss);
             let members = settled.map_err(|error| cannot_meet(&loss.failure, &error))?;
-            line.attempt += 1;
+            self.attempt += 1;
             if !members.contains(&own) {
-                return Err(left_behind(self, own, &members));
+                return Err(left_behind(group, own, &members));
             }
-            if members.len() < line.min_ranks {
-                return Err(too_few(&loss.failure, line.min_ranks, &members));
+            if members.len() < self.min_ranks {
+                return Err(too_few(&loss.failure, self.min_ranks, &members));
             }
-            let ranks: Vec<Rank> = members.iter().filter_map(|it| self.group_rank(*it)).collect();
-            let name = format!("regroup-{}-{}", line.id, line.attempt);
-            let error = match self.new_group(&ranks, &GroupOptions::default().name(name)) {
-                Ok(group) => return Ok(group),
+            let ranks: Vec<Rank> = members.iter().filter_map(|it| group.group_rank(*it)).collect();
+            let name = format!("regroup-{}-{}", self.id, self.attempt);
+            let error = match group.new_group(&ranks, &GroupOptions::default().name(name)) {
+                Ok(next) => return Ok(next),
                 Err(error) => error,
             };
             if error.kind() != ErrorKind::Connect || Instant::now() >= deadline {
@@ -168,15 +87,15 @@ impl ProcessGroup {
     /// same.
     fn settle(
         &self,
-        line: &Line,
+        group: &ProcessGroup,
         candidates: &BTreeSet<Rank>,
         loss: &Loss,
     ) -> Result<BTreeSet<Rank>> {
-        let family = self.inner.family().ok_or_else(|| {
-            Error::argument("regroup", format!("group {:?} has been destroyed", self.name()))
+        let family = group.inner.family().ok_or_else(|| {
+            Error::argument("regroup", format!("group {:?} has been destroyed", group.name()))
         })?;
-        let (store, own) = (&*family.store, self.ranks()[self.rank()]);
-        let key = format!("{}/regroup/{}/{}", family.place(), line.id, line.attempt);
+        let (store, own) = (&*family.store, group.ranks()[group.rank()]);
+        let key = format!("{}/regroup/{}/{}", family.place(), self.id, self.attempt);
         let came = |rank: Rank| format!("{key}/came/{rank}");
         let mut lost = loss.ranks.clone();
         if let Some(by) = loss.told_by {
@@ -198,6 +117,75 @@ impl ProcessGroup {
         Ok(ranks(&agreed))
     }
 }
+
+/// What a group has lost.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// Why it has failed.
+    pub failure: Error,
+    /// The ranks, by their numbers in the job.
+    pub ranks: BTreeSet<Rank>,
+    /// The rank that has told of the failure, and not which ranks are lost.
+    told_by: Option<Rank>,
+}
+
+impl Loss {
+    /// Why `group` has failed, and which ranks it has lost. `None` if it has not failed, or for another reason.
+    pub fn of(group: &ProcessGroup) -> Option<Loss> {
+        let began = Instant::now();
+        let failure = loop {
+            let checked = match &group.inner.carrier {
+                Carrier::Lane(lane) => lane.check("regroup", began),
+                Carrier::Backend(backend) => backend.check("regroup", began),
+            };
+            match checked {
+                Err(failure) => break failure,
+                // Another thread may have the lane for a moment.
+                Ok(()) if group.usage().has_failed() && began.elapsed() < HAS_LANE_WITHIN => {
+                    thread::sleep(Duration::from_micros(100));
+                }
+                Ok(()) => return None,
+            }
+        };
+        let cause = failure.cause()?;
+        let (lost, named, all) = (cause.lost()?, cause.named(), group.ranks());
+        let global = |ranks: Vec<Rank>| ranks.into_iter().filter_map(|it| all.get(it).copied());
+        let (ranks, told_by) = match cause {
+            _ if !lost.is_empty() => (global(lost).collect(), None),
+            Cause::Reported { .. } => (BTreeSet::new(), global(named).next()),
+            _ => (global(named).collect(), None),
+        };
+        // As the call told it that has failed, and not as those after it do.
+        let first = failure.detail::<CollectiveError>().map(|it| Arc::new(it.clone()).error());
+        Some(Loss { failure: first.unwrap_or(failure), ranks, told_by })
+    }
+
+    /// How long to wait for ranks that are lost. A connection that broke proves little.
+    fn patience(&self) -> Duration {
+        let section = self.failure.cause().map(Cause::section);
+        let is_doubtful = section == Some(Section::Disconnected) || self.told_by.is_some();
+        if is_doubtful { DOUBTFUL_COMES_WITHIN } else { COMES_WITHIN }
+    }
+
+    /// Whether the ranks may run on: they did not answer, or a connection broke.
+    pub fn may_live(&self) -> bool {
+        let Some(cause) = self.failure.cause() else { return false };
+        cause.reason() == Reason::Timeout
+            || matches!(
+                cause.section(),
+                Section::HostSilent | Section::Disconnected | Section::Unreachable
+            )
+    }
+}
+
+/// How long a thread may have the lane of a group that has failed.
+const HAS_LANE_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a rank waits for one that others have lost: that one may live, and be about to come.
+const COMES_WITHIN: Duration = Duration::from_millis(15);
+
+/// The same for one to which a connection broke: it sees that, too, once it writes.
+const DOUBTFUL_COMES_WITHIN: Duration = Duration::from_secs(1);
 
 /// The suspects that do not come in time.
 fn absent(

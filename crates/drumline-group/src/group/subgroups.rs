@@ -5,7 +5,7 @@ use std::time::Duration;
 use drumline_engine::membership::{GlobalRanks, list};
 use drumline_schedule::step::Rank;
 
-use super::{ProcessGroup, family::Family};
+use super::ProcessGroup;
 use crate::{Config, Error, Result, error::not_a_member};
 
 /// How a group of some ranks differs from the group that it is made from.
@@ -78,7 +78,7 @@ impl ProcessGroup {
     ///
     /// [`NotAMember`](crate::ErrorKind::NotAMember) on a rank that is not listed; it has not contacted any rank.
     /// [`Argument`](crate::ErrorKind::Argument) when a rank does not exist or is listed twice. Otherwise as for
-    /// [`ProcessGroup::connect`]; the error names members that do not come in time, and what they do instead.
+    /// [`crate::rendezvous::connect`]; the error names members that do not come in time, and what they do instead.
     /// If this group fails while the call waits for a member, the call ends with that failure, and this group is
     /// poisoned. A failed attempt leaves nothing behind and may be repeated.
     pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
@@ -120,77 +120,6 @@ impl ProcessGroup {
         group
     }
 
-    /// A group in which every rank of this one has `count` members, all of them in its process. Member `i` of rank `r`
-    /// is rank `r * count + i`. Always over the library's own transports.
-    pub(super) fn with_members(&self, label: &str, count: usize) -> Result<Vec<ProcessGroup>> {
-        let family = self.inner.family().ok_or_else(|| {
-            Error::argument("with_members", format!("group {:?} has been destroyed", self.name()))
-        })?;
-        let ranks = self.ranks();
-        let of_here = list(&ranks);
-        let of_members: Vec<Rank> =
-            ranks.iter().flat_map(|rank| std::iter::repeat_n(*rank, count)).collect();
-        let name = format!("{}/{label}[{of_here} x {count}]", family.root);
-        let config = Config { backend: None, ..self.config_for(&GroupOptions::default()) };
-        let join = |member: usize| {
-            let place = (self.rank() * count + member, self.world_size() * count);
-            let family = Family::of_member(&family, of_members.clone());
-            ProcessGroup::join(family, &name, place, GlobalRanks::default(), &config, self.origin())
-        };
-        // Each waits for the others.
-        std::thread::scope(|threads| {
-            let joining: Vec<_> =
-                (0..count).map(|member| threads.spawn(move || join(member))).collect();
-            let panicked = |_| Err(Error::memory("a thread has panicked"));
-            joining.into_iter().map(|it| it.join().unwrap_or_else(panicked)).collect()
-        })
-    }
-
-    /// Divides this group into groups of `size` consecutive ranks each, and connects this rank's group. All
-    /// ranks must call this.
-    ///
-    /// # Errors
-    ///
-    /// [`Argument`](crate::ErrorKind::Argument) when `size` does not divide the number of ranks; otherwise as for
-    /// [`ProcessGroup::new_group`].
-    pub fn new_subgroups(&self, size: usize, options: &GroupOptions) -> Result<ProcessGroup> {
-        if size == 0 || !self.world_size().is_multiple_of(size) {
-            return Err(Error::argument(
-                "new_subgroups",
-                format!(
-                    "the {} ranks of group {:?} cannot be divided into groups of {size}",
-                    self.world_size(),
-                    self.name()
-                ),
-            ));
-        }
-        let first = self.rank() / size * size;
-        self.new_group(&(first..first + size).collect::<Vec<_>>(), options)
-    }
-
-    /// Connects the group in `groups` of which this rank is a member. All ranks listed in `groups` must call
-    /// this, with the same lists.
-    ///
-    /// # Errors
-    ///
-    /// [`Argument`](crate::ErrorKind::Argument) when a rank does not exist or is in two groups;
-    /// [`NotAMember`](crate::ErrorKind::NotAMember) when this rank is in none; otherwise as for
-    /// [`ProcessGroup::new_group`].
-    pub fn new_subgroups_by_enumeration(
-        &self,
-        groups: &[Vec<Rank>],
-        options: &GroupOptions,
-    ) -> Result<ProcessGroup> {
-        self.check_members("new_subgroups_by_enumeration", &groups.concat())?;
-        match groups.iter().find(|ranks| ranks.contains(&self.rank())) {
-            Some(ranks) => self.new_group(ranks, options),
-            None => {
-                let group = format!("{}, of groups {groups:?}", self.name());
-                Err(not_a_member(&group, self.global_rank_of(self.rank())))
-            }
-        }
-    }
-
     /// Divides this group by colour. Ranks that pass the same `color` form a group, in which they are
     /// numbered by `key`, and ranks with the same key by their rank in this group. All ranks must call this.
     /// A rank that passes no colour gets no group.
@@ -223,13 +152,8 @@ impl ProcessGroup {
         (0..self.world_size()).map(|rank| self.global_rank_of(rank)).collect()
     }
 
-    /// The number in the whole job of the group's rank `rank`, if there is such a rank.
-    pub fn global_rank(&self, rank: Rank) -> Option<Rank> {
-        (rank < self.world_size()).then(|| self.global_rank_of(rank))
-    }
-
     /// The rank in this group of the job's rank `global`, if it is a member.
-    pub fn group_rank(&self, global: Rank) -> Option<Rank> {
+    pub(super) fn group_rank(&self, global: Rank) -> Option<Rank> {
         self.inner.member.global.position(global, self.world_size())
     }
 

@@ -47,8 +47,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn connect(names: &[&str], world_size: usize, config: &Config) -> Vec<Vec<ProcessGroup>> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     on_threads((0..world_size).collect(), |rank| {
-        let connect =
-            |name: &&str| ProcessGroup::connect(name, store.clone(), rank, world_size, config);
+        let connect = |name: &&str| {
+            drumline_group::rendezvous::connect(name, store.clone(), rank, world_size, config)
+        };
         names.iter().map(|name| connect(name).unwrap()).collect()
     })
 }
@@ -216,7 +217,7 @@ fn callbacks_get_results_and_start_other_operations() {
             first
                 .on_complete(move |sum| {
                     assert_eq!(thread::current().name(), Some("drumline-callbacks"));
-                    let _ = again.communication_time(); // would hang if the group were locked
+                    let _ = drumline_group::metrics::communication_time(&again); // would hang if the group were locked
                     let next = again.all_reduce_async(sum.unwrap(), ReduceOp::Sum).unwrap();
                     next.on_complete(move |sum| sender.send(sum).unwrap()).unwrap();
                 })
@@ -480,7 +481,8 @@ fn a_new_group_takes_the_place_of_one_that_failed() {
         on_threads(vec![0, 1], |rank| {
             for life in 0..3 {
                 let group =
-                    ProcessGroup::connect("phoenix", store.clone(), rank, 2, config).unwrap();
+                    drumline_group::rendezvous::connect("phoenix", store.clone(), rank, 2, config)
+                        .unwrap();
                 let mut data = sample(rank, life, 4000);
                 group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                 assert_eq!(bits(&data), summed(2, life, 4000));

@@ -71,7 +71,7 @@ fn solo(name: &str) -> (Arc<Solo>, ProcessGroup) {
     let made = solo.clone();
     register_backend(name, move |_: &BackendOptions| Ok(made.clone())).unwrap();
     let config = Config::default().backend(name);
-    (solo, ProcessGroup::local_world_with(1, &config).unwrap().remove(0))
+    (solo, drumline_group::rendezvous::local_world_with(1, &config).unwrap().remove(0))
 }
 
 #[test]
@@ -111,7 +111,10 @@ fn what_is_not_supported_is_refused_and_the_group_goes_on() {
             "{refused:?}"
         );
     }
-    assert!(group.alloc_registered::<u8>(3).is_ok() && !group.shares_memory());
+    assert!(
+        group.alloc_registered::<u8>(3).is_ok()
+            && !drumline_group::algorithms::shares_memory(&group)
+    );
     group.barrier().unwrap();
     group.destroy().unwrap();
     assert_eq!(*backend.seen.lock().unwrap(), ["#0 barrier [limited]", "shutdown"]);
@@ -157,7 +160,7 @@ fn a_panic_of_a_backend_is_an_error_of_the_call() {
 fn a_panic_of_a_factory_is_an_error_of_the_start() {
     register_backend("stillborn", |_: &BackendOptions| panic!("no such fabric")).unwrap();
     let config = Config::default().backend("stillborn");
-    let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+    let error = drumline_group::rendezvous::local_world_with(2, &config).unwrap_err().to_string();
     assert!(error.contains("no such fabric"), "{error}");
 }
 
@@ -171,7 +174,7 @@ fn ranks_on_different_backends_are_told_so() {
         let start = |rank, backend: Option<&str>| {
             let mut config = Config::default();
             config.backend = backend.map(str::to_owned);
-            ProcessGroup::connect("mixed", store.clone(), rank, 2, &config)
+            drumline_group::rendezvous::connect("mixed", store.clone(), rank, 2, &config)
         };
         let (mine, theirs) = thread::scope(|threads| {
             let theirs = threads.spawn(|| start(1, others));
@@ -238,7 +241,7 @@ fn slow(name: &str) -> (Arc<Slow>, ProcessGroup) {
     let made = slow.clone();
     register_backend(name, move |_: &BackendOptions| Ok(made.clone())).unwrap();
     let config = Config::default().backend(name);
-    (slow, ProcessGroup::local_world_with(2, &config).unwrap().remove(0))
+    (slow, drumline_group::rendezvous::local_world_with(2, &config).unwrap().remove(0))
 }
 
 /// The time limit of the group is ten minutes, and nobody lets the calls go on.
@@ -294,7 +297,7 @@ fn a_backend_may_have_no_time_limit() {
     group.leave(Duration::MAX).unwrap();
 
     let config = Config::default().backend("endless").timeout(Duration::MAX);
-    let group = ProcessGroup::local_world_with(1, &config).unwrap().remove(0);
+    let group = drumline_group::rendezvous::local_world_with(1, &config).unwrap().remove(0);
     group.barrier().unwrap();
     group.destroy().unwrap();
 }

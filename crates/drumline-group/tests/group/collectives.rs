@@ -1,7 +1,11 @@
 //! What the conformance suite, which compares every collective with a sequential oracle, does not see.
 
 use crate::common::{everywhere, world_with};
-use drumline_group::{DType, Operator, ProcessGroup, ReduceOp, backend::Collective};
+use drumline_group::{
+    DType, Operator, ProcessGroup, ReduceOp,
+    algorithms::{explain, shares_memory},
+    backend::Collective,
+};
 use half::bf16;
 
 /// What `rank` has at `index`: different everywhere, and exact in `f16`.
@@ -89,11 +93,6 @@ fn registered_buffers_get_what_ordinary_ones_get() {
                         expect_same(&group, &own, |group, data| {
                             group.reduce(data, ReduceOp::Avg, root)
                         });
-                        expect_same(&group, &own, |group, data| {
-                            let is_root = group.rank() == root;
-                            let output = if is_root { data } else { &mut [] };
-                            group.reduce_into(&own, output, ReduceOp::Sum, root)
-                        });
                         let brought = if group.rank() == root { &all[..] } else { &[] };
                         expect_same(&group, &own, |group, data| group.scatter(brought, data, root));
                     }
@@ -109,7 +108,7 @@ fn registered_buffers_get_what_ordinary_ones_get() {
                     let block = &own[..counts[group.rank()]];
                     let sum = counts.iter().sum();
                     expect_same(&group, &all[..sum], |group, data| {
-                        group.all_gather_v(block, data, &counts)
+                        group.in_blocks(&counts).all_gather(block, data)
                     });
                     // These reach what is brought, not what is got.
                     for op in [ReduceOp::Avg, ReduceOp::Max] {
@@ -120,7 +119,9 @@ fn registered_buffers_get_what_ordinary_ones_get() {
                             &group,
                             &all[..sum],
                             block.len(),
-                            |group, input, data| group.reduce_scatter_v(input, &counts, data, op),
+                            |group, input, data| {
+                                group.in_blocks(&counts).reduce_scatter(input, data, op)
+                            },
                         );
                     }
                     let factor = Operator::premul_sum(0.5 + group.rank() as f64);
@@ -136,12 +137,12 @@ fn registered_buffers_get_what_ordinary_ones_get() {
                             |group, input, data| group.gather(input, data, root),
                         );
                         expect_same_of_input(&group, block, at_root(sum), |group, input, data| {
-                            group.gather_v(input, data, &counts, root)
+                            group.in_blocks(&counts).gather(input, data, root)
                         });
                     }
                 }
                 let explained = |collective| {
-                    group.explain(collective, 300_001, DType::F64, true).unwrap().algorithm
+                    explain(&group, collective, 300_001, DType::F64, true).unwrap().algorithm
                 };
                 for collective in [
                     Collective::Broadcast,
@@ -152,7 +153,7 @@ fn registered_buffers_get_what_ordinary_ones_get() {
                     Collective::Gather,
                 ] {
                     let in_place = ["shm-push", "shm-pull"].contains(&&*explained(collective));
-                    assert_eq!(in_place, group.shares_memory(), "{collective}");
+                    assert_eq!(in_place, shares_memory(&group), "{collective}");
                 }
                 group.destroy().unwrap();
             });

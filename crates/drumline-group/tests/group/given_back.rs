@@ -101,22 +101,29 @@ fn calls_that_cannot_begin_give_buffers_back_and_take_no_turn() {
             let (sum, bits) = (ReduceOp::Sum, ReduceOp::Band);
             if group.rank() == 1 {
                 cannot_begin(|it| group.all_reduce_async(it, bits), five());
-                cannot_begin(|it| group.all_reduce_into_async(&[1.0], it, sum), five());
-                cannot_begin(|it| group.all_reduce_into_async(&[1.0; 5], it, bits), five());
                 cannot_begin(|it| group.reduce_async(it, sum, 2), five());
                 cannot_begin(|it| group.reduce_async(it, bits, 0), five());
                 cannot_begin(|it| group.broadcast_async(it, 2), five());
                 cannot_begin(|it| group.all_gather_async(five(), it), five());
-                cannot_begin(|it| group.all_gather_v_async(five(), it, &[1]), five());
+                cannot_begin(|it| group.in_blocks(&[1]).all_gather_async(five(), it), five());
                 cannot_begin(|it| group.gather_async(five(), it, 1), five());
-                cannot_begin(|it| group.gather_v_async(five(), it, &[5, 5], 0), five());
+                cannot_begin(|it| group.in_blocks(&[5, 5]).gather_async(five(), it, 0), five());
                 cannot_begin(|it| group.scatter_async(five(), it, 1), five());
-                cannot_begin(|it| group.scatter_v_async(five(), &[5, 5], it, 0), five());
+                cannot_begin(|it| group.in_blocks(&[5, 5]).scatter_async(five(), it, 0), five());
                 cannot_begin(|it| group.reduce_scatter_async(five(), it, sum), five());
-                cannot_begin(|it| group.reduce_scatter_v_async(five(), &[1], it, sum), five());
-                cannot_begin(|it| group.reduce_scatter_v_async(five(), &[0, 5], it, bits), five());
+                cannot_begin(
+                    |it| group.in_blocks(&[1]).reduce_scatter_async(five(), it, sum),
+                    five(),
+                );
+                cannot_begin(
+                    |it| group.in_blocks(&[0, 5]).reduce_scatter_async(five(), it, bits),
+                    five(),
+                );
                 cannot_begin(|it| group.all_to_all_async(five(), it), five());
-                cannot_begin(|it| group.all_to_all_v_async(five(), &[5, 0], it, &[0, 5]), five());
+                cannot_begin(
+                    |it| group.in_blocks((&[5, 0], &[0, 5])).all_to_all_async(five(), it),
+                    five(),
+                );
                 cannot_begin(|it| group.send_async(it, 2, 0), five());
                 cannot_begin(|it| group.recv_async(it, 2, 0), five());
             }

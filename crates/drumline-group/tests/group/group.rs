@@ -73,7 +73,8 @@ fn whoever_leaves_takes_its_keys_out_of_a_store_that_lives_on() {
         let store = Arc::new(HashStore::new());
         on_threads((0..3).collect(), |rank: usize| {
             let config = Config::default();
-            let group = ProcessGroup::connect("job", store.clone(), rank, 3, &config).unwrap();
+            let group = drumline_group::rendezvous::connect("job", store.clone(), rank, 3, &config)
+                .unwrap();
             leaves(group).unwrap();
         });
         assert_eq!(store.list_keys().unwrap(), Vec::<String>::new());
@@ -82,7 +83,8 @@ fn whoever_leaves_takes_its_keys_out_of_a_store_that_lives_on() {
     let store = Arc::new(HashStore::new());
     on_threads((0..2).collect(), |rank: usize| {
         let config = Config::default();
-        let group = ProcessGroup::connect("job", store.clone(), rank, 2, &config).unwrap();
+        let group =
+            drumline_group::rendezvous::connect("job", store.clone(), rank, 2, &config).unwrap();
         group.barrier().unwrap(); // both have started up
         if rank == 1 {
             group.leave(Duration::ZERO).unwrap();
@@ -133,10 +135,11 @@ fn arguments_that_cannot_work_are_refused_and_harm_nothing() {
         assert!(problem.contains("3 elements"), "{problem}");
         group.barrier().unwrap();
     });
-    let problem =
-        ProcessGroup::local_world_with(2, &with_algorithm("ring")).unwrap_err().to_string();
+    let problem = drumline_group::rendezvous::local_world_with(2, &with_algorithm("ring"))
+        .unwrap_err()
+        .to_string();
     assert!(problem.contains("ring") && problem.contains("doubling"), "{problem}");
-    assert!(ProcessGroup::local_world(0).is_err());
+    assert!(drumline_group::rendezvous::local_world(0).is_err());
 }
 
 /// Every rank makes its call and then a barrier: by then all of them must have failed, with a
@@ -296,7 +299,7 @@ fn what_a_rank_sent_before_it_left_still_counts() {
 
 #[test]
 fn a_rank_that_panics_is_dead_to_the_others() {
-    let groups = ProcessGroup::local_world(3).unwrap();
+    let groups = drumline_group::rendezvous::local_world(3).unwrap();
     std::thread::scope(|threads| {
         let running: Vec<_> = groups
             .into_iter()
@@ -377,7 +380,8 @@ fn rank_1_waits_for_3_in_the_end(
             .timeout(timeout)
             .warn_after(Duration::from_secs(2))
             .shared_memory(false);
-        let group = ProcessGroup::connect(name, store.clone(), rank, 4, &config).unwrap();
+        let group =
+            drumline_group::rendezvous::connect(name, store.clone(), rank, 4, &config).unwrap();
         if rank == 3 {
             // Alive, but in no call until the others have given up.
             while gave_up.load(Ordering::SeqCst) < 3 {
@@ -408,7 +412,8 @@ fn a_rank_that_has_left_blames_the_root_as_well() {
             .timeout(Duration::from_secs(if rank == 2 { 4 } else { 8 }))
             .warn_after(Duration::from_secs(1))
             .shared_memory(false);
-        let group = ProcessGroup::connect("left", store.clone(), rank, 3, &config).unwrap();
+        let group =
+            drumline_group::rendezvous::connect("left", store.clone(), rank, 3, &config).unwrap();
         if rank == 1 {
             while gave_up.load(Ordering::SeqCst) < 2 {
                 std::thread::sleep(Duration::from_millis(1));
@@ -449,9 +454,9 @@ fn a_poisoned_group_says_why() {
 #[test]
 fn communication_is_timed() {
     world(2, |group| {
-        let before = group.communication_time();
+        let before = drumline_group::metrics::communication_time(&group);
         group.barrier().unwrap();
-        assert!(group.communication_time() > before);
+        assert!(drumline_group::metrics::communication_time(&group) > before);
     });
 }
 
@@ -461,7 +466,8 @@ fn ranks_meet_in_a_store_of_nine_methods() {
         let store = Least::default();
         let stores = (0..3).map(|rank| (rank, store.try_clone().unwrap())).collect();
         on_threads(stores, |(rank, store)| {
-            let group = ProcessGroup::connect("own", store.into(), rank, 3, config).unwrap();
+            let group =
+                drumline_group::rendezvous::connect("own", store.into(), rank, 3, config).unwrap();
             let mut sum = [rank as u32];
             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             assert_eq!(sum, [3]);
@@ -483,7 +489,9 @@ fn a_group_can_be_made_again_under_its_name() {
                 let store = store.clone();
                 threads.spawn(move || {
                     let config = Config::default();
-                    let group = ProcessGroup::connect("again", store, rank, 2, &config).unwrap();
+                    let group =
+                        drumline_group::rendezvous::connect("again", store, rank, 2, &config)
+                            .unwrap();
                     let mut data = [sum];
                     group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                     assert_eq!(data, [2 * sum]);
@@ -502,12 +510,14 @@ fn ranks_share_memory_all_together_or_not_at_all() {
         let told = crate::common::on_threads((0..3).collect(), |rank| {
             let shared_memory = alone != Some(rank);
             let config = Config::default().shared_memory(shared_memory);
-            let group = ProcessGroup::connect("mixed", store.clone(), rank, 3, &config).unwrap();
+            let group =
+                drumline_group::rendezvous::connect("mixed", store.clone(), rank, 3, &config)
+                    .unwrap();
             let mut data = group.alloc_registered::<i64>(100_000).unwrap();
             data.fill(1 << rank);
             group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             assert!(data.iter().all(|sum| *sum == 7));
-            group.shares_memory()
+            drumline_group::algorithms::shares_memory(&group)
         });
         assert_eq!(told, [alone.is_none(); 3]);
     }
@@ -528,7 +538,7 @@ fn many_ranks_of_a_host_share_memory_and_send_messages() {
         group.recv(&mut received, before, 7).unwrap();
         sent.wait().unwrap();
         assert_eq!(received, [before as u64]);
-        group.shares_memory()
+        drumline_group::algorithms::shares_memory(&group)
     });
     assert_eq!(shared, [true; RANKS]);
 }
@@ -542,7 +552,7 @@ fn strangers_at_the_door_hold_up_nobody() {
         .unix_sockets(false)
         .bind_addresses(vec![host.parse().unwrap()])
         .port_range(45_000..=45_001);
-    let groups = ProcessGroup::local_world_with(2, &config).unwrap();
+    let groups = drumline_group::rendezvous::local_world_with(2, &config).unwrap();
     std::thread::scope(|threads| {
         let strangers: Vec<TcpStream> = (0..600)
             .map(|stranger| {
@@ -591,7 +601,7 @@ fn ranks_that_do_not_share_one_secret_do_not_meet() {
                 let config =
                     Config::default().unix_sockets(unix_sockets).timeout(timeout).secret(secret);
                 // Ranks of one host meet at once, others when they first need each other.
-                let group = ProcessGroup::connect("secret", store, rank, 2, &config)?;
+                let group = drumline_group::rendezvous::connect("secret", store, rank, 2, &config)?;
                 group.barrier()
             };
             let shared = store.clone();
@@ -635,11 +645,12 @@ fn peers_on_other_addresses_need_a_secret_and_one_address() {
         (Config::default().streams(17), "there can be 1 to 16"),
     ] {
         let config = config.unix_sockets(false).timeout(Duration::from_secs(3));
-        let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+        let error =
+            drumline_group::rendezvous::local_world_with(2, &config).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
         // On one host nothing of this is looked at.
         let config = config.unix_sockets(true);
-        ProcessGroup::local_world_with(2, &config).unwrap();
+        drumline_group::rendezvous::local_world_with(2, &config).unwrap();
     }
 }
 
@@ -648,7 +659,9 @@ fn ranks_with_other_numbers_of_connections_are_named() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let told = on_threads(vec![(0, 2), (1, 2), (2, 3)], |(rank, streams)| {
         let config = Config::default().streams(streams).unix_sockets(false);
-        ProcessGroup::connect("streams", store.clone(), rank, 3, &config).unwrap_err().to_string()
+        drumline_group::rendezvous::connect("streams", store.clone(), rank, 3, &config)
+            .unwrap_err()
+            .to_string()
     });
     for (rank, culprit) in
         [(0, "rank 2: it sends data over 3"), (2, "rank 0: it sends data over 2")]

@@ -20,7 +20,7 @@ fn options() -> GroupOptions {
 
 /// The sum over `group` of its members' ranks in the whole job.
 fn sum_of_members(group: &ProcessGroup) -> u64 {
-    let mut sum = [group.global_rank(group.rank()).unwrap() as u64];
+    let mut sum = [group.ranks()[group.rank()] as u64];
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     sum[0]
 }
@@ -47,9 +47,7 @@ fn any_ranks_make_a_group_in_any_order() {
                     }
                 };
                 assert_eq!((group.name(), group.ranks()), (name, ranks.to_vec()));
-                assert_eq!(group.global_rank(group.rank()), Some(me));
-                assert_eq!(group.group_rank(me), Some(group.rank()));
-                assert_eq!((group.group_rank(0), group.global_rank(3)), (None, None));
+                assert_eq!(group.ranks()[group.rank()], me);
                 assert_eq!(sum_of_members(&group), ranks.iter().sum::<usize>() as u64);
                 group.destroy().unwrap();
             }
@@ -90,30 +88,14 @@ fn bad_lists_are_refused_and_harm_nothing() {
         }
         let error = world.new_group(&[], &options()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotAMember, "{error}");
-        let error = world.new_subgroups(0, &options()).unwrap_err().to_string();
-        assert!(error.contains("groups of 0"), "{error}");
-        let error =
-            world.new_subgroups_by_enumeration(&[vec![0, 1], vec![1]], &options()).unwrap_err();
-        assert!(error.to_string().contains("rank 1 is listed twice"), "{error}");
         world.barrier().unwrap();
     });
 }
 
 #[test]
-fn a_group_divides_by_size_by_lists_and_by_colour() {
+fn a_group_divides_by_colour() {
     world_with(6, &Config::default(), |world| {
         let me = world.rank();
-        let three = world.new_subgroups(3, &options()).unwrap();
-        assert_eq!(three.ranks(), if me < 3 { [0, 1, 2] } else { [3, 4, 5] });
-
-        let lists = [vec![5, 0], vec![1, 2, 3]];
-        match world.new_subgroups_by_enumeration(&lists, &options()) {
-            Ok(group) => assert!(group.ranks() == [0, 5] || group.ranks() == [1, 2, 3]),
-            Err(error) => {
-                assert_eq!(me, 4);
-                check_outsider(&error, me);
-            }
-        }
         // By the key first, then by rank.
         let group = world.split(Some(me as u64 % 2), i64::from(me < 2), &options()).unwrap();
         let expected = if me.is_multiple_of(2) { [2, 4, 0] } else { [3, 5, 1] };
@@ -248,7 +230,10 @@ fn a_group_has_settings_of_its_own() {
         let other = Config::default().shared_memory(false);
         let options = options().config(other).timeout(Duration::from_secs(3));
         let hasty = world.new_group(&[0, 1], &options).unwrap();
-        assert!(world.shares_memory() && !hasty.shares_memory());
+        assert!(
+            drumline_group::algorithms::shares_memory(&world)
+                && !drumline_group::algorithms::shares_memory(&hasty)
+        );
         assert_eq!(world.config().timeout, Duration::from_secs(77));
         // Only rank 0 calls, so the other one is late; in that group alone.
         if world.rank() == 0 {
@@ -353,7 +338,9 @@ fn nothing_is_left_in_the_store() {
     let port = host.address().unwrap().port();
     let store: Arc<dyn Store> = Arc::new(host);
     let brief = &Config::default().timeout(Duration::from_millis(400));
-    let text = ProcessGroup::connect("w", store.clone(), 1, 3, brief).unwrap_err().to_string();
+    let text = drumline_group::rendezvous::connect("w", store.clone(), 1, 3, brief)
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("rank 0 has not come, rank 2 has not come"), "{text}");
     assert_eq!(keys_at(port), 0);
 
@@ -362,14 +349,17 @@ fn nothing_is_left_in_the_store() {
     let mut config = Config::default().unix_sockets(false);
     config.socket_ifname = nowhere;
     let told = on_threads((0..3).collect(), |rank| {
-        ProcessGroup::connect("w", store.clone(), rank, 3, &config).unwrap_err().to_string()
+        drumline_group::rendezvous::connect("w", store.clone(), rank, 3, &config)
+            .unwrap_err()
+            .to_string()
     });
     assert!(told.iter().all(|text| text.contains("no-such-0")), "{told:?}");
     assert_eq!(keys_at(port), 0);
 
     let config = Config::default();
     on_threads((0..3).collect(), |rank| {
-        let world = ProcessGroup::connect("w", store.clone(), rank, 3, &config).unwrap();
+        let world =
+            drumline_group::rendezvous::connect("w", store.clone(), rank, 3, &config).unwrap();
         if let Ok(pair) = world.new_group(&[0, 2], &options()) {
             pair.destroy().unwrap();
         }

@@ -232,7 +232,7 @@ fn destroy_does_not_wait_for_who_has_left() {
 #[test]
 fn who_drops_the_group_in_a_panic_counts_as_dead() {
     everywhere_with(&guarded("guard-dead"), |config| {
-        let ranks = ProcessGroup::local_world_with(3, config).unwrap();
+        let ranks = drumline_group::rendezvous::local_world_with(3, config).unwrap();
         let caught = on_threads(ranks, |group| {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
                 if group.rank() == 1 {
@@ -252,8 +252,8 @@ fn who_drops_the_group_in_a_panic_counts_as_dead() {
 #[test]
 fn leaving_waits_for_nobody_who_does_not_come() {
     everywhere_with(&guarded("guard-leave"), |config| {
-        let groups = ProcessGroup::local_world_with(2, config).unwrap();
-        let meetings = ProcessGroup::local_world(2).unwrap();
+        let groups = drumline_group::rendezvous::local_world_with(2, config).unwrap();
+        let meetings = drumline_group::rendezvous::local_world(2).unwrap();
         on_threads(groups.into_iter().zip(meetings).collect(), |(group, meeting)| {
             group.barrier().unwrap();
             if group.rank() == 0 {
@@ -347,7 +347,8 @@ fn a_warning_names_the_late_and_the_call_of_the_user() {
     let late = Mutex::new(());
     let held = late.lock().unwrap();
     std::thread::scope(|threads| {
-        let mut ranks = ProcessGroup::local_world_with(2, &config).unwrap().into_iter();
+        let mut ranks =
+            drumline_group::rendezvous::local_world_with(2, &config).unwrap().into_iter();
         let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
         let waiting = threads.spawn(move || {
             tracing::subscriber::with_default(subscriber, || {

@@ -15,8 +15,9 @@ use std::{
 
 use drumline_group::{
     Cause, DType, ProcessGroup, ReduceOp, Result,
+    algorithms::explain,
     backend::{Collective, interruptible},
-    metrics_text,
+    metrics,
 };
 
 use crate::common::{Barrier, everywhere, world_with};
@@ -64,8 +65,8 @@ fn within_a_call(group: &ProcessGroup) {
     group.send(&[2.0_f32], 1, 0).unwrap();
     group.recv(&mut got, 1, 0).unwrap();
     assert_eq!(got, [3.0]);
-    assert!(!metrics_text([group]).is_empty());
-    group.explain(Collective::AllReduce, 10, DType::F32, false).unwrap();
+    assert!(!metrics::text([group]).is_empty());
+    explain(group, Collective::AllReduce, 10, DType::F32, false).unwrap();
     let alone = group.new_group(&[0], &Default::default()).unwrap();
     alone.barrier().unwrap();
     alone.destroy().unwrap();
@@ -184,12 +185,12 @@ fn questions_are_answered_while_another_thread_is_in_a_call() {
             }
             thread::scope(|threads| {
                 let calling = threads.spawn(|| group.barrier());
-                let usage = || metrics_text([&group]);
+                let usage = || metrics::text([&group]);
                 // Half of the questions come before the call, and half while it waits.
                 for _ in 0..20 {
                     assert!(usage().contains("drumline_group_failed"));
-                    group.communication_time();
-                    group.explain(Collective::Barrier, 0, DType::U8, false).unwrap();
+                    metrics::communication_time(&group);
+                    explain(&group, Collective::Barrier, 0, DType::U8, false).unwrap();
                     thread::sleep(Duration::from_millis(1));
                 }
                 asked.wait();

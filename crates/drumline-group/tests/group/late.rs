@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use drumline_group::{ProcessGroup, Rank, Reason, ReduceOp, Result};
+use drumline_group::{Objects, ProcessGroup, Rank, Reason, ReduceOp, Result};
 
 use crate::common::{everywhere, failure, world_with};
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use drumline_group::{
-    Config, ProcessGroup, ReduceOp,
+    Config, ReduceOp,
     auth::{Channel, Hello, Level, Secret},
     store::{HashStore, Store},
 };
@@ -174,8 +174,9 @@ fn sums(level: Level, plan: Plan) -> [Result<bool, String>; 2] {
         let ranks = [0, 1].map(|rank| {
             let store = Arc::new(Detour { store: store.clone(), plan });
             threads.spawn(move || {
-                let group = ProcessGroup::connect("meddled", store, rank, 2, &config(level))
-                    .map_err(|error| error.to_string())?;
+                let group =
+                    drumline_group::rendezvous::connect("meddled", store, rank, 2, &config(level))
+                        .map_err(|error| error.to_string())?;
                 let mut right = true;
                 for _ in 0..10 {
                     let mut ones = vec![1_u32; 10_000];
@@ -238,7 +239,8 @@ fn ranks_with_other_levels_name_each_other() {
         let ranks = [Level::Tls, Level::Auth].into_iter().enumerate().map(|(rank, level)| {
             let store = store.clone();
             threads.spawn(move || {
-                let group = ProcessGroup::connect("levels", store, rank, 2, &config(level));
+                let group =
+                    drumline_group::rendezvous::connect("levels", store, rank, 2, &config(level));
                 group.map(drop).unwrap_err().to_string()
             })
         });
@@ -253,6 +255,6 @@ fn ranks_with_other_levels_name_each_other() {
 #[test]
 fn levels_between_hosts_take_a_secret() {
     let config = config(Level::Tls).secret(None);
-    let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+    let error = drumline_group::rendezvous::local_world_with(2, &config).unwrap_err().to_string();
     assert!(error.contains("DRUMLINE_SECURITY") && error.contains("secret"), "{error}");
 }

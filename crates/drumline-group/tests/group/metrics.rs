@@ -1,6 +1,6 @@
 //! What is counted of calls, as text for Prometheus.
 
-use drumline_group::{GroupOptions, ProcessGroup, ReduceOp, metrics_text};
+use drumline_group::{GroupOptions, ProcessGroup, ReduceOp, metrics};
 
 use crate::common::{everywhere, world_with};
 
@@ -26,7 +26,7 @@ fn calls_bytes_and_time_are_counted_by_operation() {
                 group.recv(&mut [0_u8; 5], 0, 0).unwrap();
             }
             work.wait().unwrap();
-            let text = metrics_text([&group]);
+            let text = metrics::text([&group]);
             let of = |name, operation| {
                 let name = format!("drumline_{name}_total");
                 let group = group.name();
@@ -36,7 +36,7 @@ fn calls_bytes_and_time_are_counted_by_operation() {
             assert_eq!(of("calls", "all_reduce"), Some(101.0), "{text}");
             assert_eq!(of("bytes", "all_reduce"), Some(4000.0 + f64::from(1 << 20)), "{text}");
             let seconds = of("seconds", "all_reduce").unwrap();
-            assert_eq!(seconds, group.communication_time().as_secs_f64());
+            assert_eq!(seconds, metrics::communication_time(&group).as_secs_f64());
             assert!(seconds > 0.0);
             let (mine, other) = if rank == 0 { ("send", "recv") } else { ("recv", "send") };
             assert_eq!((of("calls", mine), of("bytes", mine)), (Some(1.0), Some(5.0)), "{text}");
@@ -53,7 +53,7 @@ fn a_failure_shows_and_several_groups_are_one_text() {
         group.barrier().unwrap();
         let mut wrong = vec![0_u8; 1 + pair.rank()];
         pair.all_reduce(&mut wrong, ReduceOp::Sum).unwrap_err();
-        let text = metrics_text([&group, &pair]);
+        let text = metrics::text([&group, &pair]);
         let rank = group.rank();
         let failed = |group: &ProcessGroup| {
             let labels = format!("group=\"{}\",rank=\"{rank}\"", group.name());

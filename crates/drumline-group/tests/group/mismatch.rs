@@ -21,20 +21,21 @@ fn arguments_that_cannot_work_are_refused_and_harm_nothing() {
         let op = ReduceOp::Sum;
         let other = 1 - group.rank();
         expect(group.reduce(&mut one, op, 2), "no rank 2");
-        expect(group.reduce_into(&[1_u8], &mut two, op, group.rank()), "2 elements");
-        expect(group.reduce_into(&[1_u8], &mut one, op, other), "not the root");
-        expect(group.all_reduce_into(&[1_u8], &mut two, op), "should be 1");
         expect(group.gather(&[1_u8], &mut two, other), "not the root");
         expect(group.scatter(&[1_u8; 3], &mut one, group.rank()), "3 elements");
-        expect(group.all_gather_v(&[1_u8], &mut two, &[1]), "1 entries");
-        expect(group.all_gather_v(&[1_u8], &mut two, &[2, 2]), "this rank's block");
-        expect(group.all_gather_v(&[1_u8], &mut one, &[1, 1]), "buffer of all blocks");
-        expect(group.all_gather_v(&[1_u8], &mut one, &[usize::MAX, 1]), "no memory");
+        expect(group.in_blocks(&[1]).all_gather(&[1_u8], &mut two), "1 entries");
+        expect(group.in_blocks(&[2, 2]).all_gather(&[1_u8], &mut two), "this rank's block");
+        expect(group.in_blocks(&[1, 1]).all_gather(&[1_u8], &mut one), "buffer of all blocks");
+        expect(group.in_blocks(&[usize::MAX, 1]).all_gather(&[1_u8], &mut one), "no memory");
+        expect(group.in_blocks((&[1, 1], &[1, 1])).all_gather(&[1_u8], &mut two), "one list");
         expect(group.all_to_all(&[1_u8; 3], &mut [0; 3]), "3 elements");
         expect(group.all_to_all(&[1_u8; 2], &mut one), "should be 2");
         let mut counts = [0, 0];
         counts[group.rank()] = 1;
-        expect(group.all_to_all_v(&[1_u8], &counts, &mut [], &[0, 0]), "to itself but expects 0");
+        expect(
+            group.in_blocks((&counts, &[0, 0])).all_to_all(&[1_u8], &mut []),
+            "to itself but expects 0",
+        );
         let bytes = |ask: Ask<'_>, len| {
             let mut words = [0_u64; 2];
             ask.run(&group, &mut bytemuck::bytes_of_mut(&mut words)[..len], &[])
@@ -125,7 +126,7 @@ fn counts_that_differ_are_found_out() {
         let mut counts = vec![0; group.world_size()];
         (counts[0], counts[group.world_size() - 1]) = if odd { (4, 6) } else { (3, 7) };
         let own = vec![0_u16; counts[group.rank()]];
-        group.all_gather_v(&own, &mut [0; 10], &counts)
+        group.in_blocks(&counts).all_gather(&own, &mut [0; 10])
     });
     ranks_disagree(["with 2 elements", "with 3 elements"], |group, odd| {
         // The last rank expects more from rank 0 than that one has for it.
@@ -138,13 +139,15 @@ fn counts_that_differ_are_found_out() {
         }
         let input = vec![0_u8; send.iter().sum()];
         let mut output = vec![0; recv.iter().sum()];
-        group.all_to_all_v(&input, &send, &mut output, &recv)
+        group.in_blocks((&send, &recv)).all_to_all(&input, &mut output)
     });
     ranks_disagree(["all_to_all of 2 u8", "all_to_all of u8 in uneven blocks"], |group, odd| {
         let ranks = group.world_size();
         let (input, mut output) = (vec![0_u8; 2 * ranks], vec![0; 2 * ranks]);
         match odd {
-            true => group.all_to_all_v(&input, &vec![2; ranks], &mut output, &vec![2; ranks]),
+            true => {
+                group.in_blocks((&vec![2; ranks], &vec![2; ranks])).all_to_all(&input, &mut output)
+            }
             false => group.all_to_all(&input, &mut output),
         }
     });
@@ -160,8 +163,8 @@ fn a_rank_that_is_missing_is_named() {
     type Attempt = fn(&ProcessGroup) -> Result<(), Error>;
     let calls: [Attempt; 4] = [
         |group| group.all_to_all(&[0_u8; 3], &mut [0; 3]),
-        |group| group.all_to_all_v(&[0_u8], &[0, 0, 1], &mut [0], &[0, 0, 1]),
-        |group| group.all_gather_v(&[0_u8], &mut [0; 4], &[1, 1, 2]),
+        |group| group.in_blocks((&[0, 0, 1], &[0, 0, 1])).all_to_all(&[0_u8], &mut [0]),
+        |group| group.in_blocks(&[1, 1, 2]).all_gather(&[0_u8], &mut [0; 4]),
         |group| match group.rank() {
             0 => group.gather(&[0_u8], &mut [0; 3], 0),
             _ => group.gather(&[0_u8], &mut [], 0).and_then(|()| group.barrier()),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::common::{everywhere, failure, world_with};
-use drumline_group::{Config, ErrorKind, ProcessGroup, ReduceOp};
+use drumline_group::{Config, ErrorKind, Objects, ProcessGroup, ReduceOp};
 use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -232,7 +232,7 @@ fn what_goes_wrong_on_one_rank_is_told_on_all_and_the_group_goes_on() {
 
 #[test]
 fn no_rank_allocates_more_than_it_wants_to() {
-    let worlds = ProcessGroup::local_world(2).unwrap();
+    let worlds = drumline_group::rendezvous::local_world(2).unwrap();
     crate::common::on_threads(worlds, |world| {
         let bytes_max = if world.rank() == 0 { 100 } else { 1 << 20 };
         let config = Config::default().object_bytes_max(bytes_max);

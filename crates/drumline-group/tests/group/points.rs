@@ -226,7 +226,7 @@ fn what_was_sent_before_leaving_still_arrives() {
 #[test]
 fn a_rank_that_dies_is_named() {
     everywhere(|config| {
-        let groups = ProcessGroup::local_world_with(3, config).unwrap();
+        let groups = drumline_group::rendezvous::local_world_with(3, config).unwrap();
         std::thread::scope(|threads| {
             let run = |group: ProcessGroup| {
                 assert_ne!(group.rank(), 1, "this rank stumbles on purpose");
@@ -384,8 +384,7 @@ fn a_receive_from_any_rank_gets_every_message_once() {
                 .collect();
             let mut next = [0_u64; 4];
             for _ in 0..3 * EACH {
-                let mut message = [0_u64; 2];
-                let from = group.recv_any(&mut message, 9).unwrap();
+                let (message, from) = group.recv_any_async([0_u64; 2], 9).unwrap().wait().unwrap();
                 // Those of one rank come in order.
                 assert_eq!(message, [from as u64, next[from]]);
                 next[from] += 1;
@@ -420,7 +419,7 @@ fn receives_from_one_rank_and_from_any_are_served_in_the_order_of_the_calls() {
 
 #[test]
 fn a_rank_talks_to_itself() {
-    let mut groups = ProcessGroup::local_world(2).unwrap();
+    let mut groups = drumline_group::rendezvous::local_world(2).unwrap();
     groups.push(ProcessGroup::alone());
     on_threads(groups, |group| {
         let me = group.rank();
@@ -452,7 +451,8 @@ fn a_receive_from_any_rank_fails_when_nobody_is_left() {
             if group.rank() > 0 {
                 return;
             }
-            let failure = failure(group.recv_any(&mut [0_u8], 0).unwrap_err());
+            let receive = group.recv_any_async([0_u8], 0).unwrap();
+            let failure = failure(receive.wait().unwrap_err().error);
             let Cause::NobodyLeft { mut left, unreachable } = failure.cause else {
                 panic!("{failure}");
             };
@@ -486,7 +486,8 @@ fn a_receive_from_any_rank_that_takes_too_long_names_all() {
     let given_up = Barrier::new(3);
     world_with(3, &config, |group| {
         if group.rank() == 1 {
-            let failure = failure(group.recv_any(&mut [0_u8], 4).unwrap_err());
+            let receive = group.recv_any_async([0_u8], 4).unwrap();
+            let failure = failure(receive.wait().unwrap_err().error);
             assert_eq!(failure.cause, Cause::Timeout { waiting_for: vec![0, 2] });
             assert_eq!(failure.operation, "recv(from any, tag 4) of 1 u8");
         }

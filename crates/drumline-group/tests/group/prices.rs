@@ -4,7 +4,7 @@ use std::{sync::Arc, thread};
 
 use drumline_group::{
     Config, DType, ErrorKind, ProcessGroup, ReduceOp, Result,
-    algorithms::{PriceList, PriceSource},
+    algorithms::{PriceList, PriceSource, explain},
     backend::Collective,
     store::{HashStore, Store},
 };
@@ -27,7 +27,9 @@ fn on_ranks<R: Send>(
                     .unix_sockets(!over_links);
                 threads.spawn(move || {
                     let world_size = sources.len();
-                    rank(ProcessGroup::connect("prices", store, number, world_size, &config))
+                    rank(drumline_group::rendezvous::connect(
+                        "prices", store, number, world_size, &config,
+                    ))
                 })
             })
             .collect();
@@ -42,7 +44,7 @@ fn given(change: impl FnOnce(&mut PriceList)) -> PriceSource {
 }
 
 fn all_reduce_of(group: &ProcessGroup, elements: usize) -> String {
-    let answer = group.explain(Collective::AllReduce, elements, DType::F32, false).unwrap();
+    let answer = explain(group, Collective::AllReduce, elements, DType::F32, false).unwrap();
     answer.algorithm
 }
 
@@ -84,7 +86,7 @@ fn what_is_measured_is_the_same_on_all_ranks() {
         let half = group.new_group(&[0, 1, 2], &Default::default()).unwrap();
         assert_eq!(half.config().prices, group.config().prices);
         let answers = [1, 1_000, 1_000_000].map(|elements| {
-            group.explain(Collective::AllReduce, elements, DType::F32, false).unwrap()
+            explain(&group, Collective::AllReduce, elements, DType::F32, false).unwrap()
         });
         (list, answers)
     });
@@ -123,19 +125,19 @@ fn prices_decide_over_links() {
 fn an_explanation_names_every_candidate() {
     let texts = on_ranks(&[PriceSource::Default, PriceSource::Default], false, |group| {
         let group = group.unwrap();
-        let explain = |elements, dtype, registered| {
-            group.explain(Collective::AllReduce, elements, dtype, registered).unwrap()
+        let explained = |elements, dtype, registered| {
+            explain(&group, Collective::AllReduce, elements, dtype, registered).unwrap()
         };
-        let staged = explain(1 << 20, DType::F32, false);
+        let staged = explained(1 << 20, DType::F32, false);
         assert_eq!(staged.algorithm, "shm-oneshot"); // two ranks
-        assert_eq!(explain(1 << 20, DType::Bf16, false).algorithm, "shm-twoshot");
-        assert_eq!(explain(4 << 10, DType::Bf16, false).algorithm, "shm-oneshot");
+        assert_eq!(explained(1 << 20, DType::Bf16, false).algorithm, "shm-twoshot");
+        assert_eq!(explained(4 << 10, DType::Bf16, false).algorithm, "shm-oneshot");
         let push = staged.candidates.iter().find(|it| it.algorithm == "shm-push").unwrap();
         assert_eq!(push.problem.as_deref(), Some("the buffer is not registered"));
         let doubling = staged.candidates.iter().find(|it| it.algorithm == "doubling").unwrap();
         assert!(doubling.price.is_some() && doubling.problem.is_none());
-        assert_eq!(explain(1 << 20, DType::Bf16, true).algorithm, "shm-push");
-        assert!(group.explain(Collective::Barrier, 0, DType::U8, false).is_ok());
+        assert_eq!(explained(1 << 20, DType::Bf16, true).algorithm, "shm-push");
+        assert!(explain(&group, Collective::Barrier, 0, DType::U8, false).is_ok());
         staged.to_string()
     });
     assert_eq!(texts[0], texts[1]);

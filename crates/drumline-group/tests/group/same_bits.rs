@@ -6,7 +6,7 @@ use std::{fmt::Debug, sync::Arc};
 
 use crate::common::{tree, world_with as world};
 use drumline_group::{
-    Config, Element, Operator, ProcessGroup, ReduceOp,
+    Config, Element, Operator, ReduceOp,
     algorithms::{Rounding, SumOrder},
     f16,
     store::{HashStore, Store},
@@ -208,7 +208,13 @@ fn a_setting_that_differs_is_told_with_the_rank_that_has_it() {
             let errors = crate::common::on_threads((0..2).collect(), |rank: usize| {
                 let config =
                     configs[rank].clone().shared_memory(shared_memory).unix_sockets(shared_memory);
-                let refused = ProcessGroup::connect("settings", store.clone(), rank, 2, &config);
+                let refused = drumline_group::rendezvous::connect(
+                    "settings",
+                    store.clone(),
+                    rank,
+                    2,
+                    &config,
+                );
                 refused.map(drop).unwrap_err().to_string()
             });
             for (rank, error) in errors.iter().enumerate() {

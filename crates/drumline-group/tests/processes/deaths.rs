@@ -55,8 +55,10 @@ fn rank_process() {
     let patient = config.clone().timeout(Duration::from_secs(60));
     let store: Arc<dyn Store> = Arc::new(store);
     // Start-up is not what is tried here.
-    let meeting = ProcessGroup::connect("meeting", store.clone(), rank, WORLD, &patient).unwrap();
-    let group = ProcessGroup::connect("world", store, rank, WORLD, &config).unwrap();
+    let meeting =
+        drumline_group::rendezvous::connect("meeting", store.clone(), rank, WORLD, &patient)
+            .unwrap();
+    let group = drumline_group::rendezvous::connect("world", store, rank, WORLD, &config).unwrap();
     meeting.barrier().unwrap();
     let mut registered = group.alloc_registered::<f32>(300_000).unwrap();
     if env::var_os("DEATHS_FORKS").is_some() {

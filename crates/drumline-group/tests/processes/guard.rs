@@ -11,7 +11,7 @@ use std::{
 };
 
 use drumline_group::{
-    Config, ProcessGroup, ReduceOp,
+    Config, ReduceOp,
     auth::Secret,
     rendezvous::Endpoint,
     store::{
@@ -68,7 +68,8 @@ fn rank_process() {
         .unix_sockets(!is_tcp)
         .secret(secret);
     let world_size = variable("GUARD_WORLD").parse().unwrap();
-    let group = ProcessGroup::connect("world", store, rank, world_size, &config).unwrap();
+    let group =
+        drumline_group::rendezvous::connect("world", store, rank, world_size, &config).unwrap();
     for _ in 0..LAST {
         let mut sum = [1];
         group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();

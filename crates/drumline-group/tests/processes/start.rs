@@ -189,7 +189,7 @@ fn a_rank_that_failed_is_heard_of_by_those_who_wait_for_its_connections() {
     let nowhere = config.clone().bind_addresses(vec!["0.0.0.0".parse().unwrap()]);
     on_threads((0..3).collect(), |rank: usize| {
         let config = if rank == 2 { &nowhere } else { &config };
-        let told = ProcessGroup::connect("failing", store.clone(), rank, 3, config);
+        let told = drumline_group::rendezvous::connect("failing", store.clone(), rank, 3, config);
         let told = told.unwrap_err().to_string();
         assert!(told.contains("0.0.0.0 is every address"), "{told}");
         assert!(rank == 2 || told.contains("rank 2: it has failed"), "{told}");
@@ -316,7 +316,7 @@ fn connections_are_spread_over_addresses_within_the_ports_allowed() {
         .bind_addresses(hosts.iter().map(|host| host.parse().unwrap()).collect())
         .port_range(41_000..=41_002)
         .streams(4);
-    let groups = ProcessGroup::local_world_with(3, &config).unwrap();
+    let groups = drumline_group::rendezvous::local_world_with(3, &config).unwrap();
     // Ranks are connected when they first need each other.
     let groups = on_threads(groups, |group| {
         let mut all = [0; 3];
@@ -341,7 +341,9 @@ fn connections_are_spread_over_addresses_within_the_ports_allowed() {
     let config = config.timeout(Duration::from_secs(3));
     let store = Arc::new(HashStore::new());
     let told = on_threads((0..3).collect(), |rank: usize| {
-        ProcessGroup::connect("narrow", store.clone(), rank, 3, &config).unwrap_err().to_string()
+        drumline_group::rendezvous::connect("narrow", store.clone(), rank, 3, &config)
+            .unwrap_err()
+            .to_string()
     });
     let names =
         |text: &String| text.contains("DRUMLINE_PORT_RANGE") && text.contains("41000 to 41000");

@@ -33,11 +33,6 @@ impl PrefixStore {
         PrefixStore { prefix: prefix.into(), store }
     }
 
-    /// The other store.
-    pub fn underlying_store(&self) -> &Arc<dyn Store> {
-        &self.store
-    }
-
     fn full(&self, key: &str) -> String {
         format!("{}/{key}", self.prefix)
     }

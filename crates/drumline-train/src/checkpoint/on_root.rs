@@ -76,7 +76,7 @@ impl Checkpoint {
             counts[rank] = length as usize;
             let own = if rank == group.rank() { &sent[..] } else { &[] };
             let mut bytes = vec![0_u8; if is_root { counts[rank] } else { 0 }];
-            group.gather_v(own, &mut bytes, &counts, 0)?;
+            group.in_blocks(&counts).gather(own, &mut bytes, 0)?;
             if is_root && gathered.is_ok() {
                 let taken = Checkpoint::from_bytes(&bytes).and_then(|part| all.take_in(part));
                 gathered = taken.map_err(|problem| format!("the part of rank {rank}: {problem}"));

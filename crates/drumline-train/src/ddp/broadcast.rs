@@ -47,20 +47,6 @@ impl<'g> Broadcast<'g> {
     }
 
     /// [`Broadcast::new`] with another source than rank 0. It must be the same on all ranks.
-    ///
-    /// ```
-    /// use drumline::ddp::Broadcast;
-    ///
-    /// drumline::local(2, |group| {
-    ///     let mut value = [group.rank() as f32];
-    ///     let mut broadcast = Broadcast::from_rank(1, &group, 4);
-    ///     broadcast.tensor(&mut value)?;
-    ///     broadcast.finish()?;
-    ///     assert_eq!(value, [1.0]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn from_rank(source: usize, group: &'g ProcessGroup, total_bytes: usize) -> Self {
         Self { source, ..Self::with_chunks(group, total_bytes, Self::CHUNK_BYTES) }
     }
@@ -180,7 +166,7 @@ mod tests {
         ) {
             let tensor = |rank: usize, length: usize| vec![rank as f64 - 0.5; length];
             let total = lengths.iter().sum::<usize>() * 8 + 3;
-            let ranks: Vec<_> = ProcessGroup::local_world(3).unwrap().into_iter().map(|group| {
+            let ranks: Vec<_> = drumline_group::rendezvous::local_world(3).unwrap().into_iter().map(|group| {
                 let lengths = lengths.clone();
                 std::thread::spawn(move || {
                     let mut broadcast = Broadcast::with_chunks(&group, total, chunk_bytes);
@@ -210,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_wrong_total_is_an_error_before_anything_is_sent() {
-        let groups = ProcessGroup::local_world(2).unwrap();
+        let groups = drumline_group::rendezvous::local_world(2).unwrap();
         for group in &groups {
             let mut broadcast = Broadcast::new(group, 8);
             let error = broadcast.tensor(&mut [0.0_f32; 3]).unwrap_err();

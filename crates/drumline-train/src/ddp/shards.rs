@@ -136,7 +136,7 @@ mod tests {
     fn a_collective_adds_only_if_its_order_is_that_of_ranks() {
         let ops = |shards: usize, config: &Config| {
             let options = DdpOptions::default().shards(shards);
-            let groups = ProcessGroup::local_world_with(2, config).unwrap();
+            let groups = drumline_group::rendezvous::local_world_with(2, config).unwrap();
             let op = |group| Shards::deal(&[], &options, group).unwrap().unwrap().op;
             [op(&groups[0]), op(&groups[1])]
         };

@@ -263,7 +263,7 @@ mod tests {
 
     /// Runs the check with one model per rank and returns every rank's answer.
     fn verify(models: Vec<(Vec<ParameterSpec>, Vec<ParameterSpec>, DdpOptions)>) -> Vec<String> {
-        let groups = ProcessGroup::local_world(models.len()).unwrap();
+        let groups = drumline_group::rendezvous::local_world(models.len()).unwrap();
         let ranks: Vec<_> = groups
             .into_iter()
             .zip(models)

@@ -599,9 +599,10 @@ fn rank_process() {
     let store = Arc::new(TcpStore::connect_secured(&endpoint, &secret, minute).unwrap());
     let number: usize = env::var("ASYNC_REDUCE_OVER").unwrap().parse().unwrap();
     let config = over(number).secret(secret);
-    let group = ProcessGroup::connect("world", store.clone(), rank, 3, &config).unwrap();
+    let group =
+        drumline_group::rendezvous::connect("world", store.clone(), rank, 3, &config).unwrap();
     let mut reduce = engine(&group);
-    assert_eq!(group.shares_memory(), number == 0);
+    assert_eq!(drumline_group::algorithms::shares_memory(&group), number == 0);
     for step in 1..=LAST_STEP {
         if step == LAST_STEP {
             // Who dies breaks off what others have not ended.

@@ -74,7 +74,7 @@ fn rank() {
                     );
                 }
             }
-            println!("same bits; shares memory: {}", group.shares_memory());
+            println!("same bits; shares memory: {}", drumline::algorithms::shares_memory(&group));
             group.destroy().unwrap();
         }
         "train" => {

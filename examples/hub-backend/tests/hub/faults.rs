@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Cause, Config, Error, GroupOptions, Operator, ProcessGroup, ReduceOp, Result};
+use drumline::{
+    Cause, Config, Error, GroupOptions, Objects, Operator, ProcessGroup, ReduceOp, Result,
+};
 
 fn config() -> Config {
     hub_backend::register().unwrap();
@@ -19,7 +21,7 @@ fn world<R: Send>(
     config: &Config,
     rank: impl Fn(ProcessGroup) -> Result<R> + Sync,
 ) -> Vec<thread::Result<Result<R>>> {
-    let groups = ProcessGroup::local_world_with(ranks, config).unwrap();
+    let groups = drumline::rendezvous::local_world_with(ranks, config).unwrap();
     thread::scope(|threads| {
         let running: Vec<_> =
             groups.into_iter().map(|group| threads.spawn(|| rank(group))).collect();
@@ -54,7 +56,7 @@ fn lengths_of_an_uneven_exchange_are_compared() {
     let results = world(2, &config(), |group| {
         let expected = if group.rank() == 1 { [1, 1] } else { [1, 2] };
         let mut data = vec![0_u8; expected.iter().sum()];
-        group.all_to_all_v(&[1_u8; 2], &[1, 1], &mut data, &expected)
+        group.in_blocks((&[1, 1], &expected)).all_to_all(&[1_u8; 2], &mut data)
     });
     let failure = failure(&results[0]);
     assert!(matches!(failure.cause, Cause::Mismatch { peer: 1, .. }), "{failure}");
@@ -212,7 +214,8 @@ fn there_is_a_limit_to_messages_that_wait() {
 #[test]
 fn groups_of_a_group_have_hubs_of_their_own() {
     let results = world(4, &config(), |group| {
-        let pair = group.new_subgroups(2, &GroupOptions::default())?;
+        let first = group.rank() / 2 * 2;
+        let pair = group.new_group(&[first, first + 1], &GroupOptions::default())?;
         assert_eq!(pair.config().backend.as_deref(), Some("hub"));
         let mut sum = [group.rank() as u32];
         pair.all_reduce(&mut sum, ReduceOp::Sum)?;

@@ -12,17 +12,30 @@ pub(crate) mod description;
 mod limited;
 mod messages;
 
+use drumline_engine::transport::{Content, Direction, PointCall};
 use drumline_schedule::step::Rank;
 use serde::{Serialize, de::DeserializeOwned};
 
 use self::{
+    agreement::check_length,
     call::Call,
-    description::{decode, encode},
+    description::{decode, encode, encode_for_anyone, type_digest},
+    messages::Bytes,
 };
 use super::ProcessGroup;
-use crate::Result;
+use crate::{Result, Work};
 
-impl ProcessGroup {
+/// Calls and messages with objects. A [`ProcessGroup`] has them where this trait is in scope.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{Objects, ProcessGroup};
+///
+/// let group = ProcessGroup::alone();
+/// assert_eq!(group.all_gather_object(&"a word".to_owned())?, ["a word"]);
+/// # Ok::<_, drumline::Error>(())
+/// ```
+pub trait Objects: sealed::Sealed {
     /// Copies the object of rank `root` to every rank, in place.
     ///
     /// # Errors
@@ -32,7 +45,87 @@ impl ProcessGroup {
     /// of different names ([`type_name`](std::any::type_name)), or the object is longer than
     /// [`Config::object_bytes_max`](crate::Config::object_bytes_max); and on each rank that cannot read the
     /// object. Otherwise as for [`ProcessGroup::broadcast`].
-    pub fn broadcast_object<T>(&self, object: &mut T, root: Rank) -> Result<()>
+    fn broadcast_object<T>(&self, object: &mut T, root: Rank) -> Result<()>
+    where
+        T: Serialize + DeserializeOwned;
+
+    /// [`Objects::broadcast_object`] of several objects at once. All ranks pass the same number.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Objects::broadcast_object`]; [`Object`](crate::ErrorKind::Object) when the numbers differ.
+    fn broadcast_object_list<T>(&self, objects: &mut [T], root: Rank) -> Result<()>
+    where
+        T: Serialize + DeserializeOwned;
+
+    /// Collects the objects of all ranks on every rank, in order of rank.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Objects::broadcast_object`].
+    fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned;
+
+    /// Collects the objects of all ranks at rank `root`, in order of rank. The other ranks get `None`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Objects::broadcast_object`].
+    fn gather_object<T>(&self, object: &T, root: Rank) -> Result<Option<Vec<T>>>
+    where
+        T: Serialize + DeserializeOwned;
+
+    /// Gives each rank one of the objects of rank `root`: rank `r` gets object `r`. The other ranks pass `None`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Objects::broadcast_object`]; [`Object`](crate::ErrorKind::Object) on every rank when
+    /// the root does not pass one object for each rank.
+    fn scatter_object_list<T>(&self, objects: Option<&[T]>, root: Rank) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned;
+
+    /// Sends an object to rank `to`, which must receive it with [`Objects::recv_object`] as the same
+    /// type. A `str` inside it is received as a `String`, and a slice as a `Vec`. An `Option` that holds
+    /// `None` or `()` is received as `None`, because it travels in CBOR, which cannot tell these apart. The
+    /// call blocks and keeps the order as [`ProcessGroup::send`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Object`](crate::ErrorKind::Object) when the object cannot be described or is too long; otherwise
+    /// as for [`ProcessGroup::send`].
+    fn send_object<T>(&self, object: &T, to: Rank, tag: u64) -> Result<()>
+    where
+        T: Serialize + ?Sized;
+
+    /// Receives an object that rank `from` sends with the same `tag`.
+    ///
+    /// # Errors
+    ///
+    /// [`Object`](crate::ErrorKind::Object) when the object that arrives is no `T`; the group can go on.
+    /// As for [`ProcessGroup::recv`] when the message holds no object, or is longer than
+    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max); then nothing is allocated.
+    fn recv_object<T: DeserializeOwned>(&self, from: Rank, tag: u64) -> Result<T>;
+
+    /// Receives an object from the rank that first sends one with this `tag`, and returns that rank, too: see
+    /// [`ProcessGroup::recv_any_async`] and [`Objects::send_object`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Objects::recv_object`].
+    fn recv_object_any<T: DeserializeOwned>(&self, tag: u64) -> Result<(T, Rank)>;
+}
+
+mod sealed {
+    /// Only groups have objects: methods may be added.
+    pub trait Sealed {}
+
+    impl Sealed for crate::ProcessGroup {}
+}
+
+impl Objects for ProcessGroup {
+    fn broadcast_object<T>(&self, object: &mut T, root: Rank) -> Result<()>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -43,12 +136,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// [`ProcessGroup::broadcast_object`] of several objects at once. All ranks pass the same number.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ProcessGroup::broadcast_object`]; [`Object`](crate::ErrorKind::Object) when the numbers differ.
-    pub fn broadcast_object_list<T>(&self, objects: &mut [T], root: Rank) -> Result<()>
+    fn broadcast_object_list<T>(&self, objects: &mut [T], root: Rank) -> Result<()>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -66,12 +154,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Collects the objects of all ranks on every rank, in order of rank.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ProcessGroup::broadcast_object`].
-    pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
+    fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -79,16 +162,11 @@ impl ProcessGroup {
         let own = encode::<T, T>(object);
         let lengths = self.agree::<T>(call, &own)?;
         let mut all = vec![0; lengths.iter().sum()];
-        self.all_gather_v(&own.unwrap_or_default(), &mut all, &lengths)?;
+        self.in_blocks(&lengths).all_gather(&own.unwrap_or_default(), &mut all)?;
         decode_all(call, &all, &lengths)
     }
 
-    /// Collects the objects of all ranks at rank `root`, in order of rank. The other ranks get `None`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ProcessGroup::broadcast_object`].
-    pub fn gather_object<T>(&self, object: &T, root: Rank) -> Result<Option<Vec<T>>>
+    fn gather_object<T>(&self, object: &T, root: Rank) -> Result<Option<Vec<T>>>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -98,17 +176,11 @@ impl ProcessGroup {
         let lengths = self.agree::<T>(call, &own)?;
         let is_root = self.rank() == root;
         let mut all = vec![0; if is_root { lengths.iter().sum() } else { 0 }];
-        self.gather_v(&own.unwrap_or_default(), &mut all, &lengths, root)?;
+        self.in_blocks(&lengths).gather(&own.unwrap_or_default(), &mut all, root)?;
         is_root.then(|| decode_all(call, &all, &lengths)).transpose()
     }
 
-    /// Gives each rank one of the objects of rank `root`: rank `r` gets object `r`. The other ranks pass `None`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ProcessGroup::broadcast_object`]; [`Object`](crate::ErrorKind::Object) on every rank when
-    /// the root does not pass one object for each rank.
-    pub fn scatter_object_list<T>(&self, objects: Option<&[T]>, root: Rank) -> Result<T>
+    fn scatter_object_list<T>(&self, objects: Option<&[T]>, root: Rank) -> Result<T>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -128,10 +200,39 @@ impl ProcessGroup {
         self.broadcast(&mut lengths, root)?;
         let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
         let mut own = vec![0; lengths[self.rank()]];
-        self.scatter_v(&parts.concat(), &lengths, &mut own, root)?;
+        self.in_blocks(&lengths).scatter(&parts.concat(), &mut own, root)?;
         decode(call, root, &own)
     }
 
+    fn send_object<T>(&self, object: &T, to: Rank, tag: u64) -> Result<()>
+    where
+        T: Serialize + ?Sized,
+    {
+        self.check_rank("send_object", to)?;
+        let call = Call { operation: "send_object", root: self.rank() };
+        let bytes =
+            encode_for_anyone(object).map_err(|problem| call.error(self.rank(), problem))?;
+        check_length(call, self.rank(), bytes.len() as u64, self.object_bytes_max())?;
+        let bytes = [&type_digest::<T>().to_le_bytes(), &bytes[..]].concat();
+        let content = Content::Object { bytes: bytes.len() };
+        let (promise, work) = Work::of(&self.inner, false);
+        let call = PointCall { direction: Direction::Send, peer: Some(to), tag, content };
+        self.post_message(call, Box::new(Bytes { bytes, promise }));
+        work.wait()?;
+        Ok(())
+    }
+
+    fn recv_object<T: DeserializeOwned>(&self, from: Rank, tag: u64) -> Result<T> {
+        self.check_rank("recv_object", from)?;
+        self.receive_object(Some(from), tag).map(|(object, _)| object)
+    }
+
+    fn recv_object_any<T: DeserializeOwned>(&self, tag: u64) -> Result<(T, Rank)> {
+        self.receive_object(None, tag)
+    }
+}
+
+impl ProcessGroup {
     /// On ranks other than the root: receives the object that the root describes.
     fn broadcast_one<T, D: DeserializeOwned>(
         &self,

@@ -47,7 +47,7 @@ pub(super) struct Active {
 
 #[cfg(test)]
 mod tests {
-    use drumline_group::{DType, bf16, f16};
+    use drumline_group::DType;
     use proptest::prelude::*;
 
     use super::{
@@ -68,13 +68,7 @@ mod tests {
         let mut memory = Memory::private(&bucket, count, Wire::AsIs);
         for (at, sum) in sums.into_iter().enumerate() {
             let average = sum / is_active.len() as f64;
-            match &mut memory {
-                Memory::F32(it) => it[at] = average as f32,
-                Memory::F64(it) => it[at] = average,
-                Memory::F16(it) => it[at] = f16::from_f64(average),
-                Memory::Bf16(it) => it[at] = bf16::from_f64(average),
-                Memory::Narrowed { .. } => unreachable!("not made above"),
-            }
+            memory.slice_mut(at..at + 1).replace(|_| average);
         }
         memory
     }

@@ -1,11 +1,13 @@
 //! The memory of a bucket.
 
-use std::{fmt, ops::Range, sync::Arc, time::Instant};
+use std::{convert::Infallible, fmt, iter::once, ops::Range, sync::Arc, time::Instant};
 
 use drumline_group::{
-    DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, bf16, driving, f16,
+    DType, ProcessGroup, ReduceOp, RegisteredBuffer,
+    backend::Collective,
+    driving::{self, Ask},
 };
-use drumline_kernels::{Source, Target, narrow, reduce_tree, widen, with_ieee_rounding};
+use drumline_kernels::{Number, Source, Target, with_ieee_rounding};
 
 use super::{
     super::{Bucket, Wire, shards::Shards},
@@ -13,95 +15,77 @@ use super::{
 };
 use crate::Result;
 
-/// Memory in which a collective works without copies between the ranks of a host.
-type Buffer<T> = RegisteredBuffer<T>;
-
 /// The elements of a bucket: the gradients of its members, then one mark for each member, then marks of the rank. A
 /// rank sets a mark to 1. After the all-reduce a mark is above zero if *some* rank had set it, because it is an
 /// average of zeros and ones. [`Block`](super::plan::Block) says which of them there are.
-pub(super) enum Memory {
-    F32(Buffer<f32>),
-    F64(Buffer<f64>),
-    F16(Buffer<f16>),
-    Bf16(Buffer<bf16>),
-    /// `values` are rounded to `wire` when they leave, and replaced by what comes back.
-    Narrowed {
-        values: Vec<f32>,
-        wire: Buffer<bf16>,
-    },
-}
-
-/// Evaluates one expression for any dtype.
-macro_rules! with_elements {
-    ($memory:expr, $elements:ident => $result:expr) => {
-        match $memory {
-            Memory::F32($elements) => $result,
-            Memory::F64($elements) => $result,
-            Memory::F16($elements) => $result,
-            Memory::Bf16($elements) => $result,
-            Memory::Narrowed { values: $elements, .. } => $result,
-        }
-    };
+pub(super) struct Memory {
+    dtype: DType,
+    elements: Bytes,
+    /// If elements are rounded to bf16 when they leave: the memory in which they travel. What comes back replaces them.
+    wire: Option<Bytes>,
 }
 
 impl Memory {
-    /// Memory for `elements` elements, marks among them.
+    /// Memory for `elements` elements, marks among them, in which a collective works without copies between the ranks of
+    /// a host.
     pub(super) fn new(
         bucket: &Bucket,
         elements: usize,
         wire: Wire,
         group: &ProcessGroup,
     ) -> Result<Self> {
-        Ok(match (bucket.dtype, wire) {
-            (DType::F64, _) => Memory::F64(group.alloc_registered(elements)?),
-            (DType::F16, _) => Memory::F16(group.alloc_registered(elements)?),
-            (DType::Bf16, _) => Memory::Bf16(group.alloc_registered(elements)?),
-            (_, Wire::Bf16) => {
-                let wire = group.alloc_registered(elements)?;
-                Memory::Narrowed { values: vec![0.0; elements], wire }
-            }
-            (_, Wire::AsIs) => Memory::F32(group.alloc_registered(elements)?),
-        })
+        Self::of(bucket, elements, wire, |len| Bytes::registered(len, group))
     }
 
     /// Memory for `elements` elements that no neighbour reaches.
     pub(super) fn private(bucket: &Bucket, elements: usize, wire: Wire) -> Self {
-        match (bucket.dtype, wire) {
-            (DType::F64, _) => Memory::F64(RegisteredBuffer::private(elements)),
-            (DType::F16, _) => Memory::F16(RegisteredBuffer::private(elements)),
-            (DType::Bf16, _) => Memory::Bf16(RegisteredBuffer::private(elements)),
-            (_, Wire::Bf16) => Memory::Narrowed {
-                values: vec![0.0; elements],
-                wire: RegisteredBuffer::private(elements),
-            },
-            (_, Wire::AsIs) => Memory::F32(RegisteredBuffer::private(elements)),
-        }
+        let private = |len| Ok::<_, Infallible>(Bytes::private(len));
+        let Ok(memory) = Self::of(bucket, elements, wire, private);
+        memory
+    }
+
+    fn of<E>(
+        bucket: &Bucket,
+        elements: usize,
+        wire: Wire,
+        allocate: impl FnOnce(usize) -> Result<Bytes, E>,
+    ) -> Result<Self, E> {
+        let dtype = bucket.dtype;
+        let bytes = elements * dtype.size();
+        Ok(match dtype == DType::F32 && matches!(wire, Wire::Bf16) {
+            true => {
+                let wire = Some(allocate(elements * DType::Bf16.size())?);
+                Self { dtype, elements: Bytes::private(bytes), wire }
+            }
+            false => Self { dtype, elements: allocate(bytes)?, wire: None },
+        })
     }
 
     pub(super) fn slice(&self, range: Range<usize>) -> Values<'_> {
-        with_elements!(self, elements => (&elements[range]).into())
+        Values::of(self.dtype, &self.elements.as_ref()[in_bytes(self.dtype, range)])
     }
 
     pub(super) fn slice_mut(&mut self, range: Range<usize>) -> ValuesMut<'_> {
-        match self {
-            Memory::F32(elements) => ValuesMut::F32(&mut elements[range]),
-            Memory::F64(elements) => ValuesMut::F64(&mut elements[range]),
-            Memory::F16(elements) => ValuesMut::F16(&mut elements[range]),
-            Memory::Bf16(elements) => ValuesMut::Bf16(&mut elements[range]),
-            Memory::Narrowed { values, .. } => ValuesMut::F32(&mut values[range]),
-        }
+        ValuesMut::of(self.dtype, self.bytes_mut(range))
+    }
+
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        &mut self.elements.as_mut()[in_bytes(self.dtype, range)]
     }
 
     pub(super) fn zero(&mut self, range: Range<usize>) {
-        with_elements!(self, elements => elements[range].fill(bytemuck::Zeroable::zeroed()));
+        self.bytes_mut(range).fill(0);
     }
 
     pub(super) fn set_mark(&mut self, at: usize, mark: u8) {
-        with_elements!(self, elements => elements[at] = mark.into());
+        let element = (self.dtype.kernels().element)(Number::Integer(mark.into()));
+        let Some(element) = element else { unreachable!("gradients are floats") };
+        let place = self.bytes_mut(at..at + 1);
+        place.copy_from_slice(&element[..place.len()]);
     }
 
     pub(super) fn mark(&self, at: usize) -> f64 {
-        with_elements!(self, elements => widened(elements[at]))
+        self.slice(at..at + 1).first()
     }
 
     pub(super) fn is_marked(&self, at: usize) -> bool {
@@ -110,64 +94,30 @@ impl Memory {
 
     /// Divides sums, and rounds once.
     pub(super) fn divide(&mut self, range: Range<usize>, by: usize) {
-        with_ieee_rounding(|| match self.slice_mut(range) {
-            ValuesMut::F32(values) => values.iter_mut().for_each(|it| *it /= by as f32),
-            ValuesMut::F64(values) => values.iter_mut().for_each(|it| *it /= by as f64),
-            ValuesMut::F16(values) => {
-                values.iter_mut().for_each(|it| *it = f16::from_f32(it.to_f32() / by as f32));
-            }
-            ValuesMut::Bf16(values) => {
-                values.iter_mut().for_each(|it| *it = bf16::from_f32(it.to_f32() / by as f32));
-            }
-        });
+        let divide = self.dtype.kernels().reduce_tree;
+        let sums = Target::from(self.bytes_mut(range));
+        if !sums.is_empty() {
+            with_ieee_rounding(|| {
+                divide(ReduceOp::Avg, &[sums], &[sums.as_source()], &[0], Some(by));
+            });
+        }
     }
 
     /// Makes averages over `all` ranks those over `active` of them.
     pub(super) fn divide_again(&mut self, range: Range<usize>, all: usize, active: usize) {
         let (all, active) = (all as f64, active as f64);
         // A product that is exact before the division keeps whole numbers whole.
-        let again = |average: f64| average * all / active;
-        match self.slice_mut(range) {
-            ValuesMut::F32(values) => {
-                values.iter_mut().for_each(|it| *it = again((*it).into()) as f32);
-            }
-            ValuesMut::F64(values) => values.iter_mut().for_each(|it| *it = again(*it)),
-            ValuesMut::F16(values) => {
-                values.iter_mut().for_each(|it| *it = f16::from_f64(again((*it).into())));
-            }
-            ValuesMut::Bf16(values) => {
-                values.iter_mut().for_each(|it| *it = bf16::from_f64(again((*it).into())));
-            }
-        }
+        self.slice_mut(range).replace(|average| average * all / active);
     }
 
     /// Begins to average the elements over all ranks, or to add them.
     pub(super) fn all_reduce(self, op: ReduceOp, group: &ProcessGroup) -> Travelling {
-        fn whole<T: Element>(
-            buffer: Buffer<T>,
-            (op, group): (ReduceOp, &ProcessGroup),
-            memory: impl FnOnce(Buffer<T>) -> Memory + Send + 'static,
-        ) -> Travelling {
-            let work = group.all_reduce_async(buffer, op);
-            Travelling::new(move || {
-                let (buffer, at) = driving::wait_and_tell(work?)?;
-                Ok(Arrived { whole: Some(memory(buffer)), part: None, at })
-            })
-        }
-        let call = (op, group);
-        match self {
-            Memory::F32(buffer) => whole(buffer, call, Memory::F32),
-            Memory::F64(buffer) => whole(buffer, call, Memory::F64),
-            Memory::F16(buffer) => whole(buffer, call, Memory::F16),
-            Memory::Bf16(buffer) => whole(buffer, call, Memory::Bf16),
-            Memory::Narrowed { mut values, mut wire } => {
-                narrow((&mut wire[..]).into(), &values[..]);
-                whole(wire, call, |wire| {
-                    widen(&mut values[..], (&wire[..]).into());
-                    Memory::Narrowed { values, wire }
-                })
-            }
-        }
+        let (elements, behind) = self.pack();
+        let work = behind.ask(Collective::AllReduce).by(op).begin(group, elements, [0; 0]);
+        Travelling::new(move || {
+            let (elements, at) = driving::wait_and_tell(work?)?;
+            Ok(Arrived { whole: Some(behind.unpack(elements)), part: None, at })
+        })
     }
 
     /// Begins to average or add the elements over all ranks, and to bring this rank its block. `counts` are the lengths of
@@ -179,118 +129,65 @@ impl Memory {
         op: ReduceOp,
         group: &ProcessGroup,
     ) -> Travelling {
-        fn to_part<T: Element>(
-            [whole, part]: [Buffer<T>; 2],
-            (counts, op, group): (&[usize], ReduceOp, &ProcessGroup),
-            [whole_memory, part_memory]: [impl FnOnce(Buffer<T>) -> Memory + Send + 'static; 2],
-        ) -> Travelling {
-            let whole = Arc::new(whole);
-            let input = Held(whole.clone());
-            let work = group.reduce_scatter_v_async(input, counts, part, op);
-            Travelling::new(move || {
-                let (part, at) = driving::wait_and_tell(work?)?;
-                let whole = Arc::into_inner(whole).map(whole_memory);
-                Ok(Arrived { whole, part: Some(part_memory(part)), at })
-            })
-        }
-        let call = (counts, op, group);
-        match (self, part) {
-            (Memory::F32(whole), Memory::F32(part)) => {
-                to_part([whole, part], call, [Memory::F32; 2])
-            }
-            (Memory::F64(whole), Memory::F64(part)) => {
-                to_part([whole, part], call, [Memory::F64; 2])
-            }
-            (Memory::F16(whole), Memory::F16(part)) => {
-                to_part([whole, part], call, [Memory::F16; 2])
-            }
-            (Memory::Bf16(whole), Memory::Bf16(part)) => {
-                to_part([whole, part], call, [Memory::Bf16; 2])
-            }
-            (
-                Memory::Narrowed { values, wire: mut whole },
-                Memory::Narrowed { values: mut of_part, wire: part },
-            ) => {
-                narrow((&mut whole[..]).into(), &values[..]);
-                let memories: [Box<dyn FnOnce(Buffer<bf16>) -> Memory + Send>; 2] = [
-                    Box::new(|wire| Memory::Narrowed { values, wire }),
-                    Box::new(|wire| {
-                        widen(&mut of_part[..], (&wire[..]).into());
-                        Memory::Narrowed { values: of_part, wire }
-                    }),
-                ];
-                to_part([whole, part], call, memories)
-            }
-            _ => unreachable!("both are memory of one bucket"),
-        }
+        let (whole, behind) = self.pack();
+        let (part, behind_part) = part.split();
+        let whole = Arc::new(whole);
+        let ask = behind.ask(Collective::ReduceScatter).by(op).in_blocks(counts);
+        let work = ask.begin(group, part, Held(whole.clone()));
+        Travelling::new(move || {
+            let (part, at) = driving::wait_and_tell(work?)?;
+            let whole = Arc::into_inner(whole).map(|whole| behind.join(whole));
+            Ok(Arrived { whole, part: Some(behind_part.unpack(part)), at })
+        })
     }
 
     /// Begins to add the sums of shards that all ranks bring. This rank brings `self` and `upper`. Each rank gets as many
     /// elements of all sums as `counts` says, and adds them. `part`, if there is one, has room for these. If not, the
     /// ranks hand on what they have added.
     pub(super) fn add_nodes(
-        self,
+        mut self,
         upper: &[Memory],
-        part: Option<Memory>,
+        mut part: Option<Memory>,
         counts: Vec<usize>,
         shards: &Arc<Shards>,
         group: &ProcessGroup,
     ) -> Travelling {
-        fn added<T: Element>(
-            mut whole: Buffer<T>,
-            upper: Vec<&[T]>,
-            mut part: Option<Buffer<T>>,
-            (counts, shards, group): (Vec<usize>, Arc<Shards>, ProcessGroup),
-            memory: fn(Buffer<T>) -> Memory,
-        ) -> Travelling {
-            let rank = group.rank();
-            let (mut input, mut start) = (Vec::with_capacity(whole.len() * shards.nodes[rank]), 0);
-            for &count in &counts {
-                for node in std::iter::once(&whole[..]).chain(upper.iter().copied()) {
-                    input.extend_from_slice(&node[start..start + count]);
-                }
-                start += count;
+        let (dtype, rank, shards, group) =
+            (self.dtype, group.rank(), shards.clone(), group.clone());
+        let sent: Vec<usize> = counts.iter().map(|count| count * shards.nodes[rank]).collect();
+        let received: Vec<usize> = shards.nodes.iter().map(|it| it * counts[rank]).collect();
+        let bytes = move |elements: usize| Bytes::private(elements * dtype.size());
+        let mut input = bytes(sent.iter().sum());
+        let (mut rest, mut start) = (input.as_mut(), 0);
+        for &count in &counts {
+            let block = in_bytes(dtype, start..start + count);
+            for node in once(&self).chain(upper) {
+                let (place, behind) = rest.split_at_mut(block.len());
+                place.copy_from_slice(&node.elements.as_ref()[block.clone()]);
+                rest = behind;
             }
-            let sent: Vec<usize> = counts.iter().map(|count| count * shards.nodes[rank]).collect();
-            let received: Vec<usize> = shards.nodes.iter().map(|it| it * counts[rank]).collect();
-            let output = vec![T::zeroed(); received.iter().sum()];
-            let work = group.all_to_all_v_async(input, &sent, output, &received);
-            Travelling::new(move || {
-                let nodes = work?.wait()?;
-                let mut sum = vec![T::zeroed(); counts[rank]];
-                if !sum.is_empty() {
-                    let nodes: Vec<Source<'_, T>> =
-                        nodes.chunks_exact(sum.len()).map(Source::from).collect();
-                    let sum = Target::from(&mut sum[..]);
-                    with_ieee_rounding(|| {
-                        reduce_tree(ReduceOp::Sum, &[sum], &nodes, &shards.merges, None);
-                    });
-                }
-                match &mut part {
-                    Some(part) => part.copy_from_slice(&sum),
-                    None => group.all_gather_v(&sum, &mut whole, &counts)?,
-                }
-                let (whole, part) = (Some(memory(whole)), part.map(memory));
-                Ok(Arrived { whole, part, at: Instant::now() })
-            })
+            start += count;
         }
-        /// All elements of each memory.
-        fn all<T: Element>(upper: &[Memory]) -> Vec<&[T]> {
-            let all = |memory: &Memory| with_elements!(memory, elements => elements.len());
-            upper.iter().filter_map(|it| it.slice(0..all(it)).as_slice()).collect()
-        }
-        let call = (counts, shards.clone(), group.clone());
-        match (self, part) {
-            (Memory::F32(whole), None) => added(whole, all(upper), None, call, Memory::F32),
-            (Memory::F64(whole), None) => added(whole, all(upper), None, call, Memory::F64),
-            (Memory::F32(whole), Some(Memory::F32(part))) => {
-                added(whole, all(upper), Some(part), call, Memory::F32)
+        let ask = Ask::new(Collective::AllToAll, dtype).in_blocks((&sent, &received));
+        let work = ask.begin(&group, bytes(received.iter().sum()), input);
+        Travelling::new(move || {
+            let nodes = work?.wait()?;
+            let mut sum = bytes(counts[rank]);
+            if sum.len > 0 {
+                let nodes: Vec<Source<'_, u8>> =
+                    nodes.as_ref().chunks_exact(sum.len).map(Source::from).collect();
+                let (add, sum) = (dtype.kernels().reduce_tree, Target::from(sum.as_mut()));
+                with_ieee_rounding(|| add(ReduceOp::Sum, &[sum], &nodes, &shards.merges, None));
             }
-            (Memory::F64(whole), Some(Memory::F64(part))) => {
-                added(whole, all(upper), Some(part), call, Memory::F64)
+            match &mut part {
+                Some(part) => part.elements.as_mut().copy_from_slice(sum.as_ref()),
+                None => {
+                    let ask = Ask::new(Collective::AllGather, dtype).in_blocks(&counts);
+                    ask.run(&group, self.elements.as_mut(), sum.as_ref())?;
+                }
             }
-            _ => unreachable!("shards have gradients of f32 and f64, and memory of one bucket"),
-        }
+            Ok(Arrived { whole: Some(self), part, at: Instant::now() })
+        })
     }
 
     /// Begins to collect the first elements of every rank's `part`, as many as `counts` says, here. Nothing is rounded.
@@ -300,51 +197,115 @@ impl Memory {
         counts: &[usize],
         group: &ProcessGroup,
     ) -> Travelling {
-        fn from_parts<T: Element, B>(
-            [whole, part]: [B; 2],
-            (counts, group): (&[usize], &ProcessGroup),
-            [whole_memory, part_memory]: [impl FnOnce(B) -> Memory + Send + 'static; 2],
-        ) -> Travelling
-        where
-            B: AsRef<[T]> + AsMut<[T]> + Send + Sync + 'static,
-        {
-            let part = Arc::new(Front { buffer: part, length: counts[group.rank()] });
-            let whole = Front { buffer: whole, length: counts.iter().sum() };
-            let work = group.all_gather_v_async(Held(part.clone()), whole, counts);
-            Travelling::new(move || {
-                let (whole, at) = driving::wait_and_tell(work?)?;
-                let part = Arc::into_inner(part).map(|front| part_memory(front.buffer));
-                Ok(Arrived { whole: Some(whole_memory(whole.buffer)), part, at })
-            })
+        let dtype = self.dtype;
+        let front = move |Memory { elements, wire, .. }: Memory, count: usize| {
+            let len = elements.len;
+            let behind =
+                move |elements| Memory { dtype, elements: Bytes { len, ..elements }, wire };
+            (Bytes { len: count * dtype.size(), ..elements }, behind)
+        };
+        let (whole, whole_memory) = front(self, counts.iter().sum());
+        let (part, part_memory) = front(part, counts[group.rank()]);
+        let part = Arc::new(part);
+        let ask = Ask::new(Collective::AllGather, dtype).in_blocks(counts);
+        let work = ask.begin(group, whole, Held(part.clone()));
+        Travelling::new(move || {
+            let (whole, at) = driving::wait_and_tell(work?)?;
+            let part = Arc::into_inner(part).map(part_memory);
+            Ok(Arrived { whole: Some(whole_memory(whole)), part, at })
+        })
+    }
+
+    /// The elements as they leave, and what stays behind.
+    fn pack(mut self) -> (Bytes, Behind) {
+        if let Some(wire) = &mut self.wire {
+            let narrow = DType::Bf16.kernels().narrow;
+            narrow(wire.as_mut().into(), self.elements.as_ref().into());
         }
-        let call = (counts, group);
-        match (self, part) {
-            (Memory::F32(whole), Memory::F32(part)) => {
-                from_parts([whole, part], call, [Memory::F32; 2])
-            }
-            (Memory::F64(whole), Memory::F64(part)) => {
-                from_parts([whole, part], call, [Memory::F64; 2])
-            }
-            (Memory::F16(whole), Memory::F16(part)) => {
-                from_parts([whole, part], call, [Memory::F16; 2])
-            }
-            (Memory::Bf16(whole), Memory::Bf16(part)) => {
-                from_parts([whole, part], call, [Memory::Bf16; 2])
-            }
-            (
-                Memory::Narrowed { values: whole, wire },
-                Memory::Narrowed { values: part, wire: wire_of_part },
-            ) => {
-                let memory = |wire: Buffer<bf16>| |values| Memory::Narrowed { values, wire };
-                from_parts::<f32, _>([whole, part], call, [memory(wire), memory(wire_of_part)])
-            }
-            _ => unreachable!("both are memory of one bucket"),
+        self.split()
+    }
+
+    /// The memory in which elements travel, and what stays behind.
+    fn split(self) -> (Bytes, Behind) {
+        let Self { dtype, elements, wire } = self;
+        match wire {
+            Some(wire) => (wire, Behind { dtype, elements: Some(elements) }),
+            None => (elements, Behind { dtype, elements: None }),
         }
     }
 }
 
-fn widened(mark: impl Into<f64>) -> f64 {
-    mark.into()
+/// What stays behind of memory whose elements travel.
+struct Behind {
+    dtype: DType,
+    /// The elements, if they travel rounded.
+    elements: Option<Bytes>,
+}
+
+impl Behind {
+    /// A call on the elements that travel.
+    fn ask<'a>(&self, collective: Collective) -> Ask<'a> {
+        Ask::new(collective, if self.elements.is_some() { DType::Bf16 } else { self.dtype })
+    }
+
+    fn join(self, travelled: Bytes) -> Memory {
+        let Self { dtype, elements } = self;
+        match elements {
+            Some(elements) => Memory { dtype, elements, wire: Some(travelled) },
+            None => Memory { dtype, elements: travelled, wire: None },
+        }
+    }
+
+    /// The memory with the elements that have come back.
+    fn unpack(self, arrived: Bytes) -> Memory {
+        let mut memory = self.join(arrived);
+        if let Some(wire) = &memory.wire {
+            let widen = DType::Bf16.kernels().widen;
+            widen(memory.elements.as_mut().into(), wire.as_ref().into());
+        }
+        memory
+    }
+}
+
+fn in_bytes(dtype: DType, range: Range<usize>) -> Range<usize> {
+    range.start * dtype.size()..range.end * dtype.size()
+}
+
+/// The bytes of elements, aligned for the largest.
+struct Bytes {
+    words: RegisteredBuffer<u64>,
+    len: usize,
+}
+
+impl Bytes {
+    fn registered(len: usize, group: &ProcessGroup) -> Result<Bytes> {
+        Ok(Bytes { words: group.alloc_registered(len.div_ceil(size_of::<u64>()))?, len })
+    }
+
+    fn private(len: usize) -> Bytes {
+        Bytes { words: RegisteredBuffer::private(len.div_ceil(size_of::<u64>())), len }
+    }
+}
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+}
+
+impl AsMut<[u8]> for Bytes {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+    }
+}
+
+/// Bytes that a call reads, and that come back.
+struct Held(Arc<Bytes>);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
 }
 
 /// Memory with which the group works.
@@ -377,36 +338,8 @@ impl fmt::Debug for Travelling {
     }
 }
 
-/// A buffer that a call reads, and that comes back.
-struct Held<B>(Arc<B>);
-
-impl<T, B: AsRef<[T]>> AsRef<[T]> for Held<B> {
-    fn as_ref(&self) -> &[T] {
-        (*self.0).as_ref()
-    }
-}
-
-/// The first elements of a buffer.
-struct Front<B> {
-    buffer: B,
-    length: usize,
-}
-
-impl<T, B: AsRef<[T]>> AsRef<[T]> for Front<B> {
-    fn as_ref(&self) -> &[T] {
-        &self.buffer.as_ref()[..self.length]
-    }
-}
-
-impl<T, B: AsMut<[T]>> AsMut<[T]> for Front<B> {
-    fn as_mut(&mut self) -> &mut [T] {
-        &mut self.buffer.as_mut()[..self.length]
-    }
-}
-
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = with_elements!(self, elements => size_of_val(&elements[..]));
-        write!(f, "Memory({bytes} bytes)")
+        write!(f, "Memory({} bytes)", self.elements.len)
     }
 }

@@ -109,7 +109,7 @@ pub use self::{
 /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
 ///
 /// std::thread::scope(|threads| {
-///     for group in ProcessGroup::local_world(2)? {
+///     for group in drumline::rendezvous::local_world(2)? {
 ///         threads.spawn(move || {
 ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
 ///             let options = DdpOptions::default();
@@ -198,51 +198,12 @@ impl GradientReducer {
 
     /// Like [`GradientReducer::submit`], for gradients that are not row-major. `fill` writes the gradient to
     /// its place, or returns false if it does not fit.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// use drumline::ddp::ValuesMut;
-    ///
-    /// let every_second = [1.0_f32, 0.0, 2.0, 0.0];
-    /// reducer.submit_with(0, |place| {
-    ///     let ValuesMut::F32(place) = place else { return false };
-    ///     place.iter_mut().zip(every_second.iter().step_by(2)).for_each(|(to, from)| *to = *from);
-    ///     true
-    /// });
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[1.0, 2.0][..]));
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn submit_with(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
         self.submit_to(parameter, |place| place.put_with(fill));
     }
 
     /// Like [`GradientReducer::submit_with`], without memory of its own for a gradient that is added to micro-batches:
     /// `fill` adds it itself.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![ParameterSpec::new("bias", [1], DType::F32)];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// use drumline::ddp::{Place, ValuesMut};
-    ///
-    /// let fill = |place: Place<'_>| match place {
-    ///     Place { values: ValuesMut::F32([bias]), holds_sum: true } => { *bias += 1.0; true }
-    ///     Place { values: ValuesMut::F32([bias]), holds_sum: false } => { *bias = 1.0; true }
-    ///     _ => false,
-    /// };
-    /// reducer.accumulate_to(0, fill);
-    /// reducer.submit_to(0, fill);
-    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[2.0][..]));
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn submit_to(&self, parameter: usize, fill: impl FnOnce(Place<'_>) -> bool) {
         if let Some(mut step) = self.open(parameter) {
             step.submit(parameter, fill);
@@ -251,25 +212,6 @@ impl GradientReducer {
 
     /// Adds a gradient to this rank's share of the step and sends nothing, because another backward follows.
     /// `fill` is as in [`GradientReducer::submit_with`].
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// use drumline::ddp::Values;
-    ///
-    /// for micro_batch in [1.0, 2.0] {
-    ///     reducer.accumulate(1, |place| place.copy_from(Values::F32(&[micro_batch])));
-    /// }
-    /// reducer.submit(0, [1.0_f32, 2.0][..].into()); // the last backward
-    /// reducer.submit(1, [4.0_f32][..].into());
-    /// assert_eq!(reducer.finish()?.get::<f32>(1), Some(&[7.0][..]));
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn accumulate(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
         self.accumulate_to(parameter, |place| place.put_with(fill));
     }
@@ -283,27 +225,6 @@ impl GradientReducer {
 
     /// Tells all ranks that this rank has no right gradient for a parameter, because of `kind`: the step ends with
     /// [`Gradients`](crate::ErrorKind::Gradients) on every rank.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, FaultKind, GradientReducer, ParameterSpec}};
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
-    ///             let reducer = GradientReducer::new(vec![bias], &DdpOptions::default(), &group).unwrap();
-    ///             match group.rank() {
-    ///                 0 => reducer.submit(0, [1.0_f32][..].into()),
-    ///                 _ => reducer.fail(0, FaultKind::Unread), // its device does not answer
-    ///             }
-    ///             let error = reducer.finish().unwrap_err().to_string();
-    ///             assert!(error.contains("parameter `bias` has a gradient that could not be read"), "{error}");
-    ///             assert!(error.contains("on rank 1"), "{error}");
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn fail(&self, parameter: usize, kind: FaultKind) {
         if let Some(mut step) = self.open(parameter) {
             step.faults.push((parameter, kind));
@@ -346,29 +267,6 @@ impl GradientReducer {
     ///
     /// A rank that still holds gradients (of micro-batches whose step it did not end) has data in this step: they are
     /// averaged as [`GradientReducer::finish`] would, and the rank counts as active.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
-    ///             let options = DdpOptions::default();
-    ///             let reducer = GradientReducer::new(vec![bias], &options, &group).unwrap();
-    ///             if group.rank() == 0 {
-    ///                 reducer.submit(0, [3.0_f32][..].into()); // one batch more than rank 1 has
-    ///                 assert_eq!(reducer.finish().unwrap().get::<f32>(0), Some(&[1.5][..]));
-    ///             }
-    ///             while let Some(averaged) = reducer.shadow().unwrap() {
-    ///                 // Rank 1, in that step.
-    ///                 assert_eq!(averaged.get::<f32>(0), Some(&[1.5][..]));
-    ///             }
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -424,38 +322,6 @@ impl GradientReducer {
     /// `take` gets the values of the other parameters. All buckets travel at once, in the memory of their gradients. Use
     /// what `take` got only if this returns no error. In a world of one rank nothing is called.
     ///
-    /// ```
-    /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let specs = ["a", "b"].map(|name| ParameterSpec::new(name, [1], DType::F32));
-    ///             let options = DdpOptions::default().sharded(true);
-    ///             let reducer = GradientReducer::new(specs.into(), &options, &group).unwrap();
-    ///             let mut parameters = [1.0_f32, 2.0];
-    ///             for parameter in [1, 0] {
-    ///                 reducer.submit(parameter, [group.rank() as f32][..].into()); // 0.5 on average
-    ///             }
-    ///             let averaged = reducer.finish().unwrap();
-    ///             for parameter in reducer.owners().unwrap().parameters(group.rank()) {
-    ///                 parameters[parameter] -= averaged.get::<f32>(parameter).unwrap()[0];
-    ///             }
-    ///             let before = parameters;
-    ///             let read = |parameter: usize, place: drumline::ddp::ValuesMut<'_>| {
-    ///                 place.copy_from(before[parameter..=parameter].into())
-    ///             };
-    ///             reducer
-    ///                 .gather(read, |parameter, value| parameters[parameter] = value.as_slice().unwrap()[0])
-    ///                 .unwrap();
-    ///             assert_eq!(parameters, [0.5, 1.5]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Gradients`](crate::ErrorKind::Gradients) on every rank when `read` returned false on some rank: it names parameter and rank.
@@ -509,27 +375,6 @@ impl GradientReducer {
     /// Compares the values of all parameters with those of the other ranks, which must all call this. `digests` has the
     /// [digest](Values::digest) of each parameter. It takes one gather of one number.
     ///
-    /// ```
-    /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec, Values}};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
-    ///             let reducer = GradientReducer::new(vec![bias], &DdpOptions::default(), &group).unwrap();
-    ///             reducer.submit(0, [1.0_f32][..].into());
-    ///             reducer.finish().unwrap();
-    ///             let rate = if group.rank() == 2 { 0.5 } else { 0.1 }; // a mistake
-    ///             assert!(reducer.is_check_due());
-    ///             let error = reducer.check(&[Values::F32(&[-rate]).digest()]).unwrap_err().to_string();
-    ///             assert!(error.contains("after step 1, parameter `bias` on rank 2 differs"), "{error}");
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`ParametersDiffer`](crate::ErrorKind::ParametersDiffer), the same on every rank, names the first parameter that differs, and the ranks. What
@@ -572,18 +417,6 @@ impl GradientReducer {
     }
 
     /// The buckets of the present step in launch order: the parameters of each, by index.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// assert_eq!(reducer.buckets(), [[1, 0]]); // the parameter that was defined last comes first
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
     pub fn buckets(&self) -> Vec<Vec<usize>> {
         self.lock().plan.buckets.iter().map(|bucket| bucket.parameters.clone()).collect()
     }

@@ -32,20 +32,6 @@ impl GradientReducer {
     ///
     /// A rank whose program fails in the step says [`fail_step`](GradientReducer::fail_step) and calls this with what it has.
     ///
-    /// ```
-    /// use drumline::{DType, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    ///
-    /// drumline::local(2, |group| {
-    ///     let bias = ParameterSpec::new("bias", [1], DType::F32);
-    ///     let reducer = GradientReducer::new(vec![bias], &DdpOptions::default().shards(2), &group)?;
-    ///     reducer.submit(0, [group.rank() as f32][..].into());
-    ///     let (averaged, loss) = reducer.finish_shards(0, &[group.rank() as f64 + 3.0])?;
-    ///     assert_eq!((averaged.get::<f32>(0), loss), (Some(&[0.5][..]), 3.5));
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As for [`finish`](GradientReducer::finish). [`Mismatch`](crate::ErrorKind::Mismatch) on all ranks if they have passed different
@@ -121,7 +107,7 @@ fn tell(step: &Step, number: u64, losses: &[f64], has_failed: bool) -> Option<To
     own.iter_mut().skip(HEADER).zip(losses).for_each(|(place, loss)| *place = *loss);
     let counts: Vec<usize> = shards.lengths.iter().map(|length| HEADER + length).collect();
     let all = vec![0.0; counts.iter().sum()];
-    Some((shards, step.group.all_gather_v_async(own, all, &counts)))
+    Some((shards, step.group.in_blocks(&counts).all_gather_async(own, all)))
 }
 
 /// The average of the losses that ranks have told, if all are of one step.

@@ -3,7 +3,7 @@
 //! A bucket leaves when it is full, and the last one only when backward has ended. So a model that fits into one bucket
 //! would hide none of its communication. But each bucket costs a fixed time, so it must not be small.
 
-use drumline_group::{DType, ProcessGroup, backend::Collective};
+use drumline_group::{DType, ProcessGroup, algorithms::explain, backend::Collective};
 
 use super::super::{DdpOptions, ParameterSpec};
 use crate::Result;
@@ -42,7 +42,7 @@ pub(super) fn least_bytes_by_price(group: &ProcessGroup) -> Result<usize> {
     }
     let price = |bytes: usize| -> Result<Option<f64>> {
         let elements = bytes / DType::F32.size();
-        let answer = group.explain(Collective::AllReduce, elements, DType::F32, true)?;
+        let answer = explain(group, Collective::AllReduce, elements, DType::F32, true)?;
         let chosen = answer.candidates.iter().find(|it| it.algorithm == answer.algorithm);
         Ok(chosen.and_then(|it| it.price).map(|price| price.as_secs_f64()))
     };
@@ -81,11 +81,11 @@ mod tests {
     #[test]
     fn over_links_the_fixed_cost_is_at_most_a_fifth_of_the_price() {
         let config = drumline_group::Config::default().shared_memory(false);
-        let groups = ProcessGroup::local_world_with(2, &config).unwrap();
+        let groups = drumline_group::rendezvous::local_world_with(2, &config).unwrap();
         let price = |bytes: usize| {
             let elements = bytes / 4;
             let answer =
-                groups[0].explain(Collective::AllReduce, elements, DType::F32, true).unwrap();
+                explain(&groups[0], Collective::AllReduce, elements, DType::F32, true).unwrap();
             let chosen = answer.candidates.iter().find(|it| it.algorithm == answer.algorithm);
             chosen.unwrap().price.expect("it goes over links").as_secs_f64()
         };
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn ranks_of_one_host_have_no_prices() {
-        for group in ProcessGroup::local_world(2).unwrap() {
+        for group in drumline_group::rendezvous::local_world(2).unwrap() {
             assert_eq!(least_bytes_by_price(&group).unwrap(), LEAST_BYTES);
         }
     }

@@ -16,7 +16,7 @@ fn specs(elements: &[usize], dtype: DType) -> Vec<ParameterSpec> {
 
 /// Runs `rank` on one thread for each rank and returns the results.
 fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
-    let groups = ProcessGroup::local_world(world_size).unwrap();
+    let groups = drumline_group::rendezvous::local_world(world_size).unwrap();
     thread::scope(|scope| {
         let rank = &rank;
         let ranks: Vec<_> =
@@ -185,7 +185,7 @@ fn the_error_of_a_collective_comes_out_of_every_later_finish() {
 
 #[test]
 fn dropping_a_reducer_with_a_collective_in_flight_does_not_wait() {
-    let groups = ProcessGroup::local_world(2).unwrap();
+    let groups = drumline_group::rendezvous::local_world(2).unwrap();
     let reducer =
         GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &groups[0]).unwrap();
     reducer.submit(0, [1.0_f32][..].into());

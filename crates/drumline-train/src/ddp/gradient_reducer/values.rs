@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 
 use bytemuck::NoUninit;
-use drumline_group::{Element, bf16, f16};
+use drumline_group::{DType, Element, bf16, f16};
 use drumline_kernels::copy;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -41,6 +41,20 @@ pub enum Values<'a> {
 }
 
 impl<'a> Values<'a> {
+    /// The elements of this type in these bytes, which are aligned for them.
+    pub(super) fn of(dtype: DType, bytes: &'a [u8]) -> Self {
+        match dtype {
+            DType::F64 => Values::F64(bytemuck::cast_slice(bytes)),
+            DType::F16 => Values::F16(bytemuck::cast_slice(bytes)),
+            DType::Bf16 => Values::Bf16(bytemuck::cast_slice(bytes)),
+            _ => Values::F32(bytemuck::cast_slice(bytes)),
+        }
+    }
+
+    pub(super) fn first(self) -> f64 {
+        with_values!(self, values => widened(values[0]))
+    }
+
     /// The number of elements.
     pub fn len(self) -> usize {
         with_values!(self, values => values.len())
@@ -57,13 +71,6 @@ impl<'a> Values<'a> {
     }
 
     /// Whether no element is infinite or NaN.
-    ///
-    /// ```
-    /// use drumline::ddp::Values;
-    ///
-    /// assert!(Values::F32(&[1.0, f32::MAX]).are_finite());
-    /// assert!(!Values::F32(&[1.0, f32::NAN]).are_finite());
-    /// ```
     pub fn are_finite(self) -> bool {
         with_values!(self, values => values.iter().all(|it| it.is_finite()))
     }
@@ -95,6 +102,10 @@ impl<'a> Values<'a> {
         }
         with_values!(self, values => cast(values))
     }
+}
+
+fn widened(value: impl Into<f64>) -> f64 {
+    value.into()
 }
 
 fn digest<T: NoUninit>(values: &[T], nan: T, is_nan: impl Fn(&T) -> bool) -> u64 {
@@ -152,7 +163,33 @@ macro_rules! put {
     };
 }
 
-impl ValuesMut<'_> {
+impl<'a> ValuesMut<'a> {
+    /// As [`Values::of`].
+    pub(super) fn of(dtype: DType, bytes: &'a mut [u8]) -> Self {
+        match dtype {
+            DType::F64 => ValuesMut::F64(bytemuck::cast_slice_mut(bytes)),
+            DType::F16 => ValuesMut::F16(bytemuck::cast_slice_mut(bytes)),
+            DType::Bf16 => ValuesMut::Bf16(bytemuck::cast_slice_mut(bytes)),
+            _ => ValuesMut::F32(bytemuck::cast_slice_mut(bytes)),
+        }
+    }
+
+    /// Replaces each element by what `by` makes of it, rounded once.
+    pub(super) fn replace(self, by: impl Fn(f64) -> f64) {
+        match self {
+            ValuesMut::F32(values) => {
+                values.iter_mut().for_each(|it| *it = by((*it).into()) as f32)
+            }
+            ValuesMut::F64(values) => values.iter_mut().for_each(|it| *it = by(*it)),
+            ValuesMut::F16(values) => {
+                values.iter_mut().for_each(|it| *it = f16::from_f64(by((*it).into())));
+            }
+            ValuesMut::Bf16(values) => {
+                values.iter_mut().for_each(|it| *it = bf16::from_f64(by((*it).into())));
+            }
+        }
+    }
+
     /// Copies `values`, if they have the right dtype and number. Returns whether they had.
     pub fn copy_from(self, values: Values<'_>) -> bool {
         put!(self, values, to, from => copy(to.into(), from.into()));
@@ -160,14 +197,6 @@ impl ValuesMut<'_> {
     }
 
     /// Adds `values`, if they have the right dtype and number. Returns whether they had.
-    ///
-    /// ```
-    /// use drumline::ddp::{Values, ValuesMut};
-    ///
-    /// let mut sum = [1.0_f32, 2.0];
-    /// assert!(ValuesMut::F32(&mut sum).add_from(Values::F32(&[10.0, 20.0])));
-    /// assert_eq!(sum, [11.0, 22.0]);
-    /// ```
     pub fn add_from(self, values: Values<'_>) -> bool {
         put!(self, values, to, from => add_to(to, from));
         true
