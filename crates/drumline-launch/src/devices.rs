@@ -18,20 +18,6 @@ use std::{
 /// How many GPUs of NVIDIA a program can use; if the host has none, how many of AMD.
 ///
 /// `root` is the directory `/`, `variable` looks up a variable of the environment.
-///
-/// ```
-/// use drumline_launch::devices;
-///
-/// let host = tempfile::tempdir()?;
-/// std::fs::create_dir(host.path().join("dev"))?;
-/// for device in ["nvidia0", "nvidia1", "nvidiactl"] {
-///     std::fs::write(host.path().join("dev").join(device), "")?;
-/// }
-/// assert_eq!(devices::gpus(host.path(), |_| None), 2);
-/// let second = |name: &str| (name == "CUDA_VISIBLE_DEVICES").then(|| "1".into());
-/// assert_eq!(devices::gpus(host.path(), second), 1);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn gpus(root: &Path, variable: impl Fn(&str) -> Option<OsString>) -> usize {
     let files = names(&root.join("dev"));
     let nvidia = files.filter(|name| is_numbered(name, "nvidia")).count();

@@ -5,14 +5,6 @@ use std::fmt;
 use drumline::blame::is_never_a_reaction;
 
 /// How a process ended: by itself, or by a signal.
-///
-/// ```
-/// use drumline_launch::Ending;
-///
-/// let killed = Ending::Signal { number: 9, core_dumped: false };
-/// assert_eq!((Ending::Code(3).to_string(), killed.to_string()), ("exit code 3".into(), "SIGKILL".into()));
-/// assert_eq!((Ending::Code(3).exit_code(), killed.exit_code()), (3, 137));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Ending {
     /// It called `exit` with this code, 0 to 255.

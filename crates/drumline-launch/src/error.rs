@@ -9,14 +9,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a job could not be started or watched. A failed rank is no error of the launcher: it decides
 /// the exit code of `drumline run`.
-///
-/// ```
-/// use drumline_launch::Error;
-///
-/// let error = Error::ProgramNotFound { program: "trian".into(), hint: "is it in PATH?".into() };
-/// assert_eq!(error.to_string(), "program trian not found: is it in PATH? (drumline explain program)");
-/// assert_eq!(error.exit_code(), 127);
-/// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -13,14 +13,6 @@ use rustix::fs::{Access, access};
 use crate::{Error, Job, Result};
 
 /// How the program of a job is executed.
-///
-/// ```
-/// use drumline_launch::program::ProgramKind;
-///
-/// assert!(ProgramKind::Named.is_python("train.py".as_ref()));
-/// assert!(!ProgramKind::Named.is_python("./train".as_ref()));
-/// assert!(!ProgramKind::Exact.is_python("train.py".as_ref()));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProgramKind {
     /// Under Python if its name ends in `.py`, else as it is.
@@ -45,15 +37,6 @@ impl ProgramKind {
     }
 
     /// The command that executes `name`: [`Job::program`] and [`Job::arguments`]. Python does not buffer its output.
-    ///
-    /// ```
-    /// use drumline_launch::program::ProgramKind;
-    ///
-    /// let python = || "python3".into();
-    /// let command = ProgramKind::Module.command("pkg.train".into(), vec!["-x".into()], python)?;
-    /// assert_eq!(command, ("python3".into(), ["-u", "-m", "pkg.train", "-x"].map(Into::into).into()));
-    /// # Ok::<(), drumline_launch::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -93,16 +76,6 @@ pub fn python(chosen: Option<OsString>, neighbour: Option<&Path>) -> OsString {
 const LOCAL_RANK: &[u8] = b"${local_rank}";
 
 /// The arguments of the worker with this local rank: `${local_rank}` in them is replaced by it.
-///
-/// ```
-/// use std::num::NonZeroUsize;
-///
-/// use drumline_launch::{Job, program::arguments_of};
-///
-/// let arguments = vec!["--device=cuda:${local_rank}".into(), "$local_rank".into()];
-/// let job = Job { arguments, ..Job::new("./train", NonZeroUsize::MIN) };
-/// assert_eq!(arguments_of(&job, 3), ["--device=cuda:3", "$local_rank"]);
-/// ```
 pub fn arguments_of(job: &Job, local_rank: usize) -> Vec<OsString> {
     let rank = local_rank.to_string();
     job.arguments.iter().map(|argument| with_local_rank(argument, rank.as_bytes())).collect()

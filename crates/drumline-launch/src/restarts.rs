@@ -94,17 +94,6 @@ pub enum NoRestart {
 }
 
 /// The restarts that are left.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::{Ending, EndedWorld, Next, NoRestart, RestartBudget, Restarts};
-///
-/// let mut budget = RestartBudget::new(Restarts { max: 1, ..Restarts::default() });
-/// let failure = EndedWorld { ending: Ending::Code(1), lived: Duration::from_secs(40), stepped: true };
-/// assert_eq!(budget.after(failure), Next::Restart(Duration::from_secs(1)));
-/// assert_eq!(budget.after(failure), Next::End(NoRestart::UsedUp(1)));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartBudget {
     restarts: Restarts,

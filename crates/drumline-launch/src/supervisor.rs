@@ -144,19 +144,6 @@ pub struct Exit {
 }
 
 /// The state machine: see the [module](self).
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor, Verdict}};
-///
-/// let mut supervisor = Supervisor::new(2, Policy::default());
-/// let at = Duration::from_secs;
-/// let crash = Ending::Signal { number: 11, core_dumped: false };
-/// supervisor.handle(at(3), Event::Exited(&[(0, Ending::Code(1)), (1, crash)]));
-/// // Rank 0 has only lost its peer.
-/// assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
-/// ```
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     policy: Policy,

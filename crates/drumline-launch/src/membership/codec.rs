@@ -42,25 +42,6 @@ impl fmt::Debug for BadValue {
 }
 
 /// A value that hosts write for each other.
-///
-/// ```
-/// use drumline_launch::membership::{Report, State, Value};
-///
-/// let report = Report {
-///     beat: 7,
-///     plan: 2,
-///     world: 1,
-///     state: State::Running,
-///     failure: None,
-///     regroups: None,
-///     held: None,
-///     leaves: None,
-/// };
-/// let bytes = report.encode();
-/// assert_eq!(Report::decode("report/3", &bytes), Ok(report));
-/// let error = Report::decode("report/3", b"1 {}").unwrap_err().to_string();
-/// assert!(error.starts_with("the value of report/3 in the store cannot be used"));
-/// ```
 pub trait Value: Serialize + DeserializeOwned {
     /// What its numbers and texts must keep to.
     ///
