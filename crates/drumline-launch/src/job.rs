@@ -187,13 +187,6 @@ pub struct Etcd {
 }
 
 /// How a host joins the others: `--rdzv-conf`, `--node-rank`, `--local-addr`.
-///
-/// ```
-/// use drumline_launch::Joining;
-///
-/// let joining = Joining { node_rank: Some(3), ..Joining::default() };
-/// assert_eq!((joining.join_timeout.as_secs(), joining.last_call.as_secs()), (600, 30));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joining {
     /// The place of this host in the order of ranks: that of `--node-rank`, or of a cluster's scheduler. `None`: the

@@ -19,15 +19,6 @@ use serde::{Deserialize, Serialize};
 use crate::Ending;
 
 /// How often a job may start again, and how long it waits before.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use drumline_launch::Restarts;
-///
-/// let restarts = Restarts { max: 3, ..Restarts::default() };
-/// assert_eq!(restarts.delay_min, Duration::from_secs(1));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarts {
     /// How often the job may start again, from its beginning to its end.

@@ -199,7 +199,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 
 /// So long ago a worker may have told the failure of which it still ends, or a worker may have been lost whose end is the
 /// reason for a failure now.
-const RECENT: Duration = Duration::from_secs(10);
+pub(crate) const RECENT: Duration = Duration::from_secs(10);
 
 /// After SIGKILL a process ends at once, unless it hangs in the kernel (because of a dead disk or device).
 /// Then the supervisor gives up after this time, so that the launcher does not hang.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{EndedWorld, Next};
+use crate::{EndedWorld, Next, supervisor::RECENT};
 
 use super::{
     order::{self, Standing},
@@ -115,8 +115,12 @@ impl Leader {
         if matches!(&next.phase, Phase::Ending(why) if *why != Why::Failed || !has_only_heard) {
             return;
         }
-        let failures = next.present().filter_map(|member| {
-            let at = it.seen.failed_at(member.host, next.world)?;
+        // The ranks that are left did not go on for long without those that were lost just before.
+        let failed_at = |member: &&Member| it.seen.failed_at(member.host, next.world);
+        let may_count = next.present().any(|member| failed_at(&member).is_some());
+        let failures = next.members.iter().filter_map(|member| {
+            let is_recent = |at: &Duration| !next.has_lost(member.host) || it.now <= *at + RECENT;
+            let at = failed_at(&member).filter(|at| may_count && is_recent(at))?;
             Some((member.host, at, it.seen.report_of(member.host)?.failure.as_ref()?))
         });
         // Of equal ones this is the first.

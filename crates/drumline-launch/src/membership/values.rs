@@ -191,8 +191,11 @@ impl Plan {
 
     /// The members that this world goes on with.
     pub fn present(&self) -> impl Iterator<Item = &Member> {
-        let is_lost = |member: &&Member| self.lost.iter().any(|it| it.host == member.host);
-        self.members.iter().filter(move |member| !is_lost(member))
+        self.members.iter().filter(|member| !self.has_lost(member.host))
+    }
+
+    pub(super) fn has_lost(&self, host: u64) -> bool {
+        self.lost.iter().any(|it| it.host == host)
     }
 
     /// Whether members may have workers.

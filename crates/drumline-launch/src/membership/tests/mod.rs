@@ -311,6 +311,22 @@ fn if_all_ranks_that_regroup_fail_the_job_has_failed() {
 }
 
 #[test]
+fn if_ranks_that_regroup_all_fail_the_first_failure_counts_though_its_host_was_lost() {
+    for (later, origin) in [(secs(2), 2), (secs(20), 3)] {
+        let mut town = regrouping(1);
+        town.worker_fails(2, Ending::Code(2));
+        town.pass(later);
+        assert!(town.has_note(1, "goes on without the ranks of host b"));
+        town.worker_tells(3, Ending::Code(2), true);
+        town.pass(ms(200));
+        town.worker_tells(1, Ending::Code(2), true);
+        town.run_until("all end", |town| town.ends().len() == 3);
+        let (_, End::Over(_, failure)) = &town.ends()[0] else { panic!() };
+        assert_eq!(failure.as_ref().map(|it| it.host), Some(origin));
+    }
+}
+
+#[test]
 fn a_spare_replaces_a_lost_host_behind_those_that_stay() {
     let mut town = Town::new(&vec![host(3..=3, 1); 4]);
     town.run_until("three run", |town| town.running() == [1, 2, 3]);
