@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use drumline::{Objects, ProcessGroup, ReduceOp, Result};
+#[cfg(feature = "objects")]
+use drumline::Objects;
+use drumline::{ProcessGroup, ReduceOp, Result};
 
 /// Calls an operation, and returns whether its result is right.
 type Attempt = fn(&ProcessGroup) -> Result<bool>;
