@@ -186,21 +186,17 @@ impl WorldFiles {
 
 impl Drop for WorldFiles {
     fn drop(&mut self) {
-        let (place, ready) = (std::mem::replace(&mut self.place, Place::Nowhere), self.ready);
-        let remove_empty = move |root: &Path| {
-            for rank in 0..ready {
-                let _ = fs::remove_dir(root.join(rank.to_string()));
+        let (root, ready) = (self.root().map(Path::to_owned), self.ready);
+        let place = std::mem::replace(&mut self.place, Place::Nowhere);
+        let remove = move || {
+            // What is empty goes without a descriptor: there may be none left to look for files in a private directory.
+            if let Some(root) = root {
+                for rank in 0..ready {
+                    let _ = fs::remove_dir(root.join(rank.to_string()));
+                }
+                let _ = fs::remove_dir(root);
             }
-            let _ = fs::remove_dir(root);
-        };
-        let remove = move || match place {
-            Place::Kept(root) => remove_empty(&root),
-            Place::Private(directory) => {
-                // This needs no descriptor: there may be none left.
-                remove_empty(directory.path());
-                drop(directory);
-            }
-            Place::Nowhere => {}
+            drop(place);
         };
         // If there is no thread, what it would have removed is removed here: it is dropped.
         if let Ok(removal) = thread::Builder::new().name("files".into()).spawn(remove) {

@@ -613,19 +613,18 @@ impl Session<'_, '_, '_> {
             self.handle(Event::Local(Local::Started));
         }
         let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
-        if !running.regroups
-            && let Some(ranks) = steps::regroups(running.attempt.stores(), running.local_ranks)
-        {
-            running.regroups = true;
-            self.handle(Event::Local(Local::Regroups(ranks)));
-        }
-        let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
+        let regroups = || steps::regroups(running.attempt.stores(), running.local_ranks);
+        let regroups = (!running.regroups).then(regroups).flatten();
+        running.regroups |= regroups.is_some();
         let held = running.holding.as_ref().and_then(|it| it.answer(&running.attempt));
         if held.is_some() {
             running.holding = None;
         }
         let failure = running.failure();
         let is_over = running.attempt.verdict().is_some();
+        if let Some(ranks) = regroups {
+            self.handle(Event::Local(Local::Regroups(ranks)));
+        }
         if let Some(step) = held {
             self.handle(Event::Local(Local::Held(step)));
         }

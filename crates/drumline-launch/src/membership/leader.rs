@@ -211,29 +211,34 @@ fn go_on_without(it: Knowledge<'_>, next: &mut Plan) -> bool {
     };
     let (gone, left): (Vec<&Member>, Vec<&Member>) =
         next.present().partition(|it| is_silent(it.host) || has_failed(it.host));
-    // The store of the ranks is on their first host.
-    let keeps_store = |member: &&Member| {
-        let is_first = next.members.first().is_some_and(|first| first.host == member.host);
-        let ends_it = it.seen.host_of(member.host).is_some_and(|host| host.keeps_store)
-            && report(member.host).is_some_and(|report| report.leaves.is_some());
-        (is_first && is_silent(member.host)) || ends_it
-    };
     let needed = left.iter().map(|member| match state(member.host) {
         State::Ended(_) => Some(1),
         State::Waiting | State::Running => report(member.host)?.regroups,
     });
-    let needed: Option<Vec<usize>> = needed.collect();
     let ranks: usize = left.iter().map(|member| member.ranks).sum();
-    let is_enough = needed.and_then(|it| it.into_iter().max()).is_some_and(|it| ranks >= it);
-    if next.phase != Phase::Running || !is_enough || gone.iter().any(keeps_store) {
+    let needed = needed.collect::<Option<Vec<usize>>>().and_then(|it| it.into_iter().max());
+    let is_enough = needed.is_some_and(|needed| ranks >= needed);
+    if next.phase != Phase::Running || !is_enough || is_store_lost(it, next) {
         return false;
     }
-    let has_gone = gone
-        .iter()
-        .filter(|member| is_silent(member.host) || matches!(state(member.host), State::Ended(_)));
-    let lost: Vec<Named> = has_gone.map(|member| it.seen.named(member.host)).collect();
-    next.lost.extend(lost);
+    // A host whose workers still end is not lost yet.
+    let has_gone = |host: &u64| is_silent(*host) || matches!(state(*host), State::Ended(_));
+    let lost: Vec<u64> = gone.iter().map(|member| member.host).filter(has_gone).collect();
+    next.lost.extend(lost.into_iter().map(|host| it.seen.named(host)));
     true
+}
+
+/// Whether ranks that have lost others could not meet any more: their store is on their first host, also if that has no
+/// ranks left, and that of the launchers ends with one of them.
+fn is_store_lost(it: Knowledge<'_>, next: &Plan) -> bool {
+    let leaves = |host| it.seen.report_of(host).is_some_and(|report| report.leaves.is_some());
+    let keeps_store = |host| it.seen.host_of(host).is_some_and(|host| host.keeps_store);
+    let is_lost = |(place, member): (usize, &Member)| {
+        let is_first = place == 0;
+        (is_first && it.seen.is_silent(member.host, it.timing))
+            || ((is_first || keeps_store(member.host)) && leaves(member.host))
+    };
+    next.members.iter().enumerate().any(is_lost)
 }
 
 /// Takes out members that are silent, and ends the world without them. What a member has said at its end stays true

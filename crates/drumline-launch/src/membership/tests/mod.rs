@@ -300,6 +300,28 @@ fn ranks_that_regroup_start_again_when_too_few_are_left_or_their_store_is_lost()
 }
 
 #[test]
+fn ranks_that_regroup_start_again_when_the_host_of_their_store_leaves() {
+    let mut town = regrouping(2);
+    town.local(1, Local::Leaving(15));
+    town.workers_end(1, How::Abandoned);
+    town.run_until("they start again", |town| {
+        town.running() == [2, 3] && town.world_of(3).world == 2
+    });
+
+    // Also if its ranks have died before.
+    let mut town = regrouping(1);
+    town.worker_fails(1, SEGV);
+    town.pass(secs(1));
+    assert!(town.has_note(1, "goes on without the ranks of this host"));
+    town.crash(1);
+    town.pass(secs(10));
+    town.worker_fails(2, SEGV);
+    town.run_until("they start again", |town| {
+        town.running() == [2, 3] && town.world_of(3).world == 2
+    });
+}
+
+#[test]
 fn if_all_ranks_that_regroup_fail_the_job_has_failed() {
     let mut town = regrouping(1);
     for host in 1..=3 {
