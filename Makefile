@@ -110,8 +110,10 @@ lint:
 docs:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace $(FEATURES) --no-deps --document-private-items --quiet
 
+# `make train` builds the command without its features, which all others turn on.
 build-tests:
 	cargo build --locked --workspace --all-targets $(FEATURES)
+	env -u CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER cargo check --locked --no-default-features -p drumline-cli
 
 # Many tests wait: two programs run at a time, and in each as many tests as there are cores.
 unit:
