@@ -55,8 +55,8 @@ impl Seen {
         self.newest.load(Ordering::Relaxed)
     }
 
-    /// A group has failed, perhaps because the rank `ended` has.
-    pub(crate) fn note(&self, failure: SeenFailure, ended: Option<Rank>) {
+    /// A group has failed, or could not be made, perhaps because the rank `ended` has.
+    pub fn note(&self, failure: SeenFailure, ended: Option<Rank>) {
         let mut failures = self.lock();
         failures.ended.extend(ended);
         failures.count += 1;

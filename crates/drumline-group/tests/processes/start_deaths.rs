@@ -63,6 +63,7 @@ fn start_over(what: &str, config: &Config) -> Result<(), Error> {
     match what {
         "once" => return world.barrier(),
         "apart" => return meet_apart(&world),
+        "without" => return meet_without_one(&world),
         "rest" => return go_on_without_one(&world),
         _ => {}
     }
@@ -100,6 +101,20 @@ fn meet_apart(world: &ProcessGroup) -> Result<(), Error> {
             world.new_group(&[2, 3], &GroupOptions::default())?;
         }
         _ => all.destroy()?,
+    }
+    Ok(())
+}
+
+/// Rank 1 is killed while rank 2 waits for it to make a group. The others wait for both, and hear first that rank 2 leaves.
+fn meet_without_one(world: &ProcessGroup) -> Result<(), Error> {
+    world.barrier()?;
+    match world.rank() {
+        1 => thread::sleep(NAMED_WITHIN),
+        2 => {
+            println!("\nwaits");
+            drop(world.new_group(&[1, 2], &GroupOptions::default())?);
+        }
+        _ => world.barrier()?,
     }
     Ok(())
 }
@@ -261,6 +276,16 @@ fn kill_after(
 fn a_rank_that_waits_for_one_that_has_failed_elsewhere_hears_why() {
     for over in OVERS {
         kill_after("apart", over, 2, "has left", |rank, output| {
+            let (.., culprit, told) = failure(output);
+            assert_eq!(culprit, 1, "over {over}, rank {rank}: {told}");
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_make_a_group_says_whom_to_blame() {
+    for over in OVERS {
+        kill_after("without", over, 2, "waits", |rank, output| {
             let (.., culprit, told) = failure(output);
             assert_eq!(culprit, 1, "over {over}, rank {rank}: {told}");
         });

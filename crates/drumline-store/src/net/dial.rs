@@ -64,7 +64,12 @@ impl Dial {
 
     fn connected(&mut self) -> Result<bool, CallError> {
         let Stream::Tcp(stream) = &self.stream else { return Ok(true) };
-        socket_error(stream).map_err(io::Error::from)?.map_err(io::Error::from)?;
+        match socket_error(stream).map_err(io::Error::from)? {
+            Ok(()) => {}
+            // The other end, which was there, has closed the connection.
+            Err(error @ Errno::CONNRESET) => return Err(CallError::HungUp(Some(error.into()))),
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
         let peer = match stream.peer_addr() {
             Ok(peer) => peer,
             Err(error) if error.kind() == ErrorKind::NotConnected => return Ok(false),
