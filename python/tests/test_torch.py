@@ -654,6 +654,40 @@ def test_forks_of_a_process_that_has_used_groups_can_make_their_own():
     assert run(2, forked_after_a_group) == [0, 0]
 
 
+def leaves_for_another_group(rank, world_size, directory, dies):
+    """Rank 2 fails in a group with rank 1, or cannot make it, and leaves all groups. Returns what rank 0 hears."""
+    os.environ.update(DRUMLINE_SHARED_MEMORY="0", DRUMLINE_UNIX_SOCKETS="0")
+    connect(rank, world_size, directory)
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.barrier()
+        open(f"{directory}/over", "w").close()
+        return str(error.value)
+    if rank == 1 and dies:
+        wait_for(f"{directory}/waits")
+        os.kill(os.getpid(), signal.SIGKILL)
+    open(f"{directory}/waits", "w").close()
+    with pytest.raises(dist.DistError):
+        pair = dist.new_group([1, 2], use_local_synchronization=True)
+        dist.barrier(pair) if rank == 1 else dist.all_reduce(torch.ones(2), group=pair)
+    if rank == 1:
+        wait_for(f"{directory}/over")
+    else:
+        dist.destroy_process_group()
+    return None
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_rank_that_leaves_after_a_failure_in_another_group_says_why(dies):
+    (how, text), *_ = run_and_see(3, leaves_for_another_group, dies)
+    assert how == "returned" and "peer_left" not in text, text
+    if dies:
+        assert re.search("process of rank [01] .*has ended", text), text
+    else:
+        assert "barrier" in text and "all_reduce" in text, text
+
+
 def metrics(rank, world_size, directory):
     import drumline
 

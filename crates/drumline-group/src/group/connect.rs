@@ -138,8 +138,10 @@ impl ProcessGroup {
         global: GlobalRanks,
         config: &Config,
     ) -> Result<ProcessGroup> {
-        ProcessGroup::join(family.clone(), name, place, global, config, None)
-            .inspect_err(|_| family.leave(WHY_COMES))
+        ProcessGroup::join(family.clone(), name, place, global, config, None).inspect_err(|error| {
+            family.note(error);
+            family.leave(WHY_COMES);
+        })
     }
 
     /// Connects the ranks of one group of a family. It may be made from the group `origin`.

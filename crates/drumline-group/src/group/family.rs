@@ -1,9 +1,9 @@
 //! What a group shares with the groups that are made from it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -11,13 +11,18 @@ use std::{
 };
 
 use drumline_engine::{
-    membership::{Membership, Seen},
+    membership::{Membership, Seen, SeenFailure},
     start_up::{claim::process_key, watch::Processes},
 };
 use drumline_schedule::step::Rank;
+use drumline_shm::PerProcess;
 use drumline_store::store::Store;
 
-use crate::rendezvous::Rendezvous;
+use crate::{Error, ErrorKind, rendezvous::Rendezvous};
+
+/// What the process of each of these ranks, by their numbers in the job, has seen in groups whose stores have nothing in
+/// common that this process knows. It has more than one such rank only where ranks are threads.
+static SEEN: PerProcess<Mutex<BTreeMap<Rank, Weak<Seen>>>> = PerProcess::new();
 
 /// A group's hold on its family, until the group is destroyed.
 pub(super) type FamilyCell = Arc<Mutex<Option<Arc<Family>>>>;
@@ -58,10 +63,23 @@ impl Family {
 
     /// That of a job. From now on this process ends with its lease.
     pub(super) fn of(root: &str, rendezvous: Rendezvous) -> Arc<Family> {
+        Family::with(root, rendezvous, Arc::default())
+    }
+
+    fn with(root: &str, rendezvous: Rendezvous, seen: Arc<Seen>) -> Arc<Family> {
         let watched = drumline_shm::end_with_lease();
         drop(watched.inspect_err(|error| tracing::warn!(%error, "nobody watches the lease")));
         let store = rendezvous.store.clone();
-        Arc::new(Family { rendezvous: Some(rendezvous), ..Family::new(root, store) })
+        Arc::new(Family { rendezvous: Some(rendezvous), seen, ..Family::new(root, store) })
+    }
+
+    /// That of one group of a job that was formed elsewhere. While other such groups of this rank live, which has the
+    /// number `own` in the job, they see the same failures.
+    pub(super) fn of_one(root: &str, rendezvous: Rendezvous, own: Rank) -> Arc<Family> {
+        let mut all = SEEN.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = all.get(&own).and_then(Weak::upgrade).unwrap_or_default();
+        all.insert(own, Arc::downgrade(&seen));
+        Family::with(root, rendezvous, seen)
     }
 
     /// The processes of the members of a group of the family.
@@ -89,6 +107,14 @@ impl Family {
     /// The key under which the members of the group of all ranks find who has ended, once they have met.
     fn lost_key(&self) -> Option<String> {
         self.place.get().map(|prefix| format!("{prefix}/lost"))
+    }
+
+    /// This rank could not make a group. If it leaves its other groups for that, their ranks must hear whom to blame.
+    pub(super) fn note(&self, error: &Error) {
+        if error.kind() == ErrorKind::Connect {
+            let failure = SeenFailure { culprit: error.culprit(), text: error.to_string() };
+            self.seen.note(failure, None);
+        }
     }
 
     /// Tells ranks that make groups that `rank`, by its number in the job, has ended. They may have no connection to it,

@@ -133,7 +133,8 @@ pub fn connect_members(
     choose_addresses(&mut config, master)?;
     let are_all = ranks.iter().enumerate().all(|(rank, global)| rank == *global);
     let global = if are_all { GlobalRanks::default() } else { GlobalRanks::new(ranks.to_vec()) };
-    ProcessGroup::join_first(Family::of(name, place), name, (rank, ranks.len()), global, &config)
+    let family = Family::of_one(name, place, global.of(rank));
+    ProcessGroup::join_first(family, name, (rank, ranks.len()), global, &config)
 }
 
 fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {

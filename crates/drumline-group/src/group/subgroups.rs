@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use drumline_engine::membership::{GlobalRanks, SeenFailure, list};
+use drumline_engine::membership::{GlobalRanks, list};
 use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
-use crate::{Config, Error, ErrorKind, Result, error::not_a_member};
+use crate::{Config, Error, Result, error::not_a_member};
 
 /// How a group of some ranks differs from the group that it is made from.
 ///
@@ -117,13 +117,7 @@ impl ProcessGroup {
             self.origin(),
         );
         drop(joining);
-        // If this rank leaves the other groups for that, their ranks must hear whom to blame.
-        group.inspect_err(|error| {
-            if error.kind() == ErrorKind::Connect {
-                let failure = SeenFailure { culprit: error.culprit(), text: error.to_string() };
-                family.seen.note(failure, None);
-            }
-        })
+        group.inspect_err(|error| family.note(error))
     }
 
     /// Divides this group by colour. Ranks that pass the same `color` form a group, in which they are
