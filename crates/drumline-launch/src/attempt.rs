@@ -5,6 +5,7 @@ use std::{
     collections::VecDeque,
     ffi::OsString,
     fs,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
@@ -34,7 +35,7 @@ use crate::{
     supervisor::{Event, Exit, Order, Supervisor, Verdict, Words},
     sweep, waits,
     watch::{Watch, finding::Finding},
-    worker::{Streams, Worker},
+    worker::Worker,
     world::World,
 };
 
@@ -42,12 +43,14 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Attempt {
     started: Instant,
-    started_at: SystemTime,
-    world: World,
-    supervisor: Supervisor,
+    /// The same, by the clock of this host.
+    pub(crate) started_at: SystemTime,
+    pub(crate) world: World,
+    /// Decides. Events go through [`handle`](Attempt::handle).
+    pub(crate) supervisor: Supervisor,
     workers: Vec<Worker>,
     /// What those write to that the keeper was asked for and that do not run yet.
-    asked_for: VecDeque<Streams>,
+    asked_for: VecDeque<[OwnedFd; 2]>,
     /// When all workers had ended.
     ended: Option<Duration>,
     /// The processes that they left behind, once none is left.
@@ -58,20 +61,17 @@ pub(crate) struct Attempt {
     /// The worker that hung.
     hung: Option<Finding>,
     news: WorkerNews,
-    keeper: Keeper,
-    console: Console,
+    pub(crate) console: Console,
     files: WorldFiles,
-    stores: Stores,
+    pub(crate) stores: Stores,
+    /// Outlives the files: it removes them if this process is killed.
+    pub(crate) keeper: Keeper,
 }
 
 /// Workers that have ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    supervisor: Supervisor,
-    news: WorkerNews,
-    /// When the workers started.
-    pub(crate) started_at: SystemTime,
-    pub(crate) first_rank: usize,
+    pub(crate) attempt: Attempt,
     pub(crate) lived: Duration,
     /// Whether a worker has said that it began a step.
     pub(crate) stepped: bool,
@@ -79,16 +79,11 @@ pub(crate) struct Ended {
     pub(crate) fates: Vec<Fate>,
     /// The processes that the workers left behind.
     pub(crate) left: Vec<String>,
-    pub(crate) console: Console,
-    pub(crate) stores: Stores,
-    files: WorldFiles,
-    /// Outlives the files: it removes them if this process is killed.
-    _keeper: Keeper,
 }
 
 impl Attempt {
-    /// Begins to start the workers of `world`; [`go_on`](Self::go_on) does the rest. `events` tells when the
-    /// [channel](Source::Channel) has news. With a lease, the workers are killed when it has run out.
+    /// Begins to start the workers of `world`; [`turn`](Self::turn) does the rest. `events` tells when the keeper and the
+    /// watch have news. With a lease, the workers are killed when it has run out.
     pub(crate) fn start(
         launch: &Launch<'_>,
         world: World,
@@ -124,13 +119,25 @@ impl Attempt {
         Ok(attempt)
     }
 
-    /// Does what is due: asks for further workers, if all are to run, and for the end, if all have ended. Call it after
-    /// each wait, once all [news](Self::hear) are heard.
+    /// Hears the news of those that are `ready`, and does what is due. Call it after each wait, after the signals that came
+    /// before: they tell why a worker has ended.
     ///
     /// # Errors
     ///
-    /// The keeper does not answer.
-    pub(crate) fn go_on(&mut self, launch: &Launch<'_>) -> Result<()> {
+    /// A worker cannot be started, or the keeper has ended or does not answer.
+    pub(crate) fn turn(&mut self, launch: &Launch<'_>, ready: &[Source]) -> Result<()> {
+        if ready.contains(&Source::Channel) {
+            self.hear(launch)?;
+        }
+        if ready.contains(&Source::Watch) {
+            self.hear_watch();
+        }
+        self.handle(Event::Tick);
+        self.go_on(launch)
+    }
+
+    /// Asks for further workers, if all are to run, and for the end, if all have ended.
+    fn go_on(&mut self, launch: &Launch<'_>) -> Result<()> {
         if self.left.is_some() {
             return Ok(());
         }
@@ -175,7 +182,7 @@ impl Attempt {
         let local_rank = self.workers.len() + self.asked_for.len();
         self.files.prepare(local_rank);
         let variables = environment::worker(job, &self.world, rendezvous, local_rank, inherited);
-        let variables = variables.into_iter().chain(columns).chain(self.watch.variables());
+        let variables = variables.into_iter().chain(columns);
         let variables = variables.map(|(name, value)| (name, OsString::from(value)));
         let error_file = self.files.error_file(local_rank).map(|it| (ERROR_FILE, it.into()));
         let variables = variables.chain(error_file);
@@ -184,13 +191,8 @@ impl Attempt {
         Ok(())
     }
 
-    /// Handles the next message of the keeper. Call it when the channel is readable, after the signals that came before:
-    /// they tell why a worker has ended.
-    ///
-    /// # Errors
-    ///
-    /// A worker cannot be started, or the keeper has ended.
-    pub(crate) fn hear(&mut self, launch: &Launch<'_>) -> Result<()> {
+    /// Handles the next message of the keeper.
+    fn hear(&mut self, launch: &Launch<'_>) -> Result<()> {
         match self.keeper.news(launch.job, self.workers.len())? {
             None => {}
             Some(News::Started(worker)) => self.has_come(worker)?,
@@ -233,7 +235,7 @@ impl Attempt {
         self.supervisor.deadline().is_some()
     }
 
-    /// The time until [`Event::Tick`] is due, or [`go_on`](Self::go_on).
+    /// The time until [`turn`](Self::turn) is due.
     pub(crate) fn timeout(&self) -> Duration {
         let tick = self.supervisor.deadline().filter(|_| self.ended.is_none());
         let tick = tick.map(|at| at.saturating_sub(self.started.elapsed()));
@@ -253,34 +255,29 @@ impl Attempt {
         if self.supervisor.asks_who_goes_down(self.started.elapsed(), &event) {
             self.see_who_goes_down();
         }
-        if let Event::Exited(exits) = &event
-            && !self.is_ending()
-        {
+        let exits = if let Event::Exited(exits) = event { exits } else { &[] };
+        if !exits.is_empty() && !self.is_ending() {
             self.hear_who_regroups(exits);
         }
         let is_news = matches!(event, Event::PassOn(_));
         let is_known = matches!(event, Event::Hung { .. } | Event::CutOff);
-        if let Event::Exited(exits) = &event {
-            for (worker, _) in *exits {
-                self.console.has_ended(*worker);
-                self.workers.get_mut(*worker).into_iter().for_each(Worker::signal_rest);
-            }
+        for (worker, _) in exits {
+            self.console.has_ended(*worker);
+            self.workers.get_mut(*worker).into_iter().for_each(Worker::signal_rest);
         }
         let orders = self.supervisor.handle(self.started.elapsed(), event);
         self.news.hear(&event, |worker| self.supervisor.is_lost(worker));
-        if let Event::Exited(exits) = &event {
-            for (worker, _) in exits.iter().filter(|(it, _)| self.supervisor.is_lost(*it)) {
-                let left = self.supervisor.exits().filter(Option::is_none).count();
-                let text = self.about(*worker, &LastWords::default(), |it| it.lost(0, left));
-                report(text.unwrap_or_default().as_bytes());
-                // What it has started would stay until the job ends.
-                self.workers.get(*worker).into_iter().for_each(Worker::kill);
-            }
+        for (worker, _) in exits.iter().filter(|(it, _)| self.supervisor.is_lost(*it)) {
+            let left = self.supervisor.exits().filter(Option::is_none).count();
+            let text = self.about(*worker, &LastWords::default(), |it| it.lost(0, left));
+            report(text.unwrap_or_default().as_bytes());
+            // What it has started would stay until the job ends.
+            self.workers.get(*worker).into_iter().for_each(Worker::kill);
         }
         let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
         let killed = orders.iter().filter(|order| order.signal == Signal::KILL && !is_known);
         let killed = killed.filter_map(pid);
-        for (rank, lines) in waits::of(killed.collect()) {
+        for (rank, lines) in waits::within(waits::PATIENCE, killed.collect()) {
             self.waits[rank] = lines;
         }
         let table = Table::default();
@@ -297,12 +294,25 @@ impl Attempt {
         }
     }
 
-    /// Hears what the workers have told of their failures.
+    /// The time since the workers started, until all had ended.
+    fn lived(&self) -> Duration {
+        self.ended.unwrap_or_else(|| self.started.elapsed())
+    }
+
+    /// Hears what the workers have told of their failures. One that ended well has told nothing.
     pub(crate) fn hear_words(&mut self) {
-        let (now, first_rank) = (self.started.elapsed(), self.world.first_rank);
-        let of = |worker| LastWords::of(worker, &self.console, &self.files);
-        let words = told(&self.supervisor, of, self.started_at, first_rank, now);
-        self.supervisor.handle(self.started.elapsed(), Event::Said(&words));
+        let (now, first_rank) = (self.lived(), self.world.first_rank);
+        let exits = self.supervisor.exits();
+        let count = exits.len();
+        let has_succeeded = |exit: &Option<Exit>| exit.is_some_and(|it| it.ending.is_success());
+        let may_tell = exits.enumerate().filter(|(_, exit)| !has_succeeded(exit));
+        let tell = may_tell.map(|(worker, exit)| {
+            let noticed = exit.map_or(now, |exit| exit.at);
+            let words = self.last_words(worker).tell(self.started_at, noticed);
+            (worker, words.of_ranks(first_rank, count))
+        });
+        let words: Vec<(usize, Words)> = tell.collect();
+        self.supervisor.handle(now, Event::Said(&words));
     }
 
     /// Hears which of the workers that have ended have told that the others go on.
@@ -331,11 +341,6 @@ impl Attempt {
         }
     }
 
-    /// Whether this worker has failed, and the others go on without it.
-    pub(crate) fn has_lost(&self, worker: usize) -> bool {
-        self.supervisor.is_lost(worker)
-    }
-
     /// Sees which workers the kernel takes down.
     fn see_who_goes_down(&mut self) {
         let workers = self.workers.iter().zip(self.supervisor.exits()).enumerate();
@@ -346,36 +351,21 @@ impl Attempt {
         self.supervisor.handle(self.started.elapsed(), Event::GoingDown(&down));
     }
 
-    /// The process of the keeper.
-    pub(crate) fn keeper(&self) -> Pid {
-        self.keeper.pid()
-    }
-
-    /// From now on the workers are killed at this time, and no longer at the one before.
-    pub(crate) fn extend_lease(&mut self, until: BootTime) -> Result<()> {
-        self.keeper.lease_until(until)
-    }
-
-    /// The worker that has failed first, once no likelier origin can come up.
-    pub(crate) fn failed(&self) -> Option<usize> {
-        self.supervisor.failed()
-    }
-
-    /// Whether that worker only tells the end of another rank, which is none of this host.
-    pub(crate) fn has_only_heard(&self) -> bool {
-        self.supervisor.has_only_heard()
-    }
-
-    /// Whether all is read that this worker has written to its stderr.
-    pub(crate) fn has_read_all(&self, worker: usize) -> bool {
-        self.console.has_read_all(worker)
-    }
-
     /// The process of a worker that has failed, how it ended, and what the report says about it.
     pub(crate) fn about_failed(&self, worker: usize) -> Option<(Pid, Ending, Vec<u8>)> {
         let (pid, ending) = (self.workers.get(worker)?.pid(), self.supervisor.failure()?);
         let text = self.about(worker, &self.last_words(worker), |it| it.failure(0))?;
         Some((pid, ending, text))
+    }
+
+    /// How this worker ended, as far as it has.
+    fn fate(&self, worker: usize) -> Option<Fate> {
+        Some(Fate {
+            pid: self.workers.get(worker)?.pid(),
+            exit: self.supervisor.exits().nth(worker)?,
+            waits: self.waits[worker].clone(),
+            hung: self.hung.clone().filter(|it| it.worker == worker),
+        })
     }
 
     /// What a report tells that is about this worker alone.
@@ -385,18 +375,12 @@ impl Attempt {
         words: &LastWords,
         tell: impl FnOnce(Report<'_>) -> T,
     ) -> Option<T> {
-        let fate = Fate {
-            pid: self.workers.get(worker)?.pid(),
-            exit: self.supervisor.exits().nth(worker)?,
-            waits: Vec::new(),
-            hung: self.hung.clone().filter(|it| it.worker == worker),
-        };
         Some(tell(Report {
             verdict: Verdict::Failed { worker },
             started_at: self.started_at,
             host: &host_name(),
             first_rank: self.world.first_rank + worker,
-            ranks: &[fate],
+            ranks: &[self.fate(worker)?],
             words,
             is_victim: false,
             left: &[],
@@ -410,12 +394,8 @@ impl Attempt {
         LastWords::of(worker, &self.console, &self.files)
     }
 
-    pub(crate) fn stores(&self) -> &Stores {
-        &self.stores
-    }
-
-    /// Handles what the watch has found. Call it when the watch is readable.
-    pub(crate) fn hear_watch(&mut self) {
+    /// Handles what the watch has found.
+    fn hear_watch(&mut self) {
         for finding in self.watch.found() {
             let (worker, signal) = (finding.worker, finding.signal);
             let was_running = !self.is_ending();
@@ -435,73 +415,53 @@ impl Attempt {
         sweep::end_started_with(&format!("{LAUNCHER_VARIABLE}={store}"));
     }
 
-    /// What is to be told of this world. Call it once there is a verdict. `events` no longer tells of the keeper.
+    /// What is to be told of this world. Call it once there is a verdict. `events` no longer tells of it.
     pub(crate) fn end(mut self, events: &Events) -> Result<Ended> {
-        let lived = self.ended.unwrap_or_else(|| self.started.elapsed());
-        let left = self.left.unwrap_or_default();
         events.remove(&self.keeper)?;
-        self.keeper.lift_lease()?;
-        let stepped = self.stores.has_stepped(self.workers.len());
-        let exits = self.workers.iter().zip(self.supervisor.exits()).zip(self.waits);
-        let hung = |local_rank| self.hung.clone().filter(|it| it.worker == local_rank);
-        let fates = exits.enumerate().map(|(local_rank, ((worker, exit), waits))| Fate {
-            pid: worker.pid(),
-            exit,
-            waits,
-            hung: hung(local_rank),
-        });
-        let fates = fates.collect();
+        events.remove(&self.watch)?;
+        self.keeper.lease.lift()?;
         Ok(Ended {
-            supervisor: self.supervisor,
-            news: self.news,
-            started_at: self.started_at,
-            first_rank: self.world.first_rank,
-            lived,
-            stepped,
-            fates,
-            left,
-            console: self.console,
-            stores: self.stores,
-            files: self.files,
-            _keeper: self.keeper,
+            lived: self.lived(),
+            stepped: self.stores.has_stepped(self.workers.len()),
+            fates: (0..self.workers.len()).filter_map(|worker| self.fate(worker)).collect(),
+            left: self.left.take().unwrap_or_default(),
+            attempt: self,
         })
+    }
+
+    /// The stores alone, which ranks of other hosts may still use.
+    pub(crate) fn into_stores(self) -> Stores {
+        self.stores
     }
 }
 
 impl Ended {
     /// All that the workers have written is read now.
     pub(crate) fn has_read_all(&mut self) {
-        let of = |worker| LastWords::of(worker, &self.console, &self.files);
-        let words = told(&self.supervisor, of, self.started_at, self.first_rank, self.lived);
-        self.supervisor.handle(self.lived, Event::Said(&words));
-        self.news.over(self.verdict(), self.lived);
+        self.attempt.hear_words();
+        self.attempt.news.over(self.verdict(), self.lived);
     }
 
     /// How it went. Which worker failed first is known when [all is read](Self::has_read_all).
     pub(crate) fn verdict(&self) -> Verdict {
-        self.supervisor.verdict().unwrap_or(Verdict::Success)
-    }
-
-    /// Whether the worker that failed first only tells the end of another rank, which is none of this host.
-    pub(crate) fn has_only_heard(&self) -> bool {
-        self.supervisor.has_only_heard()
+        self.attempt.supervisor.verdict().unwrap_or(Verdict::Success)
     }
 
     /// What the worker that failed first has told of its failure.
     pub(crate) fn last_words(&self) -> LastWords {
         let Verdict::Failed { worker } = self.verdict() else { return LastWords::default() };
-        LastWords::of(worker, &self.console, &self.files)
+        self.attempt.last_words(worker)
     }
 
     /// What a worker has written to its error file.
     pub(crate) fn error(&self, worker: usize) -> Option<ErrorFile> {
-        self.files.error_file(worker).and_then(|path| ErrorFile::read(&path))
+        self.attempt.files.error_file(worker).and_then(|path| ErrorFile::read(&path))
     }
 
     /// The error file of a worker, if it is there and stays there.
     pub(crate) fn kept_error_file(&self, worker: usize) -> Option<PathBuf> {
-        let is_kept = self.files.private().is_none();
-        self.files.error_file(worker).filter(|path| is_kept && path.exists())
+        let is_kept = self.attempt.files.private().is_none();
+        self.attempt.files.error_file(worker).filter(|path| is_kept && path.exists())
     }
 
     /// Tells the launcher of this launcher why the world failed, in the file `to`: in the words of the worker that
@@ -517,36 +477,9 @@ impl Ended {
             }
             return;
         };
-        let exit_code = match self.first_failure() {
-            Some(Ending::Signal { number, .. }) => -number,
-            Some(Ending::Code(code)) => code,
-            None => 1,
-        };
+        let exit_code = self.attempt.supervisor.failure().map_or(1, Ending::code);
         if let Err(error) = failure.pass_on(to, exit_code) {
             tracing::warn!("cannot write the error file {}: {error}", to.display());
         }
     }
-
-    /// How the worker ended that failed first.
-    pub(crate) fn first_failure(&self) -> Option<Ending> {
-        self.supervisor.failure()
-    }
-}
-
-/// What each worker has told, by the supervisor's time and numbers. One that ended well has told nothing.
-fn told(
-    supervisor: &Supervisor,
-    words_of: impl Fn(usize) -> LastWords,
-    started_at: SystemTime,
-    first_rank: usize,
-    now: Duration,
-) -> Vec<(usize, Words)> {
-    let exits = supervisor.exits();
-    let count = exits.len();
-    let may_tell = |exit: Option<Exit>| !exit.is_some_and(|exit| exit.ending.is_success());
-    let tell = |(worker, exit): (usize, Option<Exit>)| {
-        let noticed = exit.map_or(now, |exit| exit.at);
-        (worker, words_of(worker).tell(started_at, noticed).of_ranks(first_rank, count))
-    };
-    exits.enumerate().filter(|(_, exit)| may_tell(*exit)).map(tell).collect()
 }

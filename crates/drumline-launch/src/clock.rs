@@ -1,10 +1,20 @@
 //! Times of the day, as text.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+/// The time from the beginning of 1970 until then.
+pub(crate) fn since_1970(at: SystemTime) -> Duration {
+    at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// That of now, in milliseconds.
+pub(crate) fn milliseconds_since_1970() -> u64 {
+    u64::try_from(since_1970(SystemTime::now()).as_millis()).unwrap_or(u64::MAX)
+}
 
 /// `2026-11-25T07:20:01.123Z`: the same on all hosts, whatever their time zones are.
 pub(crate) fn utc(at: SystemTime) -> String {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = since_1970(at);
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
@@ -29,8 +39,6 @@ fn date(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! How a process ended.
 
-use std::fmt;
+use std::{fmt, os::unix::process::ExitStatusExt, process::ExitStatus};
 
 use drumline::blame::is_never_a_reaction;
 
@@ -19,6 +19,17 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// What SIGKILL makes of a process.
+    pub(crate) const KILLED: Ending = Ending::Signal { number: 9, core_dumped: false };
+
+    pub(crate) fn of(status: ExitStatus) -> Ending {
+        let signal = status.signal();
+        signal.map_or(Ending::Code(status.code().unwrap_or(1)), |number| Ending::Signal {
+            number,
+            core_dumped: status.core_dumped(),
+        })
+    }
+
     /// Whether the process ended well.
     pub fn is_success(self) -> bool {
         self == Ending::Code(0)
@@ -34,6 +45,14 @@ impl Ending {
         match self {
             Ending::Code(code) => u8::try_from(code).unwrap_or(1),
             Ending::Signal { number, .. } => signal_exit_code(number),
+        }
+    }
+
+    /// The exit code, or -n after signal n.
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Ending::Code(code) => code,
+            Ending::Signal { number, .. } => -number,
         }
     }
 

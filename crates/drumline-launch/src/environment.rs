@@ -161,14 +161,17 @@ pub(crate) fn worker(
         (outer_job::RUN_VARIABLE, rendezvous.run_id.clone()),
         ("TORCHELASTIC_RESTART_COUNT", world.restart.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", job.restarts.max.to_string()),
+        ("TORCHELASTIC_SIGNALS_TO_HANDLE", signals(job)),
     ];
-    variables.push(("TORCHELASTIC_SIGNALS_TO_HANDLE", signals(job)));
     if job.virtual_local_rank {
         variables.extend(inherited.only_device(local_rank));
     }
     if !inherited.has_nccl_handling {
         variables.push((NCCL_HANDLING, "1".into()));
     }
+    // Tells the programs of torch where the pipe is.
+    let timer_file = job.hangs.timer_file.iter().map(|it| it.to_string_lossy().into_owned());
+    variables.extend(timer_file.map(|path| ("TORCHELASTIC_TIMER_FILE", path)));
     if let Some(path) = &rendezvous.secret_file {
         variables.push(("DRUMLINE_SECRET_FILE", path.clone()));
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use drumline::{ErrorOrigin, Section};
+use drumline::{ErrorOrigin, Section, named};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -112,8 +112,24 @@ impl Error {
         Error::Meeting { problem: problem.into() }
     }
 
+    pub(crate) fn foreign(problem: impl Into<String>) -> Error {
+        Error::Foreign { problem: problem.into() }
+    }
+
+    pub(crate) fn not_agreed(problem: impl Into<String>) -> Error {
+        Error::NotAgreed { problem: problem.into() }
+    }
+
     /// For `map_err`: makes an [`Error::System`] about `what`.
     pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
         |error| Error::System { what: what.into(), error: error.into() }
+    }
+
+    /// The same, about a system call that a container [may forbid](named).
+    pub(crate) fn call<E: Into<io::Error>>(
+        call: &'static str,
+        what: impl Into<String>,
+    ) -> impl FnOnce(E) -> Error {
+        move |error| Error::system(what)(named(call)(error))
     }
 }

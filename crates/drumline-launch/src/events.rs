@@ -2,14 +2,13 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use drumline::named;
 use rustix::{
     buffer::spare_capacity,
-    event::{Timespec, epoll},
-    io::Errno,
+    event::{PollFd, PollFlags, Timespec, epoll, poll},
+    io::{Errno, retry_on_intr},
 };
 
 use crate::{Error, Result, monitor::Monitor};
@@ -60,8 +59,7 @@ const BESIDE: [Source; 7] = [
 impl Events {
     pub(crate) fn new() -> Result<Events> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(named("epoll_create1"))
-            .map_err(Error::system("create an epoll set"))?;
+            .map_err(Error::call("epoll_create1", "create an epoll set"))?;
         Ok(Events { epoll, monitor: Monitor::default() })
     }
 
@@ -93,8 +91,7 @@ impl Events {
             _ => u64::MAX - place as u64,
         });
         epoll::add(&self.epoll, descriptor, data, flags)
-            .map_err(named("epoll_ctl"))
-            .map_err(Error::system("add to an epoll set"))
+            .map_err(Error::call("epoll_ctl", "add to an epoll set"))
     }
 
     /// Undoes [`Events::add`].
@@ -110,9 +107,7 @@ impl Events {
         let mut ready = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, spare_capacity(&mut ready), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => {
-                return Err(Error::system("wait for events")(named("epoll_pwait")(error)));
-            }
+            Err(error) => return Err(Error::call("epoll_pwait", "wait for events")(error)),
         }
         Ok(ready.iter().map(|event| Source::of(event.data.u64())).collect())
     }
@@ -123,4 +118,14 @@ impl Source {
         let beside = BESIDE.get((u64::MAX - data) as usize);
         beside.copied().unwrap_or(Source::Worker(data as usize))
     }
+}
+
+/// Waits until the descriptor is readable, at most so long, and returns whether it is. Signals do not end the wait.
+pub(crate) fn is_readable_within(descriptor: &impl AsFd, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    let ready = retry_on_intr(|| {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
+        poll(&mut [PollFd::new(descriptor, PollFlags::IN)], left.as_ref())
+    });
+    ready.is_ok_and(|ready| ready > 0)
 }

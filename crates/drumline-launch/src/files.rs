@@ -22,14 +22,10 @@ use tempfile::TempDir;
 use crate::{Error, Job, Result};
 
 /// The files of all worlds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct JobFiles {
     /// `--log-dir/<id>_<random>`; `None` if nothing is kept.
     kept: Option<PathBuf>,
-    /// Whether the launcher has chosen the place.
-    is_chosen: bool,
-    /// Whether output goes there.
-    has_logs: bool,
     removals: Removals,
 }
 
@@ -58,12 +54,7 @@ impl JobFiles {
     pub(crate) fn of(job: &Job, run_id: &str) -> Result<JobFiles> {
         let given = job.logs.dir.as_deref();
         if given.is_none() && !job.logs.has_files() {
-            return Ok(JobFiles {
-                kept: None,
-                is_chosen: false,
-                has_logs: false,
-                removals: Removals::default(),
-            });
+            return Ok(JobFiles::default());
         }
         let base = given.map_or_else(std::env::temp_dir, Path::to_owned);
         let prefix =
@@ -76,12 +67,7 @@ impl JobFiles {
         let what = format!("make a directory for logs in {} (--log-dir)", base.display());
         let kept = made.map_err(Error::system(what))?;
         tracing::info!("logs go to {}", kept.display());
-        Ok(JobFiles {
-            kept: Some(kept),
-            is_chosen: given.is_none(),
-            has_logs: job.logs.has_files(),
-            removals: Removals::default(),
-        })
+        Ok(JobFiles { kept: Some(kept), removals: Removals::default() })
     }
 
     /// Files of the next world. Where the disk does not take their directory, the world goes on without, and a warning
@@ -104,8 +90,9 @@ impl JobFiles {
 
     /// The directory of the logs, if the user wants to know it: because nobody has said where, or because something
     /// has gone wrong.
-    pub(crate) fn news(&self, is_failed: bool) -> Option<&Path> {
-        self.kept.as_deref().filter(|_| self.has_logs && (is_failed || self.is_chosen))
+    pub(crate) fn news(&self, job: &Job, is_failed: bool) -> Option<&Path> {
+        let is_news = job.logs.has_files() && (is_failed || job.logs.dir.is_none());
+        self.kept.as_deref().filter(|_| is_news)
     }
 }
 
@@ -227,7 +214,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join("a/b");
         let files = JobFiles::of(&job(&dir), "id").unwrap();
-        assert_eq!(files.news(true), None);
+        assert_eq!(files.news(&job(&dir), true), None);
         let first = prepared(files.of_world(0));
         let error_file = first.error_file(1).unwrap();
         fs::write(&error_file, "{}").unwrap();

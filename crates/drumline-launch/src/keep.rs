@@ -27,7 +27,7 @@ use std::{
         unix::{
             ffi::{OsStrExt, OsStringExt},
             net::UnixStream,
-            process::{CommandExt, ExitStatusExt},
+            process::CommandExt,
         },
     },
     path::{Path, PathBuf},
@@ -45,7 +45,7 @@ use rustix::{
 };
 
 use crate::{
-    Error, Result,
+    Ending, Error, Result,
     channel::Channel,
     environment::{LOCAL_PLACE, NOT_INHERITED, NUMA_BINDING},
     events::{Events, Source},
@@ -99,9 +99,7 @@ pub fn keep() -> Result<()> {
         let error = io::Error::other("only `drumline run` starts the keeper of its ranks");
         return Err(Error::system("keep ranks")(error));
     };
-    set_child_subreaper(Some(getpid()))
-        .map_err(named("prctl"))
-        .map_err(Error::system("become a subreaper"))?;
+    set_child_subreaper(Some(getpid())).map_err(Error::call("prctl", "become a subreaper"))?;
     let lease =
         rustix::stdio::stdout().try_clone_to_owned().map_err(Error::system("open stdout"))?;
     let channel = Channel::over(UnixStream::from(stdin));
@@ -242,8 +240,9 @@ impl Keeper {
                     Source::Worker(rank) => match &mut self.guarded {
                         None => self.tell_exit(rank)?,
                         Some((keeper, _)) => {
-                            let status = keeper.try_wait().map_err(named("waitid"));
-                            let status = status.map_err(Error::system("wait for a keeper"))?;
+                            let status = keeper.try_wait();
+                            let status =
+                                status.map_err(Error::call("waitid", "wait for a keeper"))?;
                             // A debugger may hide how it has ended.
                             return Ok(status.map_or(Over::Gone, Over::Guarded));
                         }
@@ -313,8 +312,7 @@ impl Keeper {
         match pid {
             Ok((rank, pid)) => {
                 let pidfd = pidfd_open(pid, PidfdFlags::empty())
-                    .map_err(named("pidfd_open"))
-                    .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
+                    .map_err(Error::call("pidfd_open", "open a pidfd (needs Linux 5.4)"))?;
                 self.events.add(&pidfd, Source::Worker(rank))?;
                 self.send(&[STARTED.to_owned(), pid.to_string()], &[pidfd.as_fd()]);
                 self.workers.insert(rank, (pid, pidfd));
@@ -333,8 +331,7 @@ impl Keeper {
         let Some((_, pidfd)) = self.workers.get(&rank) else { return Ok(()) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::PidFd(pidfd.as_fd()), options)
-            .map_err(named("waitid"))
-            .map_err(Error::system("wait for a worker"))?;
+            .map_err(Error::call("waitid", "wait for a worker"))?;
         // It stays readable.
         if !self.held.remove(&rank) {
             self.events.remove(pidfd)?;
@@ -343,15 +340,9 @@ impl Keeper {
             self.held.insert(rank);
             return Ok(());
         };
-        let mut told = vec![EXITED.to_owned(), rank.to_string()];
-        match status.exit_status() {
-            Some(code) => told.push(code.to_string()),
-            None => {
-                told.push(status.terminating_signal().unwrap_or_default().to_string());
-                told.push(u8::from(status.dumped()).to_string());
-            }
-        }
-        self.tell(&told);
+        let number = status.terminating_signal().unwrap_or_default();
+        let killed = Ending::Signal { number, core_dumped: status.dumped() };
+        self.tell_ending(EXITED, rank, status.exit_status().map_or(killed, Ending::Code));
         Ok(())
     }
 
@@ -390,16 +381,14 @@ impl Keeper {
     fn stand_in(&self, status: ExitStatus) {
         sweep::end_all_below(Duration::ZERO);
         if let Some((keeper, _)) = self.guarded.as_ref().filter(|_| !status.success()) {
-            let mut told = vec![LOST.to_owned(), keeper.id().to_string()];
-            match status.signal() {
-                None => told.push(status.code().unwrap_or(1).to_string()),
-                Some(signal) => {
-                    told.push(signal.to_string());
-                    told.push(u8::from(status.core_dumped()).to_string());
-                }
-            }
-            self.tell(&told);
+            self.tell_ending(LOST, keeper.id(), Ending::of(status));
         }
+    }
+
+    /// Tells how the worker, or the keeper, with this number has ended.
+    fn tell_ending(&self, first: &str, whose: impl ToString, ending: Ending) {
+        let ending = serde_json::to_string(&ending).unwrap_or_default();
+        self.tell(&[first.to_owned(), whose.to_string(), ending]);
     }
 
     fn tell(&self, fields: &[String]) {

@@ -14,20 +14,17 @@ use std::{
         unix::{ffi::OsStringExt, net::UnixStream, process::CommandExt},
     },
     path::Path,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use drumline::{ErrorOrigin, named};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::retry_on_intr,
-    process::{Pid, getpgrp},
-};
+use rustix::process::{Pid, getpgrp};
 
 use crate::{
     Ending, Error, Result,
     channel::Channel,
+    events::is_readable_within,
     job::Job,
     keep::{ASK, EXITED, FINISH, HERE, KEEP_SUBCOMMAND, LEFT, LOST, REFUSED, START, STARTED, Told},
     lease::{BootTime, Lease},
@@ -35,7 +32,7 @@ use crate::{
     program::arguments_of,
     stdin::Input,
     sweep,
-    worker::{Streams, Worker},
+    worker::Worker,
 };
 
 /// How many keepers stand above the one that starts the ranks. With two of them, any three of launcher and keepers may be
@@ -70,29 +67,24 @@ pub(crate) struct Keeper {
     /// The outermost.
     child: Child,
     channel: Channel,
-    lease: Lease,
+    /// All workers are killed when it has run out.
+    pub(crate) lease: Lease,
     /// The innermost, once it has said so.
     innermost: Option<Pid>,
-    owed: Owed,
+    /// The sizes of the requests for workers that it has not answered.
+    starts: VecDeque<usize>,
+    /// Whether it was asked if it is there, or for the end, and has not answered.
+    has_asked: bool,
+    /// How long it has owed an answer and said nothing. The time in which this process was stopped does not count: the
+    /// keeper may have been stopped with it.
+    waited: Duration,
+    looked_at: Instant,
     /// It does not answer any more.
     is_lost: bool,
     /// It was asked for the end.
     is_finishing: bool,
     /// Nothing is below it any more.
     has_finished: bool,
-}
-
-/// What the keeper has been asked for and has not answered.
-#[derive(Debug)]
-struct Owed {
-    /// The sizes of the requests for workers.
-    starts: VecDeque<usize>,
-    /// Whether it was asked if it is there, or for the end.
-    has_asked: bool,
-    /// How long it has said nothing. The time in which this process was stopped does not count: the keeper may have been
-    /// stopped with it.
-    waited: Duration,
-    looked_at: Instant,
 }
 
 /// What the keeper tells.
@@ -116,9 +108,8 @@ impl Keeper {
         private: Option<&Path>,
         lease: Option<BootTime>,
     ) -> Result<Keeper> {
-        let (near, far) = UnixStream::pair()
-            .map_err(named("socketpair"))
-            .map_err(Error::system("make a socket pair"))?;
+        let (near, far) =
+            UnixStream::pair().map_err(Error::call("socketpair", "make a socket pair"))?;
         let channel = Channel::over(near);
         channel.limit(ANSWER_MAX).map_err(Error::system("set up a socket pair"))?;
         let lease = Lease::new(lease)?;
@@ -143,21 +134,20 @@ impl Keeper {
             .stdout(lease.share().map_err(Error::system("share a timer"))?)
             .process_group(0)
             .spawn()
-            .map_err(named("clone3"))
-            .map_err(Error::system("start the keeper of the ranks (from /proc/self/exe)"))?;
-        // It says that it is there as soon as it is.
-        let owed = Owed {
-            starts: VecDeque::new(),
-            has_asked: true,
-            waited: Duration::ZERO,
-            looked_at: Instant::now(),
-        };
+            .map_err(Error::call(
+                "clone3",
+                "start the keeper of the ranks (from /proc/self/exe)",
+            ))?;
         Ok(Keeper {
             child,
             channel,
             lease,
             innermost: None,
-            owed,
+            starts: VecDeque::new(),
+            // It says that it is there as soon as it is.
+            has_asked: true,
+            waited: Duration::ZERO,
+            looked_at: Instant::now(),
             is_lost: false,
             is_finishing: false,
             has_finished: false,
@@ -171,8 +161,7 @@ impl Keeper {
 
     /// Whether another worker may be asked for now.
     pub(crate) fn is_free(&self) -> bool {
-        let starts = &self.owed.starts;
-        starts.len() < STARTS_MAX && starts.iter().sum::<usize>() < START_BYTES_MAX
+        self.starts.len() < STARTS_MAX && self.starts.iter().sum::<usize>() < START_BYTES_MAX
     }
 
     /// Asks for the worker with this local rank: the program of `job`, found at `program`.
@@ -183,12 +172,8 @@ impl Keeper {
         local_rank: usize,
         program: &Path,
         variables: impl IntoIterator<Item = (&'static str, OsString)>,
-    ) -> Result<Streams> {
-        let pipe = || {
-            io::pipe()
-                .map_err(named("pipe2"))
-                .map_err(Error::system("make a pipe for a worker's output"))
-        };
+    ) -> Result<[OwnedFd; 2]> {
+        let pipe = || io::pipe().map_err(Error::call("pipe2", "make a pipe for a worker's output"));
         let ((stdout, worker_stdout), (stderr, worker_stderr)) = (pipe()?, pipe()?);
         let input = input(job, local_rank);
         // 0 is a group of its own.
@@ -218,24 +203,14 @@ impl Keeper {
         });
         let sent = self.channel.send(&fields, &streams);
         sent.map_err(|error| self.failed("start a worker", error))?;
-        self.owed.starts.push_back(fields.iter().map(Vec::len).sum());
-        Ok(Streams { stdout: stdout.into(), stderr: stderr.into() })
-    }
-
-    /// All workers are killed at this time unless this is called again before.
-    pub(crate) fn lease_until(&mut self, time: BootTime) -> Result<()> {
-        self.lease.run_out_at(time)
-    }
-
-    /// No worker is left, nor anything that one has started.
-    pub(crate) fn lift_lease(&mut self) -> Result<()> {
-        self.lease.lift()
+        self.starts.push_back(fields.iter().map(Vec::len).sum());
+        Ok([stdout.into(), stderr.into()])
     }
 
     /// Gives the processes that workers have left behind a moment to end, and ends the others. [`News::Left`] follows. Call
     /// it when no worker is alive.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        self.owed.has_asked = true;
+        self.has_asked = true;
         self.is_finishing = true;
         self.channel.send(&[FINISH], &[]).map_err(|error| self.failed("end what ranks left", error))
     }
@@ -243,60 +218,59 @@ impl Keeper {
     /// Reads at most one message: the next thing that the keeper has told, if it has told any. The worker that starts next
     /// has the local rank `next_rank`.
     pub(crate) fn news(&mut self, job: &Job, next_rank: usize) -> Result<Option<News>> {
-        if !self.is_readable_within(Duration::ZERO) {
+        if !is_readable_within(&self.channel, Duration::ZERO) {
             return Ok(None);
         }
         let received = self.channel.receive();
         let received = received.map_err(|error| self.failed("hear the keeper", error))?;
         let Some((fields, descriptors)) = received else { return Err(self.gone()) };
-        self.owed.waited = Duration::ZERO;
+        self.waited = Duration::ZERO;
         let text = |field: Vec<u8>| String::from_utf8_lossy(&field).into_owned();
         let told: Vec<String> = fields.into_iter().map(text).collect();
         let number = |n: usize| told.get(n)?.parse::<i32>().ok();
-        let rest = told.get(2..).unwrap_or_default();
+        let ended = || serde_json::from_str::<Ending>(told.get(2)?).ok();
         let news = match told.first().map(String::as_str) {
             Some(HERE) => {
-                self.owed.has_asked = false;
+                self.has_asked = false;
                 self.innermost = number(1).and_then(Pid::from_raw);
                 return Ok(None);
             }
             Some(STARTED) => {
-                self.owed.starts.pop_front();
+                self.starts.pop_front();
                 let pid = number(1).and_then(Pid::from_raw).zip(descriptors.into_iter().next());
                 let is_at_terminal = input(job, next_rank) == Input::Terminal;
                 pid.map(|(pid, pidfd)| News::Started(Worker::of(pid, pidfd, is_at_terminal)))
             }
             Some(REFUSED) => {
-                self.owed.starts.clear();
+                self.starts.clear();
                 number(1).map(|number| News::Refused(io::Error::from_raw_os_error(number)))
             }
-            Some(EXITED) => number(1).zip(ended(rest)).map(|(rank, ending)| {
+            Some(EXITED) => number(1).zip(ended()).map(|(rank, ending)| {
                 News::Exited(usize::try_from(rank).unwrap_or(usize::MAX), ending)
             }),
             Some(LEFT) => {
-                self.owed.has_asked = false;
+                self.has_asked = false;
                 self.has_finished = true;
                 Some(News::Left(told.into_iter().skip(1).collect()))
             }
             Some(LOST) => {
                 let pid = number(1).unwrap_or(0);
-                let how = ended(rest).map_or("unknown".into(), |it| it.to_string());
+                let how = ended().map_or("unknown".into(), |it| it.to_string());
                 return Err(ended_too_early(pid, &how));
             }
             _ => None,
         };
-        match news {
-            Some(news) => Ok(Some(news)),
-            None => Err(Error::system("hear the keeper of the ranks")(not_understood())),
-        }
+        let problem = "the keeper's answer is not understood; has the program been replaced?";
+        let error = || Error::system("hear the keeper of the ranks")(io::Error::other(problem));
+        news.ok_or_else(error).map(Some)
     }
 
     /// The time until [`look`](Self::look) is due.
     pub(crate) fn timeout(&self) -> Duration {
-        if self.owed.has_asked || !self.owed.starts.is_empty() {
+        if self.has_asked || !self.starts.is_empty() {
             return LOOK_EVERY;
         }
-        ASK_EVERY.saturating_sub(self.owed.looked_at.elapsed())
+        ASK_EVERY.saturating_sub(self.looked_at.elapsed())
     }
 
     /// Looks whether the keeper answers. Call it after each wait, once all [news](Self::news) are heard.
@@ -305,28 +279,28 @@ impl Keeper {
     ///
     /// The keeper does not answer. When this is dropped, it and all below it are killed.
     pub(crate) fn look(&mut self) -> Result<()> {
-        let passed = self.owed.looked_at.elapsed();
-        if !self.owed.has_asked && self.owed.starts.is_empty() {
+        let passed = self.looked_at.elapsed();
+        if !self.has_asked && self.starts.is_empty() {
             if passed >= ASK_EVERY {
-                self.owed.looked_at = Instant::now();
-                self.owed.waited = Duration::ZERO;
-                self.owed.has_asked = true;
+                self.looked_at = Instant::now();
+                self.waited = Duration::ZERO;
+                self.has_asked = true;
                 let asked = self.channel.send(&[ASK], &[]);
                 asked.map_err(|error| self.failed("ask the keeper of the ranks", error))?;
             }
             return Ok(());
         }
-        if passed < LOOK_EVERY || self.is_readable_within(Duration::ZERO) {
+        if passed < LOOK_EVERY || is_readable_within(&self.channel, Duration::ZERO) {
             return Ok(());
         }
-        self.owed.looked_at = Instant::now();
-        self.owed.waited += passed.min(LOOK_EVERY * 2);
-        let waited = self.owed.waited;
+        self.looked_at = Instant::now();
+        self.waited += passed.min(LOOK_EVERY * 2);
+        let waited = self.waited;
         let is_stopped = || {
             let process = self.innermost.and_then(Process::read);
             waited >= STOPPED_MAX && process.is_some_and(|it| matches!(it.state, 'T' | 't'))
         };
-        let limit = match (self.owed.starts.is_empty(), self.is_finishing) {
+        let limit = match (self.starts.is_empty(), self.is_finishing) {
             (true, true) => FINISH_MAX,
             (true, false) => ANSWER_MAX,
             (false, _) => START_MAX,
@@ -359,26 +333,18 @@ impl Keeper {
     /// The error if the keepers have ended too early.
     fn gone(&mut self) -> Error {
         // All of them have closed the channel. That happens in their last moment.
-        let how =
-            self.child.wait().map_or_else(|error| error.to_string(), |it| ending(it).to_string());
+        let how = self
+            .child
+            .wait()
+            .map_or_else(|error| error.to_string(), |it| Ending::of(it).to_string());
         ended_too_early(self.pid().as_raw_pid(), &how)
-    }
-
-    /// Signals do not end the wait.
-    fn is_readable_within(&self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
-        let ready = retry_on_intr(|| {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).ok();
-            poll(&mut [PollFd::new(&self.channel, PollFlags::IN)], left.as_ref())
-        });
-        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// Waits until all keepers have ended, at most so long. Returns whether they have.
     fn has_ended_within(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        while self.is_readable_within(until.saturating_duration_since(Instant::now())) {
+        let left = || until.saturating_duration_since(Instant::now());
+        while is_readable_within(&self.channel, left()) {
             if !matches!(self.channel.receive(), Ok(Some(_))) {
                 let _ = self.child.wait();
                 return true;
@@ -419,19 +385,6 @@ fn ended_too_early(pid: i32, how: &str) -> Error {
     )))
 }
 
-/// How a process has ended, as the keeper tells it: a code, or a signal and whether there is a core.
-fn ended(told: &[String]) -> Option<Ending> {
-    let number = |n: usize| told.get(n)?.parse::<i32>().ok();
-    Some(match number(1) {
-        None => Ending::Code(number(0)?),
-        Some(dumped) => Ending::Signal { number: number(0)?, core_dumped: dumped != 0 },
-    })
-}
-
-fn not_understood() -> io::Error {
-    io::Error::other("the keeper's answer is not understood; has the program been replaced?")
-}
-
 /// The error of a program that cannot be started. What may pass is no fault of the program.
 pub(crate) fn refused(program: &Path, error: io::Error) -> Error {
     if ErrorOrigin::of_system(&error) != ErrorOrigin::User {
@@ -445,15 +398,6 @@ pub(crate) fn refused(program: &Path, error: io::Error) -> Error {
         _ => named("clone3 or execve")(error).to_string(),
     };
     Error::ProgramNotExecutable { program: program.into(), hint }
-}
-
-fn ending(status: ExitStatus) -> Ending {
-    use std::os::unix::process::ExitStatusExt;
-    let signal = status.signal();
-    signal.map_or(Ending::Code(status.code().unwrap_or(1)), |number| Ending::Signal {
-        number,
-        core_dumped: status.core_dumped(),
-    })
 }
 
 #[cfg(test)]

@@ -9,15 +9,12 @@ use std::{
 };
 
 use drumline::named;
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    time::{
-        ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, clock_gettime,
-        timerfd_create, timerfd_gettime, timerfd_settime,
-    },
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_gettime, timerfd_settime,
 };
 
-use crate::{Error, Result, secret::inheritable};
+use crate::{Error, Result, events::is_readable_within, secret::inheritable};
 
 /// A time of the clock that goes on while the machine is suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,8 +54,7 @@ impl Lease {
             TimerfdClockId::Boottime,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         );
-        let timer = timer.map_err(named("timerfd_create"));
-        let lease = Lease(timer.map_err(Error::system("make a timer"))?);
+        let lease = Lease(timer.map_err(Error::call("timerfd_create", "make a timer"))?);
         until.map_or(Ok(()), |until| lease.run_out_at(until))?;
         Ok(lease)
     }
@@ -75,7 +71,7 @@ impl Lease {
             let timer = Itimerspec { it_interval: Timespec::default(), it_value };
             timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &timer)
         };
-        set().map(|_| ()).map_err(named("timerfd_settime")).map_err(Error::system("set a timer"))
+        set().map(drop).map_err(Error::call("timerfd_settime", "set a timer"))
     }
 
     /// From now on it never runs out.
@@ -85,8 +81,7 @@ impl Lease {
 
     /// Whether it has run out.
     pub(crate) fn has_run_out(&self) -> bool {
-        let mut run_out = [PollFd::new(&self.0, PollFlags::IN)];
-        poll(&mut run_out, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        is_readable_within(&self.0, Duration::ZERO)
     }
 
     /// The same lease, as programs inherit it. `None` if it never runs out.

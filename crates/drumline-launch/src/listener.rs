@@ -39,8 +39,8 @@ impl Listener<'_> {
         let signals = Signals::listen_to(job.signals.iter().map(|(signal, _)| *signal))?;
         let events = Events::new()?;
         events.add(signals.ready(), Source::Signals)?;
-        // Those of a container become children of its first process.
-        let adopts = getpid().is_init() || has_become_subreaper();
+        // Those of a container become children of its first process, and others that of a process that has asked for it.
+        let adopts = getpid().is_init() || child_subreaper().is_ok_and(|it| it.is_some());
         Ok(Listener { job, events, signals, told: None, last_resort: None, adopts })
     }
 
@@ -51,39 +51,34 @@ impl Listener<'_> {
 
             // Signals come first: if a worker ended because all processes got a signal, the worker has not
             // failed.
-            self.pass_on(attempt);
-            if ready.contains(&Source::Channel) {
-                attempt.hear(launch)?;
-            }
-            if ready.contains(&Source::Watch) {
-                attempt.hear_watch();
-            }
-            attempt.handle(Event::Tick);
-            attempt.go_on(launch)?;
+            self.hear_signals(Some(&mut *attempt));
+            attempt.turn(launch, &ready)?;
         }
         Ok(())
     }
 
-    /// Passes the signals that have arrived on to the workers. Returns the first one that ends the job.
-    pub(crate) fn pass_on(&mut self, attempt: &mut Attempt) -> Option<Signal> {
+    /// Hears the signals that have arrived, and passes them on to workers that run. Returns the first one that ends the job.
+    pub(crate) fn hear_signals(&mut self, mut attempt: Option<&mut Attempt>) -> Option<Signal> {
         let mut ending = None;
         for Arrived { signal, is_typed } in self.signals.arrived() {
             if signal == Signal::CHILD {
                 if self.adopts {
-                    let keeper = attempt.keeper();
-                    sweep::collect_adopted(|pid| pid == keeper);
+                    // Else no keeper runs, or it has nothing to tell any more.
+                    let keeper = attempt.as_ref().map(|it| it.keeper.pid());
+                    sweep::collect_adopted(|pid| Some(pid) == keeper);
                 }
             } else if signal == Signal::TSTP {
                 // The ranks stop, too, because a stopped launcher does not read their pipes.
-                attempt.handle(Event::PassOn(Signal::STOP));
+                if let Some(attempt) = &mut attempt {
+                    attempt.handle(Event::PassOn(Signal::STOP));
+                }
                 stop_myself();
-            } else if !ends_job(self.job, signal) {
-                attempt.handle_signal(Event::PassOn(signal), is_typed);
-            } else {
-                let is_news = !attempt.is_ending();
-                attempt.handle_signal(Event::End(signal), is_typed);
+            } else if ends_job(self.job, signal) {
                 self.told.get_or_insert(signal);
                 ending.get_or_insert(signal);
+                let Some(attempt) = &mut attempt else { continue };
+                let is_news = !attempt.is_ending();
+                attempt.handle_signal(Event::End(signal), is_typed);
                 if is_news {
                     say(&format!(
                         "{} passed on to the ranks; those still running in {:?} will be killed \
@@ -92,6 +87,8 @@ impl Listener<'_> {
                         self.job.policy.shutdown_timeout,
                     ));
                 }
+            } else if let Some(attempt) = &mut attempt {
+                attempt.handle_signal(Event::PassOn(signal), is_typed);
             }
         }
         ending
@@ -100,19 +97,19 @@ impl Listener<'_> {
     /// Waits until all output is read, and returns `true`. A disk that does not take it may make this last for ever. If
     /// a signal has ended the job, or does so now, the wait is short, and the result `false`.
     pub(crate) fn finish_output(&mut self, ended: &mut Ended) -> Result<bool> {
-        ended.console.finish();
-        self.events.add(ended.console.finished(), Source::Output)?;
+        ended.attempt.console.finish();
+        self.events.add(ended.attempt.console.finished(), Source::Output)?;
         let mut patience = Patience::begin();
         let is_read = loop {
             if self.events.wait(self.told.map(|_| TURN))?.contains(&Source::Output) {
                 break true;
             }
-            self.ending_signal();
+            self.hear_signals(None);
             if self.is_told() && patience.is_over() {
                 break false;
             }
         };
-        self.events.remove(ended.console.finished())?;
+        self.events.remove(ended.attempt.console.finished())?;
         ended.has_read_all();
         Ok(is_read)
     }
@@ -120,7 +117,7 @@ impl Listener<'_> {
     /// Waits until all is printed. Who reads slowly gets the output of ranks whole, unless a signal ends the job.
     pub(crate) fn see_out(&mut self) {
         see_out(|| {
-            self.ending_signal();
+            self.hear_signals(None);
             self.is_told()
         });
     }
@@ -146,7 +143,7 @@ impl Listener<'_> {
     pub(crate) fn pause(&mut self, time: Duration) -> Result<Option<Signal>> {
         let until = Instant::now() + time;
         loop {
-            if let told @ Some(_) = self.ending_signal().or(self.told) {
+            if let told @ Some(_) = self.hear_signals(None).or(self.told) {
                 return Ok(told);
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -156,30 +153,6 @@ impl Listener<'_> {
             self.events.wait(Some(left))?;
         }
     }
-
-    /// The first signal that ends a job, of those that have arrived.
-    pub(crate) fn ending_signal(&mut self) -> Option<Signal> {
-        let mut ending = None;
-        for Arrived { signal, .. } in self.signals.arrived() {
-            if signal == Signal::CHILD {
-                if self.adopts {
-                    // No keeper runs, or it has nothing to tell any more.
-                    sweep::collect_adopted(|_| false);
-                }
-            } else if ends_job(self.job, signal) {
-                self.told.get_or_insert(signal);
-                ending.get_or_insert(signal);
-            } else if signal == Signal::TSTP {
-                stop_myself();
-            }
-        }
-        ending
-    }
-}
-
-/// Whether somebody has asked that orphans below this process become its children.
-fn has_become_subreaper() -> bool {
-    child_subreaper().is_ok_and(|it| it.is_some())
 }
 
 /// Whether this signal to the launcher ends the job.

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::{Duration, UNIX_EPOCH},
+    time::Duration,
 };
 
 use drumline::{error_file::ErrorFile, files};
@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     Ending, Error, Job, Result,
     attempt::Ended,
+    clock::since_1970,
     ending::{signal_exit_code, signal_name},
     membership::{End, Origin},
     report::Fate,
@@ -83,8 +84,9 @@ pub(crate) fn check(job: &Job) -> Result<()> {
 
 /// Writes the file about a world that has ended, if the job wants one. Returns what it says.
 pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Outcome {
-    let rank_of = |worker: usize| ended.first_rank + worker;
-    let (exit_code, stopped_by, first_failure) = match (ended.verdict(), ended.first_failure()) {
+    let rank_of = |worker: usize| ended.attempt.world.first_rank + worker;
+    let failure = ended.attempt.supervisor.failure();
+    let (exit_code, stopped_by, first_failure) = match (ended.verdict(), failure) {
         // Another host has the reason.
         (Verdict::Success | Verdict::Abandoned, _) => (0, None, None),
         (Verdict::Stopped(signal), _) => {
@@ -95,13 +97,13 @@ pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Outcome {
             (ending.map_or(1, Ending::exit_code), None, Some(rank_of(worker)))
         }
     };
-    let since_1970 = ended.started_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let started = since_1970(ended.attempt.started_at);
     let rank = |(worker, fate): (usize, &Fate)| Rank {
         rank: rank_of(worker),
         local_rank: worker,
         pid: fate.pid.as_raw_nonzero().get(),
-        exit_code: fate.exit.map(|exit| code(exit.ending)),
-        ended_at: fate.exit.map(|exit| (since_1970 + exit.at).as_secs_f64()),
+        exit_code: fate.exit.map(|exit| exit.ending.code()),
+        ended_at: fate.exit.map(|exit| (started + exit.at).as_secs_f64()),
         told: fate.exit.and_then(|exit| Some(signal_name(exit.told?.as_raw()))),
         lost: fate.exit.is_some_and(|exit| exit.is_lost),
         hung: fate.hung.as_ref().map(|hung| hung.how.clone()),
@@ -152,17 +154,9 @@ fn elsewhere(origin: &Origin) -> Elsewhere {
         rank: failure.rank,
         local_rank: failure.local_rank,
         pid: failure.pid,
-        exit_code: code(failure.ending),
+        exit_code: failure.ending.code(),
         ended_at: Duration::from_millis(failure.time).as_secs_f64(),
         text: failure.text.clone(),
-    }
-}
-
-/// The exit code, or -n after signal n.
-fn code(ending: Ending) -> i32 {
-    match ending {
-        Ending::Code(code) => code,
-        Ending::Signal { number, .. } => -number,
     }
 }
 

@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Outlet, named};
+use drumline::Outlet;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -34,7 +34,6 @@ use crate::{
     lines::{Lines, Piece},
     prefix::{Labels, Prefix},
     sink::{Sink, Text},
-    worker::Streams,
     world::World,
 };
 
@@ -122,8 +121,6 @@ pub fn flush() {
 /// The destinations, and the threads that read what workers write.
 #[derive(Debug)]
 pub(crate) struct Console {
-    stdout: Arc<Outlet>,
-    stderr: Arc<Outlet>,
     /// The files of all ranks for lines of stdout, and of stderr.
     filtered: [Option<Filtered>; 2],
     /// All files, and their names.
@@ -160,12 +157,9 @@ struct Filtered {
 impl Console {
     /// Writes to the stdout and stderr of this process, and to `files`.
     pub(crate) fn open(job: &Job, world: &World, files: &WorldFiles) -> Result<Console> {
-        let (near, far) = UnixStream::pair()
-            .map_err(named("socketpair"))
-            .map_err(Error::system("make a socket pair"))?;
+        let (near, far) =
+            UnixStream::pair().map_err(Error::call("socketpair", "make a socket pair"))?;
         let mut console = Console {
-            stdout: Arc::clone(Outlet::stdout()),
-            stderr: Arc::clone(Outlet::stderr()),
             filtered: [None, None],
             files: Vec::new(),
             workers: Vec::new(),
@@ -189,7 +183,7 @@ impl Console {
     /// terminal.
     pub(crate) fn columns(&self) -> Option<usize> {
         let taken = self.labels.prefix(0, false).width();
-        let columns = self.stderr.columns()?.saturating_sub(taken);
+        let columns = Outlet::stderr().columns()?.saturating_sub(taken);
         Some(columns).filter(|&columns| columns > 0)
     }
 
@@ -197,43 +191,35 @@ impl Console {
     /// line break.
     pub(crate) fn attach(
         &mut self,
-        streams: Streams,
+        streams: [OwnedFd; 2],
         files: &WorldFiles,
         asks: bool,
     ) -> Result<()> {
         let local_rank = self.workers.len();
         let (tail, has_ended) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         self.workers.push(Heard { tail: Arc::clone(&tail), has_ended: Arc::clone(&has_ended) });
-        let prefix = |outlet: &Outlet| self.labels.prefix(local_rank, is_coloured(outlet));
-        let on_stdout = if self.labels_stdout { prefix(&self.stdout) } else { Prefix::none() };
-        let on_stderr = prefix(&self.stderr);
-        let (is_shown, is_kept) =
-            (self.logs.to_console(local_rank), self.logs.to_files(local_rank));
-        let kept = [(is_kept.stdout, "stdout.log"), (is_kept.stderr, "stderr.log")];
-        let [stdout_file, stderr_file] = kept.map(|(is_kept, name)| {
-            let path = files.log(local_rank, name).filter(|_| is_kept);
-            path.map(|path| self.keep(path))
-        });
-        let plain = self.labels.prefix(local_rank, false);
-        let stdout = Reader {
-            outlet: is_shown.stdout.then(|| Arc::clone(&self.stdout)),
-            file: stdout_file,
-            filtered: self.filtered[0].clone().map(|filtered| (filtered, plain.clone())),
-            asks,
-            has_ended: Arc::clone(&has_ended),
-            ..Reader::of(streams.stdout, on_stdout)
-        };
-        let stderr = Reader {
-            outlet: is_shown.stderr.then(|| Arc::clone(&self.stderr)),
-            file: stderr_file,
-            filtered: self.filtered[1].clone().map(|filtered| (filtered, plain)),
-            tail: Some(tail),
-            asks,
-            has_ended,
-            ..Reader::of(streams.stderr, on_stderr)
-        };
-        self.read(stdout)?;
-        self.read(stderr)
+        let (shown, kept) = (self.logs.to_console(local_rank), self.logs.to_files(local_rank));
+        let (shown, kept) = ([shown.stdout, shown.stderr], [kept.stdout, kept.stderr]);
+        for (i, stream) in streams.into_iter().enumerate() {
+            let (is_stderr, outlet) = (i == 1, outlets()[i]);
+            let prefix = match is_stderr || self.labels_stdout {
+                true => self.labels.prefix(local_rank, is_coloured(outlet)),
+                false => Prefix::default(),
+            };
+            let file = files.log(local_rank, ["stdout.log", "stderr.log"][i]);
+            let plain = self.labels.prefix(local_rank, false);
+            let reader = Reader {
+                outlet: shown[i].then(|| Arc::clone(outlet)),
+                file: file.filter(|_| kept[i]).map(|path| self.keep(path)),
+                filtered: self.filtered[i].clone().map(|filtered| (filtered, plain)),
+                tail: is_stderr.then(|| Arc::clone(&tail)),
+                asks,
+                has_ended: Arc::clone(&has_ended),
+                ..Reader::of(stream, prefix)
+            };
+            self.read(reader)?;
+        }
+        Ok(())
     }
 
     /// The worker with this local rank has ended: the rest of its output is read at once, even if nobody takes it yet.
@@ -296,8 +282,7 @@ impl Console {
             .name("output".into())
             .stack_size(128 * 1024)
             .spawn(move || reader.run(&stop))
-            .map_err(named("clone3"))
-            .map_err(Error::system("start a thread for a worker's output"))?;
+            .map_err(Error::call("clone3", "start a thread for a worker's output"))?;
         Ok(())
     }
 }
@@ -529,7 +514,7 @@ mod tests {
         let to_filtered = Filtered { sink: file("filtered"), texts: texts.as_slice().into() };
         let reader = Reader {
             file: Some(file("all")),
-            filtered: Some((to_filtered, Prefix::none())),
+            filtered: Some((to_filtered, Prefix::default())),
             ..reader(pipe_with(input))
         };
         reader.run(&far);

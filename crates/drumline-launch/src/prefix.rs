@@ -4,8 +4,8 @@ use std::time::SystemTime;
 
 use crate::{Job, clock::utc, world::World};
 
-/// The beginning of lines.
-#[derive(Clone, Debug)]
+/// The beginning of lines: by default nothing.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Prefix {
     /// What stands around the times.
     around_times: Vec<String>,
@@ -14,11 +14,6 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
-    /// Lines begin with nothing.
-    pub(crate) fn none() -> Prefix {
-        Prefix { around_times: vec![String::new()], ends: ["", ""] }
-    }
-
     fn rank(rank: usize, width: usize, is_coloured: bool) -> Prefix {
         // Cyan, yellow, green, magenta, blue, red.
         const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];

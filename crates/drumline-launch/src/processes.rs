@@ -77,6 +77,11 @@ impl Process {
         self.parent == parent.as_raw_pid()
     }
 
+    /// `None` if it is in another namespace.
+    pub(crate) fn parent(&self) -> Option<Pid> {
+        Pid::from_raw(self.parent)
+    }
+
     /// Whether the kernel already takes it down: it ends, or its memory is being written to a file because of a crash.
     /// No signal changes any more how it ends.
     pub(crate) fn is_going_down(&self) -> bool {

@@ -51,7 +51,9 @@ impl ProgramKind {
             return Ok((name, arguments));
         }
         if self != ProgramKind::Module {
-            find_script(Path::new(&name))?;
+            // Python would look for a script in this directory only, not in `PATH`.
+            let script = Path::new(&name);
+            fs::metadata(script).map_err(|error| not_found(script, &error))?;
         }
         let module = (self == ProgramKind::Module).then_some("-m");
         let options = ["-u"].into_iter().chain(module).map(OsString::from);
@@ -150,14 +152,6 @@ fn check(file: &Path) -> Result<PathBuf> {
         },
     };
     Err(Error::ProgramNotExecutable { program: file.into(), hint: problem })
-}
-
-/// Python would look for a script in this directory only, not in `PATH`.
-fn find_script(script: &Path) -> Result<()> {
-    match fs::metadata(script) {
-        Err(error) => Err(not_found(script, &error)),
-        Ok(_) => Ok(()),
-    }
 }
 
 fn not_found(file: &Path, error: &io::Error) -> Error {

@@ -29,7 +29,7 @@ impl Table {
     pub(crate) fn recipients(&self, root: Pid, signal: Signal) -> Vec<Pid> {
         let look = |pid| {
             let takes = takes(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, signal);
-            Some((Process::read(pid).is_some_and(|it| is_shell(&it.name)), takes))
+            Some((Process::read(pid).is_some_and(|it| SHELLS.contains(&&*it.name)), takes))
         };
         let children = |pid: Pid| -> Vec<Pid> {
             let all = self.0.get_or_init(processes::all).iter();
@@ -62,10 +62,6 @@ fn below(
         }
     }
     if programs.is_empty() { programs } else { [programs, shells].concat() }
-}
-
-fn is_shell(name: &str) -> bool {
-    SHELLS.contains(&name)
 }
 
 /// Whether a process with this `/proc/PID/status` handles the signal, waits for it, or ignores it.

@@ -154,13 +154,13 @@ impl Report<'_> {
     }
 }
 
-/// The line before a restart.
+/// What is said before a restart.
 pub(crate) fn restart(used: u32, max: u32, pause: Duration) -> String {
     let when = if pause.is_zero() { "now".into() } else { format!("in {pause:?}") };
-    format!("drumline: restart {used} of {max} {when}\n")
+    format!("restart {used} of {max} {when}")
 }
 
-/// The line that says why a job with restarts does not start again.
+/// What is said of a job with restarts that does not start again.
 pub(crate) fn no_restart(next: Next) -> Option<String> {
     let why = match next {
         Next::Restart(_) | Next::End(NoRestart::UsedUp(0) | NoRestart::HostsLost(_)) => {
@@ -175,7 +175,7 @@ pub(crate) fn no_restart(next: Next) -> Option<String> {
             format!("it has failed {worlds} times in a row before its first step")
         }
     };
-    Some(format!("drumline: the job does not start again: {why}\n"))
+    Some(format!("the job does not start again: {why}"))
 }
 
 /// `4.1 s`, or `12 ms`: a rank that fails at once has not lived for `0.0 s`.
@@ -207,8 +207,8 @@ fn leftovers(left: &[String]) -> String {
 fn waits(first_rank: usize, ranks: &[Fate]) -> String {
     let mut text = String::new();
     for (local, Fate { pid, exit, waits, hung }) in ranks.iter().enumerate() {
-        let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
-        if hung.is_some() || waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
+        let has_ended = exit.is_some_and(|exit| exit.ending != Ending::KILLED);
+        if hung.is_some() || waits.is_empty() || has_ended {
             continue;
         }
         let rank = first_rank + local;
@@ -263,8 +263,7 @@ fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Fate)>, title_of_ended: &st
             }
             Some(Exit { ending, told: None, .. }) => failed.add(index, ending.to_string()),
             Some(Exit { ending, told: Some(told), .. }) => {
-                let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
-                let by_another = ending == killed && told != Signal::KILL;
+                let by_another = ending == Ending::KILLED && told != Signal::KILL;
                 let by = if by_another { ", not from drumline" } else { "" };
                 ended.add(index, format!("{ending}{by}"));
             }

@@ -85,7 +85,7 @@ pub enum NoRestart {
 }
 
 /// The restarts that are left.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartBudget {
     restarts: Restarts,
     used: u32,
@@ -114,7 +114,7 @@ const FUTILE: [i32; 3] = [2, 126, 127];
 impl RestartBudget {
     /// All restarts are left.
     pub fn new(restarts: Restarts) -> RestartBudget {
-        RestartBudget { restarts, used: 0, stillborn: 0, lost: 0 }
+        RestartBudget { restarts, ..RestartBudget::default() }
     }
 
     /// How many restarts are used, since [`Restarts::reset_after`] has given them back.

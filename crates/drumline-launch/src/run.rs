@@ -11,7 +11,7 @@ use crate::{
     listener::Listener,
     monitor::happening::Happening,
     outcome,
-    output::{report, say},
+    output::say,
     report,
     restarts::{EndedWorld, Next, RestartBudget},
     supervisor::Verdict,
@@ -84,9 +84,8 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
                 Next::Restart(pause) => {
                     listener.no_rank_runs();
                     restart += 1;
-                    let line = report::restart(budget.used(), job.restarts.max, pause);
-                    let line = line.trim_start_matches("drumline: ").trim_end();
-                    tracing::warn!("the ranks cannot start or go on: {error}; {line}");
+                    let what = report::restart(budget.used(), job.restarts.max, pause);
+                    tracing::warn!("the ranks cannot start or go on: {error}; {what}");
                     if let Some(signal) = listener.pause(pause)? {
                         return Ok(signal_exit_code(signal.as_raw()));
                     }
@@ -99,7 +98,7 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
         let goes_on = listener.finish_output(&mut ended)?;
         tell(launch, &ended);
         outcome::write(job, restart, &ended);
-        let ending = match (ended.verdict(), ended.first_failure()) {
+        let ending = match (ended.verdict(), ended.attempt.supervisor.failure()) {
             // Nobody abandons the only host.
             (Verdict::Success | Verdict::Abandoned, _) => return Ok(0),
             (Verdict::Stopped(signal), _) => return Ok(signal_exit_code(signal.as_raw())),
@@ -112,13 +111,13 @@ fn run_worlds(launch: &Launch<'_>, listener: &mut Listener<'_>) -> Result<u8> {
             Next::Restart(pause) if goes_on => pause,
             _ => {
                 if let Some(line) = report::no_restart(next) {
-                    report(line.as_bytes());
+                    say(&line);
                 }
                 return Ok(ending.exit_code());
             }
         };
         restart += 1;
-        report(report::restart(budget.used(), job.restarts.max, pause).as_bytes());
+        say(&report::restart(budget.used(), job.restarts.max, pause));
         if let Some(signal) = listener.pause(pause)? {
             say(&format!("stopped by {}", signal_name(signal.as_raw())));
             return Ok(signal_exit_code(signal.as_raw()));

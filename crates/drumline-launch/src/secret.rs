@@ -29,7 +29,7 @@ use crate::{Error, Result};
 /// Holds the descriptor that workers inherit.
 #[derive(Debug)]
 pub(crate) struct JobSecret {
-    secret: Secret,
+    pub(crate) secret: Secret,
     /// `None` if the workers inherit the user's own variable.
     file: Option<OwnedFd>,
 }
@@ -50,10 +50,6 @@ impl JobSecret {
     pub(crate) fn of_job(secret: Secret) -> Result<JobSecret> {
         let file = sealed(&secret).map_err(Error::system("hand the job's secret to its ranks"))?;
         Ok(JobSecret { secret, file: Some(file) })
-    }
-
-    pub(crate) fn secret(&self) -> &Secret {
-        &self.secret
     }
 
     /// Whether the secret comes from the user. Then other hosts may have it, too.

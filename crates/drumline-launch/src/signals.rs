@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use drumline::{named, take_signals};
+use drumline::take_signals;
 use rustix::process::Signal;
 use signal_hook::{
     SigId, flag,
@@ -42,7 +42,7 @@ impl Signals {
     /// starts a job in the background, ignore signals on purpose. If SIGCHLD is ignored, or any signal is blocked, the
     /// parent of this process has left it so by mistake: the ranks shall not inherit that.
     pub(crate) fn listen_to(signals: impl IntoIterator<Item = Signal>) -> Result<Signals> {
-        take_signals().map_err(named("sigaction")).map_err(Error::system("listen to signals"))?;
+        take_signals().map_err(Error::call("sigaction", "listen to signals"))?;
         let heard = signals.into_iter().chain(JOB_CONTROL).chain([Signal::CHILD]);
         let heard = unless_ignored(heard);
         UnixStream::pair()
@@ -50,8 +50,7 @@ impl Signals {
                 SignalDelivery::with_pipe(read, write, WithOrigin::default(), heard)
             })
             .map(Signals)
-            .map_err(named("socketpair"))
-            .map_err(Error::system("listen to signals"))
+            .map_err(Error::call("socketpair", "listen to signals"))
     }
 
     /// A descriptor that is readable when signals have arrived.

@@ -123,12 +123,6 @@ fn outlive_the_limit_of_files() {
 mod tests {
     use super::*;
 
-    fn opened(path: &str) -> Sink {
-        let mut sink = Sink::at(path.into());
-        sink.open();
-        sink
-    }
-
     #[test]
     fn a_full_disk_is_told() {
         let full = File::options().write(true).open("/dev/full").unwrap();
@@ -144,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_made_is_told() {
-        let mut sink = opened("/proc/none/stdout.log");
+        let mut sink = Sink::at("/proc/none/stdout.log".into());
+        sink.open();
         sink.write(b"lost");
         assert!(
             sink.problem().unwrap().starts_with("/proc/none/stdout.log is not complete: No such")

@@ -39,16 +39,9 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Stores {
     pub(crate) own: TcpStore,
-    _ranks: Option<TcpStoreServer>,
-    _torch: Option<TorchDoor>,
     pub(crate) rendezvous: Rendezvous,
-}
-
-/// Where programs of torch come in. It is open while this lives.
-#[derive(Debug)]
-enum TorchDoor {
-    Here { _server: TcpStoreServer },
-    Carried { _relay: Relay },
+    _servers: Vec<TcpStoreServer>,
+    _relay: Option<Relay>,
 }
 
 /// Where the ranks of all hosts meet: what the first host of a world tells the others.
@@ -85,24 +78,14 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 impl Launch<'_> {
     /// The stores of the only host.
     pub(crate) fn stores_alone(&self) -> Result<Stores> {
-        let own = self.own_store()?;
-        let torch = match self.job.torch_store {
-            Some(store) => Some(self.serve(&[self.torch_door(store)])?),
-            None => None,
-        };
+        let torch = self.job.torch_store.map(|store| self.serve(&[self.torch_door(store)]));
+        let torch = torch.transpose()?;
         let master = torch.as_ref().and_then(TcpStoreServer::address);
-        let endpoint = own_endpoint(&own)?;
-        Ok(Stores {
-            own,
-            _ranks: None,
-            rendezvous: self.rendezvous(endpoint.clone(), endpoint, master, None),
-            _torch: torch.map(|server| TorchDoor::Here { _server: server }),
-        })
+        self.stores(None, master, None, torch.into_iter().collect(), None)
     }
 
     /// The stores of the first of several hosts, which the others reach at `address`.
     pub(crate) fn stores_of_first(&self, address: IpAddr) -> Result<(Stores, Announcement)> {
-        let own = self.own_store()?;
         let secured = |port| self.secured(tcp((address, port).into()));
         let ranks = self.serve_at(address, 0, |port| vec![secured(port)])?;
         let (torch, place, master) = match self.job.torch_store {
@@ -123,32 +106,22 @@ impl Launch<'_> {
             }
         };
         let announcement = Announcement { ranks: ranks.endpoint().clone(), torch: place };
-        let endpoint = own_endpoint(&own)?;
-        let stores = Stores {
-            own,
-            rendezvous: self.rendezvous(
-                endpoint,
-                announcement.ranks.clone(),
-                master,
-                Some(address),
-            ),
-            _ranks: Some(ranks),
-            _torch: torch.map(|server| TorchDoor::Here { _server: server }),
-        };
+        let (meeting, reached_at) = (announcement.ranks.clone(), Some(address));
+        let servers = [ranks].into_iter().chain(torch).collect();
+        let stores = self.stores(Some(meeting), master, reached_at, servers, None)?;
         Ok((stores, announcement))
     }
 
     /// The stores of another host than the first, which the others reach at `address`.
     pub(crate) fn stores_at(&self, announcement: &Announcement, address: IpAddr) -> Result<Stores> {
-        let own = self.own_store()?;
-        let (torch, master) = match (&announcement.torch, self.job.torch_store) {
+        let (relay, master) = match (&announcement.torch, self.job.torch_store) {
             (None, _) | (_, None) => (None, None),
             (Some(Torch::Exposed(master)), _) => (None, Some(*master)),
             (Some(Torch::Secured(endpoint)), Some(store)) => {
-                let proof = (self.secret.secret(), self.level());
+                let proof = (&self.secret.secret, self.level());
                 let relay = Relay::open(&self.torch_door(store), endpoint, proof, ANSWER_MAX)?;
                 let master = relay.address();
-                (Some(TorchDoor::Carried { _relay: relay }), master)
+                (Some(relay), master)
             }
         };
         // The way to the first host leads to all of them, unless the user says otherwise.
@@ -156,24 +129,35 @@ impl Launch<'_> {
             address_of(&announcement.ranks).filter(|_| self.job.joining.local_addr.is_none());
         let found =
             towards.and_then(|it| own_addresses(&self.config, Some(it)).ok()?.first().copied());
-        let endpoint = own_endpoint(&own)?;
         let ranks = announcement.ranks.clone();
-        Ok(Stores {
-            own,
-            _ranks: None,
-            rendezvous: self.rendezvous(endpoint, ranks, master, found.or(Some(address))),
-            _torch: torch,
-        })
+        self.stores(Some(ranks), master, found.or(Some(address)), Vec::new(), relay)
+    }
+
+    /// Opens the store in which this host's ranks tell the launcher about steps. There the only host's ranks meet, too; those
+    /// of several hosts meet at `ranks`.
+    fn stores(
+        &self,
+        ranks: Option<Endpoint>,
+        master: Option<SocketAddr>,
+        reached_at: Option<IpAddr>,
+        servers: Vec<TcpStoreServer>,
+        relay: Option<Relay>,
+    ) -> Result<Stores> {
+        let launcher = Endpoint::Unix(format!("drumline-run-{}", new_run_id()));
+        let own = TcpStore::to_own(self.serve(&[self.secured(launcher.clone())])?)?;
+        let rendezvous = Rendezvous {
+            store: ranks.unwrap_or_else(|| launcher.clone()),
+            launcher,
+            secret_file: self.secret.path(),
+            master,
+            interface: reached_at.filter(|it| !it.is_loopback()).and_then(interface_with),
+            run_id: self.run_id.clone(),
+        };
+        Ok(Stores { own, rendezvous, _servers: servers, _relay: relay })
     }
 
     pub(crate) fn level(&self) -> Level {
         self.job.security.unwrap_or(self.config.security)
-    }
-
-    /// The store in which this host's ranks tell the launcher about steps.
-    fn own_store(&self) -> Result<TcpStore> {
-        let endpoint = Endpoint::Unix(format!("drumline-run-{}", new_run_id()));
-        Ok(TcpStore::to_own(self.serve(&[self.secured(endpoint)])?)?)
     }
 
     fn serve(&self, doors: &[Door]) -> Result<TcpStoreServer> {
@@ -207,7 +191,7 @@ impl Launch<'_> {
     }
 
     fn secured(&self, endpoint: Endpoint) -> Door {
-        Door::Secured { endpoint, secret: self.secret.secret().clone(), level: self.level() }
+        Door::Secured { endpoint, secret: self.secret.secret.clone(), level: self.level() }
     }
 
     fn torch_door(&self, store: TorchStore) -> Door {
@@ -218,18 +202,6 @@ impl Launch<'_> {
                 Door::Exposed { host, port }
             }
         }
-    }
-
-    fn rendezvous(
-        &self,
-        launcher: Endpoint,
-        store: Endpoint,
-        master: Option<SocketAddr>,
-        reached_at: Option<IpAddr>,
-    ) -> Rendezvous {
-        let (secret_file, run_id) = (self.secret.path(), self.run_id.clone());
-        let interface = reached_at.filter(|it| !it.is_loopback()).and_then(interface_with);
-        Rendezvous { launcher, store, secret_file, master, interface, run_id }
     }
 }
 
@@ -313,16 +285,6 @@ impl Announcement {
         }
         Some(Announcement { ranks: ranks?, torch })
     }
-}
-
-fn own_endpoint(store: &TcpStore) -> Result<Endpoint> {
-    store.name().parse().map_err(|_| no_address())
-}
-
-/// A server that runs has an address.
-fn no_address() -> crate::Error {
-    let error = std::io::Error::other("the store that was just started has no address");
-    crate::Error::system("start a store")(error)
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     process::{
-        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpgid, getpgrp, getpid,
-        kill_process, kill_process_group, pidfd_open, pidfd_send_signal, waitid,
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpgid, getpgrp, getpid, kill_process,
+        kill_process_group, pidfd_open, pidfd_send_signal, waitid,
     },
 };
 
@@ -100,9 +100,10 @@ impl Sweep {
             let (mut is_news, mut lives) = (false, false);
             for &child in &before {
                 is_news |= self.kill(child);
-                let has_ended =
-                    if own(child) { has_ended(child) } else { self.collect(child, true) };
-                lives |= !has_ended;
+                lives |= match own(child) {
+                    true => matches!(waitid(WaitId::Pid(child), PEEK), Ok(None)),
+                    false => !self.collect(child, true),
+                };
             }
             // Of a child that had ended before the second look, all children are in it.
             if is_childless() || (!lives && !before.is_empty() && before == processes::children()) {
@@ -125,10 +126,7 @@ impl Sweep {
             if living.iter().any(|it| it.is_going_down()) {
                 latest = Instant::now();
             }
-            let pidfds: Vec<OwnedFd> = living.iter().take(AT_ONCE).filter_map(open).collect();
-            for pidfd in &pidfds {
-                let _ = pidfd_send_signal(pidfd, Signal::KILL);
-            }
+            let pidfds = kill(&living);
             if latest.elapsed() >= PATIENCE {
                 return;
             }
@@ -187,7 +185,8 @@ impl Sweep {
                 self.groups.insert(process.group);
             }
             let is_new = || !self.killed.iter().any(|it| it.is(&process));
-            if tells && is_killed(&status) && self.killed.len() < TOLD_MAX && is_new() {
+            let is_killed = status.terminating_signal() == Some(Signal::KILL.as_raw());
+            if tells && is_killed && self.killed.len() < TOLD_MAX && is_new() {
                 self.killed.push(process);
             }
         }
@@ -217,15 +216,6 @@ fn living_below() -> Vec<Process> {
 
 const COLLECT: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOHANG);
 const PEEK: WaitIdOptions = COLLECT.union(WaitIdOptions::NOWAIT);
-
-fn is_killed(status: &WaitIdStatus) -> bool {
-    status.terminating_signal() == Some(Signal::KILL.as_raw())
-}
-
-/// Whether this child of this process has ended.
-fn has_ended(child: Pid) -> bool {
-    !matches!(waitid(WaitId::Pid(child), PEEK), Ok(None))
-}
 
 /// Whether this process has no child, not even one that has ended. Then no process is below it.
 fn is_childless() -> bool {
@@ -278,10 +268,7 @@ pub(crate) fn end_started_with(variable: &str) {
 fn kill_found(look: impl Fn() -> Vec<Process>) {
     let began = Instant::now();
     loop {
-        let pidfds: Vec<OwnedFd> = look().iter().take(AT_ONCE).filter_map(open).collect();
-        for pidfd in &pidfds {
-            let _ = pidfd_send_signal(pidfd, Signal::KILL);
-        }
+        let pidfds = kill(&look());
         if pidfds.is_empty() || began.elapsed() >= PATIENCE {
             return;
         }
@@ -289,11 +276,16 @@ fn kill_found(look: impl Fn() -> Vec<Process>) {
     }
 }
 
-/// A descriptor of the process. `None` if it has ended, even if another process has got its number.
-fn open(process: &Process) -> Option<OwnedFd> {
-    let pidfd = pidfd_open(process.pid, PidfdFlags::empty()).ok()?;
-    Process::read(process.pid).filter(|now| now.is(process))?;
-    Some(pidfd)
+/// Kills some of these processes, and returns their descriptors. One that has ended has none, even if another process has
+/// got its number.
+fn kill(processes: &[Process]) -> Vec<OwnedFd> {
+    let open = |process: &Process| {
+        let pidfd = pidfd_open(process.pid, PidfdFlags::empty()).ok()?;
+        Process::read(process.pid).filter(|now| now.is(process))?;
+        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        Some(pidfd)
+    };
+    processes.iter().take(AT_ONCE).filter_map(open).collect()
 }
 
 /// Descriptors of children of this process.

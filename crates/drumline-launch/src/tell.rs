@@ -15,22 +15,22 @@ pub(crate) fn tell(launch: &Launch<'_>, ended: &Ended) {
     let words = ended.last_words();
     let report = Report {
         verdict: ended.verdict(),
-        started_at: ended.started_at,
+        started_at: ended.attempt.started_at,
         host: &host_name(),
-        first_rank: ended.first_rank,
+        first_rank: ended.attempt.world.first_rank,
         ranks: &ended.fates,
         words: &words,
-        is_victim: launch.job.meeting.is_some() && ended.has_only_heard(),
+        is_victim: launch.job.meeting.is_some() && ended.attempt.supervisor.has_only_heard(),
         left: &ended.left,
-        incomplete: &ended.console.problems(),
-        logs: launch.files.news(matches!(ended.verdict(), Verdict::Failed { .. })),
+        incomplete: &ended.attempt.console.problems(),
+        logs: launch.files.news(launch.job, matches!(ended.verdict(), Verdict::Failed { .. })),
     };
     output::report(&report.render());
     if let Some(path) = std::env::var_os(ERROR_FILE) {
         ended.pass_on(&words, path.as_ref());
     }
     let trace = launch.config.trace.as_ref();
-    if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.started_at)) {
+    if let Some(Trace { dir, .. }) = trace.filter(|it| has_written(it, ended.attempt.started_at)) {
         output::say(&format!("traces are in {0}: drumline trace page {0}", dir.display()));
     }
 }

@@ -23,15 +23,10 @@ const THREADS_MAX: usize = 256;
 const LINES_MAX: usize = 12;
 
 /// The time limit while a job ends. The kernel may let a reader of `/proc` wait for a process that hangs.
-const PATIENCE: Duration = Duration::from_millis(200);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// For each rank, the threads of its process and of the processes below it. All threads that wait in the same
 /// place share one line.
-pub(crate) fn of(ranks: Vec<(usize, Pid)>) -> Vec<(usize, Vec<String>)> {
-    within(PATIENCE, ranks)
-}
-
-/// The same, for those who have more time, or less.
 pub(crate) fn within(patience: Duration, ranks: Vec<(usize, Pid)>) -> Vec<(usize, Vec<String>)> {
     if ranks.is_empty() {
         return Vec::new();

@@ -1,15 +1,15 @@
 //! One worker process, as the launcher sees it. The [keeper](mod@crate::keep) is its parent.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{
-        Pid, PidfdFlags, Signal, getpgid, kill_process_group, pidfd_open, pidfd_send_signal,
-    },
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 
-use crate::{processes, recipients::Table};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpgid, kill_process_group, pidfd_open, pidfd_send_signal,
+};
+
+use crate::{events::is_readable_within, processes, recipients::Table};
 
 /// A worker in a process group of its own, unless it reads from the terminal. A Ctrl-C at the terminal therefore reaches
 /// only the launcher, which passes it on.
@@ -24,13 +24,6 @@ pub(crate) struct Worker {
     rest: Option<Signal>,
     /// Whether it is in the group of this process.
     is_at_terminal: bool,
-}
-
-/// The ends of the pipes that a worker writes to.
-#[derive(Debug)]
-pub(crate) struct Streams {
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
 }
 
 impl Worker {
@@ -56,8 +49,7 @@ impl Worker {
 
     /// Whether the process has exited.
     pub(crate) fn has_ended(&self) -> bool {
-        let mut exited = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        poll(&mut exited, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        is_readable_within(&self.pidfd, Duration::ZERO)
     }
 
     /// Sends `signal` to those processes of the rank that handle it. If none does, it goes to the whole process group, as

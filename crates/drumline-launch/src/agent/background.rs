@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Error as StoreError, named};
+use drumline::Error as StoreError;
 use rustix::io::ioctl_fionbio;
 
 use super::keys::{BEAT, COUNT, HOST, PLAN, REPORT, WORLD, key};
@@ -100,8 +100,7 @@ impl Background {
     ) -> Result<Background> {
         let (requests, requested) = channel();
         let (sender, messages) = channel();
-        let (ready, mut wake) =
-            io::pipe().map_err(named("pipe2")).map_err(Error::system("make a pipe"))?;
+        let (ready, mut wake) = io::pipe().map_err(Error::call("pipe2", "make a pipe"))?;
         ioctl_fionbio(&ready, true).map_err(Error::system("set up a pipe"))?;
         ioctl_fionbio(&wake, true).map_err(Error::system("set up a pipe"))?;
         let (own, meeting) = (Own::of(launch), meeting.clone());
@@ -122,8 +121,7 @@ impl Background {
         thread::Builder::new()
             .name("drumline-hosts".into())
             .spawn(work)
-            .map_err(named("clone3"))
-            .map_err(Error::system("start a thread"))?;
+            .map_err(Error::call("clone3", "start a thread"))?;
         Ok(Background { requests, messages, ready })
     }
 

@@ -70,25 +70,14 @@ mod tests {
     };
 
     use super::*;
-    use crate::{RestartBudget, Restarts, membership::Verdict};
+    use crate::membership::Verdict;
 
     #[test]
     fn a_job_that_is_over_makes_room_for_the_next_one_of_its_name() {
         let keys = HashStore::new();
         let secret = Secret::random().unwrap();
         let open = || Signed::over(keys.try_clone().unwrap(), secret.clone(), "job/".into());
-        let plan = |phase| Plan {
-            version: 1,
-            leader: 1,
-            world: 1,
-            restart: 0,
-            members: Vec::new(),
-            phase,
-            budget: RestartBudget::new(Restarts::default()),
-            refused: Vec::new(),
-            failure: None,
-            lost: Vec::new(),
-        };
+        let plan = |phase| Plan { version: 1, leader: 1, world: 1, phase, ..Plan::default() };
         let mut store = open();
         for generation in 0..4 {
             for _ in 0..2 {

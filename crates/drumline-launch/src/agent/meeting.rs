@@ -44,7 +44,7 @@ impl Own {
         Own {
             joining: launch.job.joining.clone(),
             config: launch.config.clone(),
-            secret: launch.secret.secret().clone(),
+            secret: launch.secret.secret.clone(),
             level: launch.level(),
             run_id: launch.run_id.clone(),
         }
@@ -74,13 +74,14 @@ pub(super) fn open(own: &Own, meeting: &Meeting, deadline: Instant) -> Result<Pl
         Meeting::Drumline { host, port } => {
             at_first_host(own, (host, *port), own.joining.is_first, deadline)
         }
-        Meeting::File(path) => patiently(deadline, || in_file(own, path, deadline)),
-        Meeting::Etcd(etcd) => patiently(deadline, || in_etcd(own, etcd, deadline)),
+        Meeting::File(path) => patiently(deadline, PLACE, || in_file(own, path, deadline)),
+        Meeting::Etcd(etcd) => patiently(deadline, PLACE, || in_etcd(own, etcd, deadline)),
     }
 }
 
-/// Tries again until `deadline` what may only fail for a while: the disk or the network may be away.
-fn patiently<T>(deadline: Instant, mut open: impl FnMut() -> Result<T>) -> Result<T> {
+/// Tries again until `deadline` what may only fail for a while: the disk or the network may be away, and in a cluster the
+/// name of the first host may come later than this host. Tells once that it waits for `what`.
+fn patiently<T>(deadline: Instant, what: &str, mut open: impl FnMut() -> Result<T>) -> Result<T> {
     let mut is_told = false;
     loop {
         match open() {
@@ -89,7 +90,7 @@ fn patiently<T>(deadline: Instant, mut open: impl FnMut() -> Result<T>) -> Resul
                     && Instant::now() + TRIED_EVERY < deadline =>
             {
                 if !std::mem::replace(&mut is_told, true) {
-                    tracing::warn!("waits for the place where the hosts meet: {error}");
+                    tracing::warn!("waits for {what}: {error}");
                 }
                 thread::sleep(TRIED_EVERY);
             }
@@ -97,6 +98,8 @@ fn patiently<T>(deadline: Instant, mut open: impl FnMut() -> Result<T>) -> Resul
         }
     }
 }
+
+const PLACE: &str = "the place where the hosts meet";
 
 /// The pause between two looks for a place or a name.
 const TRIED_EVERY: Duration = Duration::from_millis(500);
@@ -116,7 +119,7 @@ fn at_first_host(
     let server = match is_first {
         Some(false) => None,
         _ => {
-            wait_for_name(host, port, deadline);
+            let _ = patiently(deadline, "the first host", || resolve(host, port, deadline));
             serve(own, (host, port), is_first == Some(true), deadline)?
         }
     };
@@ -136,7 +139,7 @@ fn at_first_host(
     Ok(Place {
         address: own_address(own, on_the_way([host], store.address()), deadline)?,
         // The store has this job only: a host with another --rdzv-id is told so.
-        store: signed(own, Box::new(store), "drumline/".into()),
+        store: Signed::over(Box::new(store), own.secret.clone(), "drumline/".into()),
         is_hosted,
         beat_every: Duration::ZERO,
         name: endpoint.to_string(),
@@ -211,7 +214,7 @@ fn in_file(own: &Own, path: &Path, deadline: Instant) -> Result<Place> {
     let store = FileStore::open(path, 0)?;
     Ok(Place {
         address: own_address(own, None, deadline)?,
-        store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
+        store: signed(own, Box::new(store)),
         is_hosted: false,
         beat_every: SLOW_BEAT,
         name: format!("the file {}", path.display()),
@@ -220,8 +223,7 @@ fn in_file(own: &Own, path: &Path, deadline: Instant) -> Result<Place> {
 
 #[cfg(not(feature = "etcd"))]
 fn in_etcd(_own: &Own, _etcd: &Etcd, _deadline: Instant) -> Result<Place> {
-    let problem = "etcd: this program is built without the feature `etcd`".to_owned();
-    Err(Error::Meeting { problem })
+    Err(Error::meeting("etcd: this program is built without the feature `etcd`"))
 }
 
 #[cfg(feature = "etcd")]
@@ -240,7 +242,7 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
     Ok(Place {
         address: own_address(own, on_the_way(servers, store.address()), deadline)?,
         name: store.name().to_owned(),
-        store: signed(own, Box::new(store), format!("drumline/{}/", own.run_id)),
+        store: signed(own, Box::new(store)),
         is_hosted: false,
         beat_every: SLOW_BEAT,
     })
@@ -250,8 +252,9 @@ fn in_etcd(own: &Own, etcd: &Etcd, deadline: Instant) -> Result<Place> {
 #[cfg(feature = "etcd")]
 const ETCD_ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
-fn signed(own: &Own, store: Box<dyn Store>, prefix: String) -> Signed {
-    Signed::over(store, own.secret.clone(), prefix)
+/// A store that may have other jobs, too.
+fn signed(own: &Own, store: Box<dyn Store>) -> Signed {
+    Signed::over(store, own.secret.clone(), format!("drumline/{}/", own.run_id))
 }
 
 /// Whether this process can listen somewhere.
@@ -291,19 +294,6 @@ fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> 
             "the name {host} cannot be resolved on this host: {error}; write an address in its place"
         ))
     })
-}
-
-/// Waits until the name of the first host is known: in a cluster it may come later than this host.
-fn wait_for_name(host: &str, port: u16, deadline: Instant) {
-    let mut is_told = false;
-    while Instant::now() + TRIED_EVERY < deadline
-        && let Err(error) = resolve(host, port, deadline)
-    {
-        if !std::mem::replace(&mut is_told, true) {
-            tracing::warn!("waits for the first host: {error}");
-        }
-        thread::sleep(TRIED_EVERY);
-    }
 }
 
 /// The address of the place where hosts meet, if the way there is the way to the other hosts. If it is on this host, it

@@ -1,8 +1,8 @@
 //! The life of this host in the job: waits for everything at once, and does what the membership says.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use drumline::{Error as StoreError, Section};
+use drumline::{Error as StoreError, Section, steps::keys};
 
 use super::{
     background::{Arrival, Background, Heard, Message, Request, Round, Told},
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     Ending, Error, Result,
     attempt::{Attempt, Ended},
+    clock::milliseconds_since_1970,
     ending::{signal_exit_code, signal_name},
     events::Source,
     job::Meeting,
@@ -154,26 +155,18 @@ impl Session<'_, '_, '_> {
             let ready = self.listener.events.wait(Some(self.timeout()))?;
             self.hear_signals();
             // The keeper kills workers when the lease has run out. They have not failed then.
-            self.tick();
-            if ready.contains(&Source::Channel)
-                && let Stage::Runs(running) = &mut self.stage
-            {
-                let heard = running.attempt.hear(self.launch);
-                self.go_on_after(heard);
+            let deadline = self.membership.as_ref().and_then(Membership::deadline);
+            if deadline.is_some_and(|at| at <= self.now()) {
+                self.handle(Event::Tick);
             }
-            if ready.contains(&Source::Watch)
-                && let Stage::Runs(running) = &mut self.stage
-            {
-                running.attempt.hear_watch();
+            if let Stage::Runs(running) = &mut self.stage {
+                let turned = running.attempt.turn(self.launch, &ready);
+                self.go_on_after(turned);
             }
             while let Some(message) = self.background.told() {
                 self.hear(message)?;
             }
             self.watch_workers()?;
-            if let Stage::Runs(running) = &mut self.stage {
-                let gone_on = running.attempt.go_on(self.launch);
-                self.go_on_after(gone_on);
-            }
             let is_tired = match &mut self.stage {
                 Stage::Prints(.., patience) => self.listener.is_told() && patience.is_over(),
                 _ => false,
@@ -211,11 +204,11 @@ impl Session<'_, '_, '_> {
     }
 
     fn hear_signals(&mut self) {
-        let signal = match &mut self.stage {
-            Stage::Runs(running) => self.listener.pass_on(&mut running.attempt),
-            _ => self.listener.ending_signal(),
+        let attempt = match &mut self.stage {
+            Stage::Runs(running) => Some(&mut running.attempt),
+            _ => None,
         };
-        let Some(signal) = signal else { return };
+        let Some(signal) = self.listener.hear_signals(attempt) else { return };
         match &self.membership {
             Some(_) => {
                 self.handle(Event::Local(Local::Leaving(signal.as_raw())));
@@ -226,17 +219,6 @@ impl Session<'_, '_, '_> {
             }
             // Nobody knows of this host yet.
             None => self.end = Some(End::Left(signal.as_raw())),
-        }
-    }
-
-    fn tick(&mut self) {
-        let now = self.now();
-        let deadline = self.membership.as_ref().and_then(Membership::deadline);
-        if deadline.is_some_and(|at| at <= now) {
-            self.handle(Event::Tick);
-        }
-        if let Stage::Runs(running) = &mut self.stage {
-            running.attempt.handle(supervisor::Event::Tick);
         }
     }
 
@@ -364,7 +346,7 @@ impl Session<'_, '_, '_> {
         self.handle(Event::Polled(view));
         let lease = self.lease();
         if let (Stage::Runs(running), Some(lease)) = (&mut self.stage, lease) {
-            let extended = running.attempt.extend_lease(lease);
+            let extended = running.attempt.keeper.lease.run_out_at(lease);
             self.go_on_after(extended);
         }
         if let Some(text) = heard.announcement {
@@ -515,15 +497,22 @@ impl Session<'_, '_, '_> {
     /// failed.
     fn go_on_after(&mut self, done: Result<()>) {
         let Err(error) = done else { return };
-        let stage = std::mem::replace(&mut self.stage, Stage::Idle);
-        let Stage::Runs(running) = stage else {
-            self.stage = stage;
-            return;
-        };
+        let Some(running) = self.take_running() else { return };
         running.attempt.abandon();
         let first_rank = running.first_rank;
         drop(running);
         self.cannot_start(first_rank, &error);
+    }
+
+    /// The workers that run. This host has none any more.
+    fn take_running(&mut self) -> Option<Box<Running>> {
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Runs(running) => Some(running),
+            other => {
+                self.stage = other;
+                None
+            }
+        }
     }
 
     /// The workers of this host cannot start: for the job that is a failure of the first of them.
@@ -550,7 +539,7 @@ impl Session<'_, '_, '_> {
 
     fn hold(&mut self) {
         let Stage::Runs(running) = &mut self.stage else { return };
-        let held = Holding::begin(running.attempt.stores(), running.local_ranks);
+        let held = Holding::begin(&running.attempt.stores, running.local_ranks);
         match held {
             Ok(Some(holding)) => running.holding = Some(holding),
             Ok(None) => self.handle(Event::Local(Local::Held(None))),
@@ -564,9 +553,9 @@ impl Session<'_, '_, '_> {
     fn stop_at(&mut self, step: u64) {
         let within = self.launch.job.policy.shutdown_timeout;
         let Stage::Runs(running) = &mut self.stage else { return };
-        let stores = running.attempt.stores();
+        let stores = &running.attempt.stores;
         let makes_steps = stores.has_stepped(running.local_ranks);
-        if !makes_steps || steps::stop_at(stores, step).is_err() {
+        if !makes_steps || stores.tell(keys::STOP, &step.to_string()).is_err() {
             say(
                 "a host joins the job: the ranks, which never call drumline.step, get SIGTERM and start again with it",
             );
@@ -608,12 +597,11 @@ impl Session<'_, '_, '_> {
     /// Tells what has happened to the workers.
     fn watch_workers(&mut self) -> Result<()> {
         let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
-        running.attempt.handle(supervisor::Event::Tick);
         if running.attempt.has_started() && !std::mem::replace(&mut running.has_started, true) {
             self.handle(Event::Local(Local::Started));
         }
         let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
-        let regroups = || steps::regroups(running.attempt.stores(), running.local_ranks);
+        let regroups = || steps::regroups(&running.attempt.stores, running.local_ranks);
         let regroups = (!running.regroups).then(regroups).flatten();
         running.regroups |= regroups.is_some();
         let held = running.holding.as_ref().and_then(|it| it.answer(&running.attempt));
@@ -644,23 +632,21 @@ impl Session<'_, '_, '_> {
 
     /// All workers have ended: reads the rest of their output.
     fn print_rest(&mut self) -> Result<()> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Idle);
-        let Stage::Runs(running) = stage else {
-            self.stage = stage;
-            return Ok(());
-        };
+        let Some(running) = self.take_running() else { return Ok(()) };
         let local_ranks = running.local_ranks;
         let mut ended = running.attempt.end(&self.listener.events)?;
         let how = match ended.verdict() {
             supervisor::Verdict::Failed { .. } => How::Failed,
             supervisor::Verdict::Stopped(_) | supervisor::Verdict::Abandoned => How::Abandoned,
-            supervisor::Verdict::Success if steps::has_stopped(&ended.stores, local_ranks) => {
+            supervisor::Verdict::Success
+                if ended.attempt.stores.has_any(keys::STOPPED, local_ranks) =>
+            {
                 How::StoppedAtStep
             }
             supervisor::Verdict::Success => How::Success,
         };
-        ended.console.finish();
-        self.listener.events.add(ended.console.finished(), Source::Output)?;
+        ended.attempt.console.finish();
+        self.listener.events.add(ended.attempt.console.finished(), Source::Output)?;
         self.stage = Stage::Prints(Box::new(ended), how, Patience::begin());
         Ok(())
     }
@@ -673,12 +659,12 @@ impl Session<'_, '_, '_> {
             return Ok(());
         };
         self.listener.no_rank_runs();
-        self.listener.events.remove(ended.console.finished())?;
+        self.listener.events.remove(ended.attempt.console.finished())?;
         ended.has_read_all();
         tell(self.launch, &ended);
         self.outcome = outcome::write(self.launch.job, self.attempts.saturating_sub(1), &ended);
-        let Ended { lived, stepped, stores, .. } = *ended;
-        self.kept = Some(stores);
+        let Ended { lived, stepped, attempt, .. } = *ended;
+        self.kept = Some(attempt.into_stores());
         self.have_ended(Outcome { how, lived, stepped });
         Ok(())
     }
@@ -699,7 +685,7 @@ impl Session<'_, '_, '_> {
                 if let End::Over(membership::Verdict::Failed(why), _) = end
                     && let Some(line) = report::no_restart(Next::End(*why))
                 {
-                    output::report(line.as_bytes());
+                    say(&line);
                 }
             }
         }
@@ -726,14 +712,14 @@ impl Running {
 
     /// The failure of a worker, once. Its last words may still be on their way.
     fn failure(&mut self) -> Option<Failure> {
-        let worker = self.attempt.failed().filter(|_| !self.has_told)?;
+        let worker = self.attempt.supervisor.failed().filter(|_| !self.has_told)?;
         let since = *self.failed.get_or_insert_with(Instant::now);
-        if !self.attempt.has_read_all(worker) && since.elapsed() < LAST_WORDS_MAX {
+        if !self.attempt.console.has_read_all(worker) && since.elapsed() < LAST_WORDS_MAX {
             return None;
         }
         self.has_told = true;
         self.attempt.hear_words();
-        let worker = self.attempt.failed()?;
+        let worker = self.attempt.supervisor.failed()?;
         let (pid, ending, text) = self.attempt.about_failed(worker)?;
         let mut text = String::from_utf8_lossy(&text).into_owned();
         text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
@@ -742,16 +728,11 @@ impl Running {
             local_rank: worker,
             pid: pid.as_raw_pid().unsigned_abs(),
             ending,
-            has_only_heard: self.attempt.has_only_heard(),
+            has_only_heard: self.attempt.supervisor.has_only_heard(),
             time: milliseconds_since_1970(),
             text,
         })
     }
-}
-
-fn milliseconds_since_1970() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn backend(meeting: &Meeting) -> &'static str {

@@ -32,8 +32,8 @@ impl Holding {
     /// The last step that a rank of this host has begun, once all ranks have answered that are not lost. A rank that is
     /// stuck does not.
     pub(super) fn answer(&self, attempt: &Attempt) -> Option<Option<u64>> {
-        let ranks = self.ranks.iter().filter(|rank| !attempt.has_lost(**rank));
-        let answers = ranks.map(|&rank| attempt.stores().told(keys::BEGUN, rank));
+        let ranks = self.ranks.iter().filter(|rank| !attempt.supervisor.is_lost(**rank));
+        let answers = ranks.map(|&rank| attempt.stores.told(keys::BEGUN, rank));
         let answers: Vec<Option<Vec<u8>>> = answers.collect();
         if answers.iter().any(Option::is_none) && self.since.elapsed() < ANSWER_MAX {
             return None;
@@ -41,16 +41,6 @@ impl Holding {
         let number = |answer: Vec<u8>| String::from_utf8(answer).ok()?.parse().ok();
         Some(answers.into_iter().flatten().filter_map(number).max())
     }
-}
-
-/// Lets the ranks go on until this step.
-pub(super) fn stop_at(stores: &Stores, step: u64) -> Result<()> {
-    stores.tell(keys::STOP, &step.to_string())
-}
-
-/// Whether a rank of this host has heard that it stops.
-pub(super) fn has_stopped(stores: &Stores, local_ranks: usize) -> bool {
-    stores.has_any(keys::STOPPED, local_ranks)
 }
 
 /// Once all ranks of this host have said that they go on when others die: so many must be left of the job.

@@ -34,12 +34,11 @@ impl Agreed {
             format!("{},{},{}", self.address, self.port, secret.as_deref().unwrap_or(OF_USER));
         match word.len() <= WORD_MAX && Agreed::parse(&word).as_ref() == Some(self) {
             true => Ok(word),
-            false => Err(Error::Foreign {
-                problem: format!(
-                    "MASTER_ADDR={}: neither a host name nor an address",
-                    self.address
-                ),
-            }),
+            false => {
+                let address = &self.address;
+                let problem = format!("MASTER_ADDR={address}: neither a host name nor an address");
+                Err(Error::foreign(problem))
+            }
         }
     }
 
@@ -63,10 +62,8 @@ impl Agreed {
     pub(super) fn with(self, given: &Given, rank: usize) -> Result<Agreed> {
         let problem = match (given.port, given.has_secret, self.secret.is_none()) {
             (Some(port), ..) if port != self.port => {
-                format!(
-                    "MASTER_PORT is {port} on rank {rank}, and the first rank has {}",
-                    self.port
-                )
+                let first = self.port;
+                format!("MASTER_PORT is {port} on rank {rank}, and the first rank has {first}")
             }
             (_, true, false) => format!(
                 "rank {rank} has a DRUMLINE_SECRET or DRUMLINE_SECRET_FILE, and rank 0 has none"
@@ -80,7 +77,7 @@ impl Agreed {
             }
         };
         let remedy = "let the launcher pass the variable on to all ranks (mpirun -x, mpiexec -genvlist), or to none";
-        Err(Error::Foreign { problem: format!("{problem}: {remedy}") })
+        Err(Error::foreign(format!("{problem}: {remedy}")))
     }
 }
 

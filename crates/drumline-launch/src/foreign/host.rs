@@ -49,7 +49,7 @@ impl MeetingPoint {
             listener.map_err(Error::system(format!("listen at the Unix socket @{}", self.0)))?;
         let mut missing: Vec<usize> = (1..size).collect();
         while !missing.is_empty() {
-            if !patience.wait_for(&listener)? {
+            if !patience.wait_for(&listener) {
                 let list = missing.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
                 return Err(patience
                     .over(format!("of the ranks 1 to {}, these have not come: {list}", size - 1)));
@@ -72,9 +72,10 @@ impl MeetingPoint {
             match heard.and_then(|stream| ask(stream, rank, patience)) {
                 Ok(Some(word)) => return Ok(word),
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                    let problem =
-                        format!("the Unix socket @{} belongs to another user of this host", self.0);
-                    return Err(Error::NotAgreed { problem });
+                    return Err(Error::not_agreed(format!(
+                        "the Unix socket @{} belongs to another user of this host",
+                        self.0
+                    )));
                 }
                 // It is not there yet; or it serves the program that ran before this one.
                 Ok(None) | Err(_) if patience.is_over() => {

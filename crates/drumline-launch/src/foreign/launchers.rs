@@ -105,11 +105,13 @@ impl Row {
 
     fn place(&self, variables: &Variables) -> Result<Place> {
         let [rank, size] = [self.rank, self.size].map(|name| number(variables, name));
-        let missing = |name| wrong(format!("{} is set, and {name} is not", self.rank));
+        let missing = |name| Error::foreign(format!("{} is set, and {name} is not", self.rank));
         let (rank, size) = (rank?.unwrap_or_default(), size?.ok_or_else(|| missing(self.size))?);
         if rank >= size {
             let (named, sized) = (self.rank, self.size);
-            return Err(wrong(format!("{named}={rank} with {sized}={size}: ranks count from 0")));
+            return Err(Error::foreign(format!(
+                "{named}={rank} with {sized}={size}: ranks count from 0"
+            )));
         }
         let host = self.host.map(|names| names.map(|name| number(variables, name)));
         let host = match host {
@@ -118,15 +120,19 @@ impl Row {
         };
         let list = variables.get(self.local_size);
         let sizes = list.map(|list| {
-            let why =
-                || wrong(format!("{}={list}: not how many ranks are on a host", self.local_size));
+            let why = || {
+                Error::foreign(format!(
+                    "{}={list}: not how many ranks are on a host",
+                    self.local_size
+                ))
+            };
             per_host(list, host.map_or(0, |host| host.number)).ok_or_else(why)
         });
         let local = part(number(variables, self.local_rank)?, sizes.transpose()?);
         if let Some(local) = local
             && (local.number >= local.of || local.of > size)
         {
-            return Err(wrong(format!(
+            return Err(Error::foreign(format!(
                 "{}={} with {}={} and {}={size} cannot be",
                 self.local_rank, local.number, self.local_size, local.of, self.size
             )));
@@ -142,7 +148,7 @@ fn part(number: Option<usize>, of: Option<usize>) -> Option<Part> {
 fn number(variables: &Variables, name: &str) -> Result<Option<usize>> {
     let Some(text) = variables.get(name) else { return Ok(None) };
     let number = text.parse().ok().filter(|&number| number <= RANKS_MAX);
-    number.map(Some).ok_or_else(|| wrong(format!("{name}={text}: not a number of ranks")))
+    number.map(Some).ok_or_else(|| Error::foreign(format!("{name}={text}: not a number of ranks")))
 }
 
 /// Far above the size of any job.
@@ -189,20 +195,14 @@ pub(super) fn place(own: &Variables, above: impl FnOnce() -> Vec<Variables>) -> 
     };
     let places = candidates.iter().map(|row| row.place(own)).collect::<Result<Vec<_>>>()?;
     let first = places[0];
-    match places.iter().find(|place| (place.rank, place.size) != (first.rank, first.size)) {
+    let is_other = |place: &Place| (place.rank, place.size) != (first.rank, first.size);
+    match candidates.iter().zip(&places).find(|(_, place)| is_other(place)) {
         None => Ok(first),
-        Some(other) => Err(wrong(format!(
+        Some((row, other)) => Err(Error::foreign(format!(
             "{first} and {other} both claim this process, and it cannot be seen which of them started it: unset the \
              variables of the other one ({} or {})",
-            candidates[0].rank,
-            other.launcher.rank_variable()
+            candidates[0].rank, row.rank
         ))),
-    }
-}
-
-impl Launcher {
-    fn rank_variable(self) -> &'static str {
-        ROWS.iter().find(|row| row.launcher == self).map_or("", |row| row.rank)
     }
 }
 
@@ -218,11 +218,9 @@ fn none(own: &Variables) -> Error {
             "on one host, `drumline run --nproc-per-node N -- PROGRAM` starts ranks without a launcher"
         }
     };
-    wrong(format!("no launcher has started this process: none of these is set: {names}; {remedy}"))
-}
-
-fn wrong(problem: String) -> Error {
-    Error::Foreign { problem }
+    Error::foreign(format!(
+        "no launcher has started this process: none of these is set: {names}; {remedy}"
+    ))
 }
 
 impl fmt::Display for Launcher {

@@ -125,9 +125,7 @@ fn given(own: &Variables, unset: &[String]) -> Result<Given> {
         value.filter(|_| !unset.iter().any(|it| it == name))
     };
     let port = of("MASTER_PORT").map(|text| {
-        let why = || Error::Foreign {
-            problem: format!("MASTER_PORT={text}: not a port from 1 to 65535"),
-        };
+        let why = || Error::foreign(format!("MASTER_PORT={text}: not a port from 1 to 65535"));
         text.parse().ok().filter(|&port| port > 0).ok_or_else(why)
     });
     let has_secret = match unset.iter().any(|it| it == SECRET_FILE) {
@@ -195,8 +193,7 @@ fn decide(given: &Given, is_on_one_host: bool) -> Result<Agreed> {
         true => IpAddr::from(Ipv4Addr::LOCALHOST),
         false => {
             let addresses = own_addresses(&Config::from_env()?, None)?;
-            let none =
-                || Error::Foreign { problem: "this host has no network: set MASTER_ADDR".into() };
+            let none = || Error::foreign("this host has no network: set MASTER_ADDR");
             *addresses.iter().find(|address| !address.is_loopback()).ok_or_else(none)?
         }
     };
@@ -209,10 +206,8 @@ fn decide(given: &Given, is_on_one_host: bool) -> Result<Agreed> {
 }
 
 fn understood(word: &str) -> Result<Agreed> {
-    let why = || {
-        "the first rank has another version of drumline: install the same on all hosts".to_owned()
-    };
-    Agreed::parse(word).ok_or_else(|| Error::NotAgreed { problem: why() })
+    let why = "the first rank has another version of drumline: install the same on all hosts";
+    Agreed::parse(word).ok_or_else(|| Error::not_agreed(why))
 }
 
 /// What tells this job from others on the host, if variables say it.
@@ -229,11 +224,11 @@ fn job_name(launcher: Launcher, own: &Variables) -> Option<String> {
 fn pmi_socket(number: &str) -> Result<UnixStream> {
     let descriptor =
         number.parse().map_err(|_| std::io::Error::other("not a number")).and_then(inherited);
-    descriptor.map(UnixStream::from).map_err(|error| Error::Foreign {
-        problem: format!(
+    descriptor.map(UnixStream::from).map_err(|error| {
+        Error::foreign(format!(
             "PMI_FD={number}: {error}; a program between the launcher and this one has closed the descriptor: let it pass \
              descriptors on (in Python: close_fds=False)"
-        ),
+        ))
     })
 }
 
@@ -245,9 +240,9 @@ fn nowhere(place: &Place) -> Error {
         Launcher::Slurm => "write srun --mpi=pmi2, or set MASTER_ADDR and MASTER_PORT",
         Launcher::Hydra | Launcher::Torchrun => "set MASTER_ADDR and MASTER_PORT",
     };
-    let problem =
-        format!("{place} offers no way to agree on the address of the first rank: {remedy}");
-    Error::Foreign { problem }
+    Error::foreign(format!(
+        "{place} offers no way to agree on the address of the first rank: {remedy}"
+    ))
 }
 
 fn variables(place: &Place, agreed: &Agreed) -> Vec<(&'static str, String)> {

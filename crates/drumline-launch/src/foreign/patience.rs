@@ -5,12 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-};
-
-use crate::{Error, Result};
+use crate::{Error, events::is_readable_within};
 
 /// A time after which a rank gives up.
 #[derive(Clone, Copy, Debug)]
@@ -34,23 +29,15 @@ impl Patience {
 
     /// Waits until something can be read, or somebody accepted. `false`: nothing has come in time. The descriptor itself
     /// gets no timeout, because the program that inherits it would have that, too.
-    pub(super) fn wait_for(self, descriptor: &impl AsFd) -> Result<bool> {
-        loop {
-            let left = Timespec::try_from(self.left()).ok();
-            match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], left.as_ref()) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(Error::system("wait for the other ranks")(error)),
-            }
-        }
+    pub(super) fn wait_for(self, descriptor: &impl AsFd) -> bool {
+        is_readable_within(descriptor, self.left())
     }
 
     /// The error that says so.
     pub(super) fn over(self, problem: String) -> Error {
         let given = self.given;
-        let problem = format!(
+        Error::not_agreed(format!(
             "{problem}, {given:?} after this rank; does every rank run `drumline env`? --timeout gives them longer"
-        );
-        Error::NotAgreed { problem }
+        ))
     }
 }

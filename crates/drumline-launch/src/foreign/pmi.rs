@@ -11,7 +11,7 @@
 
 use std::{
     io::{self, Read, Write},
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::unix::net::UnixStream,
 };
 
 use super::patience::Patience;
@@ -73,7 +73,7 @@ impl Pmi {
         let mut text = Vec::new();
         // Byte by byte: what follows belongs to the program.
         loop {
-            if !self.patience.wait_for(&self.stream.as_fd())? {
+            if !self.patience.wait_for(&self.stream) {
                 let barrier = line.starts_with("cmd=barrier");
                 let what = if barrier {
                     "not all ranks have come"
@@ -129,11 +129,11 @@ fn broken(error: io::Error) -> Error {
 }
 
 fn refused(problem: String) -> Error {
-    Error::NotAgreed { problem: format!("ask the launcher, by PMI: {problem}; {INSTEAD}") }
+    Error::not_agreed(format!(
+        "ask the launcher, by PMI: {problem}; set MASTER_ADDR and MASTER_PORT for all ranks instead, and \
+         DRUMLINE_SECRET_FILE"
+    ))
 }
-
-const INSTEAD: &str =
-    "set MASTER_ADDR and MASTER_PORT for all ranks instead, and DRUMLINE_SECRET_FILE";
 
 #[cfg(test)]
 mod tests {

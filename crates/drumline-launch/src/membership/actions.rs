@@ -7,7 +7,7 @@ use crate::{
     ending::{signal_exit_code, signal_name},
 };
 
-use super::values::{Host, Member, Origin, Plan, Verdict, Why};
+use super::values::{Member, Named, Origin, Plan, Verdict, Why};
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,8 +51,6 @@ pub struct WorldPlan {
     pub place: usize,
     /// All hosts, in the order of their ranks.
     pub members: Vec<Member>,
-    /// The host of rank 0.
-    pub first: Host,
 }
 
 impl WorldPlan {
@@ -111,15 +109,13 @@ impl fmt::Display for End {
             End::Over(Verdict::NoQuorum { came, needed }, _) => {
                 let missing = needed.saturating_sub(came.len());
                 write!(f, "{missing} of {needed} hosts are missing; ")?;
-                let names = came.iter().map(|it| format!("{} at {}", it.name, it.address));
-                match names.collect::<Vec<_>>() {
+                match came.iter().map(Named::to_string).collect::<Vec<_>>().join(", ") {
                     names if names.is_empty() => f.write_str("none came"),
-                    names => write!(f, "those that came: {}", names.join(", ")),
+                    names => write!(f, "those that came: {names}"),
                 }
             }
             End::Over(Verdict::Stopped(host, signal), _) => {
-                let signal = signal_name(*signal);
-                write!(f, "the launcher of host {} at {} got {signal}", host.name, host.address)
+                write!(f, "the launcher of host {host} got {}", signal_name(*signal))
             }
             End::Refused(why) => write!(f, "this host may not take part: {why}"),
             End::Left(signal) => write!(f, "stopped by {}", signal_name(*signal)),

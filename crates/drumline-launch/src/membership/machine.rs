@@ -54,16 +54,6 @@ struct Told {
 impl Membership {
     /// This host has got the number `me` from the store, and has written `host`.
     pub fn new(me: u64, host: Host, timing: Timing) -> Membership {
-        let report = Report {
-            beat: 0,
-            plan: 0,
-            world: 0,
-            state: State::Waiting,
-            failure: None,
-            regroups: None,
-            held: None,
-            leaves: None,
-        };
         Membership {
             me,
             host,
@@ -71,7 +61,7 @@ impl Membership {
             plan: None,
             over_at: None,
             learned_at: None,
-            report,
+            report: Report::default(),
             written: None,
             asked: None,
             lease: None,
@@ -114,14 +104,13 @@ impl Membership {
         self.report.beat += 1;
         self.asked = Some(self.report.clone());
         self.poll_at = now + self.pause();
-        let watches_all = self.is_leader() || self.waits_for_others();
-        let (count, mut hosts, mut reports) = match watches_all {
-            true => (true, self.seen.strangers(), self.seen.watched(&self.timing)),
-            false => (false, Vec::new(), self.plan.iter().map(|it| it.leader).collect()),
+        let count = self.is_leader() || self.waits_for_others();
+        let (mut hosts, mut reports) = match count {
+            true => (self.seen.strangers(), self.seen.watched(&self.timing)),
+            false => (Vec::new(), self.plan.iter().map(|it| it.leader).collect()),
         };
-        reports.extend(hosts.iter().filter(|_| watches_all));
+        reports.extend(&hosts);
         reports.retain(|number| *number != self.me);
-        hosts.extend(self.stranger_with_rank_0().filter(|it| !hosts.contains(it)));
         hosts.retain(|number| *number != self.me);
         Poll { report: self.report.clone(), count, hosts, reports }
     }
@@ -166,14 +155,6 @@ impl Membership {
         let is_calm = self.plan.as_ref().is_some_and(|plan| plan.phase == Phase::Running);
         let pause = if is_calm { self.timing.poll } else { self.timing.poll_waiting };
         pause + self.timing.poll_per_host * hosts
-    }
-
-    /// The host of rank 0, if this host must know it to start, and does not.
-    fn stranger_with_rank_0(&self) -> Option<u64> {
-        let plan = self.plan.as_ref()?;
-        plan.place(self.me)?;
-        let first = plan.members.first()?.host;
-        (first != self.me && self.seen.host_of(first).is_none()).then_some(first)
     }
 
     fn polled(&mut self, now: Duration, view: View, actions: &mut Vec<Action>) {
@@ -297,7 +278,7 @@ impl Membership {
         }
         let is_new = self.report.world < plan.world;
         match &plan.phase {
-            Phase::Running if is_new => self.start(now, plan, actions),
+            Phase::Running if is_new => self.start(plan, actions),
             _ if is_new => {
                 self.enter(plan.world);
                 self.report.state = State::Ended(Outcome::NEVER_RAN);
@@ -315,14 +296,8 @@ impl Membership {
         }
     }
 
-    fn start(&mut self, now: Duration, plan: &Plan, actions: &mut Vec<Action>) {
+    fn start(&mut self, plan: &Plan, actions: &mut Vec<Action>) {
         let Some(place) = plan.place(self.me) else { return };
-        let first = plan.members.first().map_or(self.me, |it| it.host);
-        let first = if first == self.me { Some(&self.host) } else { self.seen.host_of(first) };
-        let Some(first) = first.cloned() else {
-            self.poll_at = now;
-            return;
-        };
         // A launcher that is told to end starts nothing any more.
         if self.lease.is_none() || self.report.leaves.is_some() {
             return;
@@ -335,7 +310,6 @@ impl Membership {
             size: plan.members.iter().map(|it| it.ranks).sum(),
             place,
             members: plan.members.clone(),
-            first,
         }));
     }
 
@@ -412,18 +386,8 @@ impl Membership {
 
     /// Writes the next plan, if this host is the leader or has to become it.
     fn lead(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        let first = Plan {
-            version: 0,
-            leader: self.me,
-            world: 0,
-            restart: 0,
-            members: Vec::new(),
-            phase: Phase::Gathering,
-            budget: RestartBudget::new(self.host.terms.restarts),
-            refused: Vec::new(),
-            failure: None,
-            lost: Vec::new(),
-        };
+        let budget = RestartBudget::new(self.host.terms.restarts);
+        let first = Plan { leader: self.me, budget, ..Plan::default() };
         let plan = match &self.plan {
             None => &first,
             Some(plan) if plan.leader == self.me || self.takes_over(plan) => plan,

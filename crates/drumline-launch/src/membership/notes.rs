@@ -17,7 +17,7 @@ pub(super) fn between(old: Option<&Plan>, new: &Plan, me: u64) -> Vec<String> {
         let left = new.present().count();
         let whose = match lost.host == me {
             true => "this host".into(),
-            false => format!("host {} at {}", lost.name, lost.address),
+            false => format!("host {lost}"),
         };
         notes.push(format!(
             "the job goes on without the ranks of {whose}; hosts that are left: {left}"
@@ -39,15 +39,11 @@ pub(super) fn between(old: Option<&Plan>, new: &Plan, me: u64) -> Vec<String> {
         Phase::Holding => notes.push("a host has come: all ranks stop at the next step".into()),
         Phase::StoppingAt(step) => notes.push(format!("all ranks stop before step {step}")),
         Phase::Ending(Why::Lost(host)) => notes.push(format!(
-            "host {} at {} does not answer: its ranks are taken out, {remain} hosts remain",
-            host.name, host.address
+            "host {host} does not answer: its ranks are taken out, {remain} hosts remain"
         )),
-        Phase::Ending(Why::Left(host, signal)) if host.host != me => notes.push(format!(
-            "host {} at {} leaves: its launcher got {}",
-            host.name,
-            host.address,
-            signal_name(*signal)
-        )),
+        Phase::Ending(Why::Left(host, signal)) if host.host != me => {
+            notes.push(format!("host {host} leaves: its launcher got {}", signal_name(*signal)))
+        }
         Phase::Pausing(pause) => {
             notes.push(format!("restart {} in {pause:?}", new.restart));
         }

@@ -78,11 +78,10 @@ fn verdict(it: &Knowledge<'_>, number: u64, before: &[u64]) -> Fits {
     // If the other one has just ended, this one may be its next start. Late reports may still be under way.
     let came_at = it.seen.first_at(number).unwrap_or(it.now);
     match it.seen.goes_on_since(holder, came_at) {
-        true => Fits::Never(format!(
-            "host {} at {} has node rank {node_rank}, too",
-            it.seen.named(holder).name,
-            it.seen.named(holder).address
-        )),
+        true => {
+            let holder = it.seen.named(holder);
+            Fits::Never(format!("host {holder} has node rank {node_rank}, too"))
+        }
         false => Fits::NotYet,
     }
 }

@@ -1,6 +1,6 @@
 //! What the hosts of a job write for each other.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ pub struct Host {
 }
 
 /// What a host says with each beat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
     /// One more each time. A beat that stands still is a host that is lost.
@@ -93,10 +93,11 @@ pub struct Held {
 }
 
 /// How far a host is in its last world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum State {
     /// Its workers do not run yet.
+    #[default]
     Waiting,
     /// Its workers run.
     Running,
@@ -157,7 +158,7 @@ pub struct Failure {
 }
 
 /// What the hosts do, as the leader has decided it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     /// One more with every change.
@@ -244,10 +245,11 @@ pub struct Origin {
 }
 
 /// How far a world is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Phase {
     /// Hosts come together for the next world.
+    #[default]
     Gathering,
     /// After a failure, the next world has to wait this long.
     Pausing(Duration),
@@ -287,6 +289,12 @@ pub struct Named {
     pub name: String,
     /// Its address.
     pub address: String,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.name, self.address)
+    }
 }
 
 /// How a job ended.

@@ -4,18 +4,14 @@
 //! {"name":"worker_ends","source":"WORKER","timestamp":1790000000123,"metadata":{"run_id":"a1",...,"exit_code":3}}
 //! ```
 
-use std::{
-    fs,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Duration};
 
 use drumline::{Outlet, files::append_or_stream};
 use serde::Serialize;
 use serde_json::json;
 
 use super::{happening::Happening, settings::EventLog};
-use crate::{Error, Result};
+use crate::{Error, Result, clock::milliseconds_since_1970, prefix::host_name};
 
 /// How long the end of a job may wait for lines that nobody takes.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -55,15 +51,14 @@ impl EventWriter {
                 Outlet::over(file, &path.display().to_string(), dropped)
             }
         };
-        let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        Ok(EventWriter { run_id: run_id.to_owned(), hostname: hostname.trim().to_owned(), outlet })
+        Ok(EventWriter { run_id: run_id.to_owned(), hostname: host_name(), outlet })
     }
 
     pub(crate) fn tell(&self, happening: &Happening) {
         let line = Line {
             name: happening.name(),
             source: happening.source(),
-            timestamp: timestamp(),
+            timestamp: milliseconds_since_1970(),
             metadata: Metadata { run_id: &self.run_id, hostname: &self.hostname, happening },
         };
         if let Ok(mut line) = serde_json::to_vec(&line) {
@@ -78,17 +73,12 @@ impl EventWriter {
     }
 }
 
-fn timestamp() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// The event that stands where events are missing.
 fn dropped(count: u64) -> String {
     let event = json!({
         "name": "events_dropped",
         "source": "AGENT",
-        "timestamp": timestamp(),
+        "timestamp": milliseconds_since_1970(),
         "metadata": { "count": count },
     });
     format!("{event}\n")

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::world::World;
+
 /// What happens to a job, as the launcher of one host tells it. Fields are named as in torch's events where torch has
 /// them, and are numbers, texts or nothing.
 #[derive(Clone, Debug, Serialize)]
@@ -14,7 +16,8 @@ pub(crate) enum Happening {
         /// Where others may ask about the health.
         health: Option<String>,
     },
-    WorldStarts(WorldStarts),
+    /// The ranks of all hosts start.
+    WorldStarts(World),
     WorkerStarts {
         global_rank: usize,
         local_rank: usize,
@@ -39,18 +42,6 @@ pub(crate) enum Happening {
     JobEnds {
         exit_code: u8,
     },
-}
-
-/// The ranks of all hosts start.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct WorldStarts {
-    /// How often the job has started again before.
-    pub(crate) agent_restarts: u32,
-    pub(crate) group_rank: usize,
-    pub(crate) group_world_size: usize,
-    pub(crate) first_rank: usize,
-    pub(crate) local_world_size: usize,
-    pub(crate) world_size: usize,
 }
 
 /// A worker has ended.

@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::named;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::status::Status;
@@ -33,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Answers until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// The thread ends when this is closed.
     _near: UnixStream,
 }
@@ -48,21 +47,15 @@ impl Server {
         let listener = TcpListener::bind((host, port)).map_err(failed())?;
         listener.set_nonblocking(true).map_err(failed())?;
         let address = listener.local_addr().map_err(failed())?;
-        let (near, far) = UnixStream::pair()
-            .map_err(named("socketpair"))
-            .map_err(Error::system("make a socket pair"))?;
+        let (near, far) =
+            UnixStream::pair().map_err(Error::call("socketpair", "make a socket pair"))?;
         thread::Builder::new()
             .name("health".into())
             .stack_size(256 * 1024)
             .spawn(move || serve(&listener, &far, &status))
-            .map_err(named("clone3"))
-            .map_err(Error::system("start a thread that answers about the health"))?;
+            .map_err(Error::call("clone3", "start a thread that answers about the health"))?;
         tracing::info!("health and metrics are at http://{address}/health and /metrics");
         Ok(Server { address, _near: near })
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
     }
 }
 

@@ -103,7 +103,7 @@ impl Monitor {
 
     /// Where others may ask about the health.
     pub(crate) fn health_address(&self) -> Option<String> {
-        Some(self.0.as_ref()?.server.as_ref()?.address().to_string())
+        Some(self.0.as_ref()?.server.as_ref()?.address.to_string())
     }
 
     /// How often the launcher is to show that it lives.

@@ -2,12 +2,13 @@
 
 use std::{
     fmt::Write,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde::Serialize;
 
-use super::happening::{Happening, WorldStarts};
+use super::happening::Happening;
+use crate::{clock::since_1970, world::World};
 
 /// What the launcher of this host knows of its job.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub(crate) struct Status {
     /// How many worlds have started.
     worlds: u64,
     restarts: u32,
-    world: Option<WorldStarts>,
+    world: Option<World>,
     ranks: Vec<Rank>,
     /// How many of them have failed, while the others go on.
     lost: usize,
@@ -87,8 +88,8 @@ impl Status {
             Happening::WorldStarts(world) => {
                 self.phase = Phase::Running;
                 self.worlds += 1;
-                self.restarts = world.agent_restarts;
-                self.ranks = vec![Rank::default(); world.local_world_size];
+                self.restarts = world.restart;
+                self.ranks = vec![Rank::default(); world.local_size];
                 self.lost = 0;
                 self.world = Some(world.clone());
             }
@@ -149,7 +150,7 @@ impl Status {
             ranks_running: self.running(),
             ranks_lost: self.lost,
             ranks: self.ranks.len(),
-            world_size: self.world.as_ref().map_or(0, |world| world.world_size),
+            world_size: self.world.as_ref().map_or(0, |world| world.size),
             restarts: self.restarts,
             uptime_s: self.began.elapsed().as_secs(),
         };
@@ -159,61 +160,45 @@ impl Status {
     /// The answer to `GET /metrics`, in the text format of Prometheus.
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
-        let mut metric = |name: &str, kind: &str, help: &str, values: &[(String, f64)]| {
+        let mut metric = |name: &str, help: &str, values: &[(String, f64)]| {
+            let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
             let _ = writeln!(text, "# HELP drumline_{name} {help}\n# TYPE drumline_{name} {kind}");
             for (labels, value) in values {
                 let _ = writeln!(text, "drumline_{name}{labels} {value}");
             }
         };
         let one = |value: f64| [(String::new(), value)];
-        let since_1970 = self.began_at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let first = self.world.as_ref().map_or(0, |world| world.first_rank);
-        let of_rank = |place: usize| format!("{{rank=\"{}\"}}", first + place);
-        let world = self.world.as_ref();
-        let info = format!(
-            "{{run_id=\"{}\",version=\"{}\"}}",
-            escaped(&self.run_id),
-            env!("CARGO_PKG_VERSION")
-        );
-        metric(
-            "job_info",
-            "gauge",
-            "The name of the job, and the version of drumline.",
-            &[(info, 1.0)],
-        );
-        metric(
-            "job_start_time_seconds",
-            "gauge",
-            "When the launcher started, in seconds since 1970.",
-            &one(since_1970.as_secs_f64()),
-        );
+        let run_id = escaped(&self.run_id);
+        let info = format!("{{run_id=\"{run_id}\",version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+        metric("job_info", "The name of the job, and the version of drumline.", &[(info, 1.0)]);
+        let began = since_1970(self.began_at).as_secs_f64();
+        let help = "When the launcher started, in seconds since 1970.";
+        metric("job_start_time_seconds", help, &one(began));
         let up = self.began.elapsed().as_secs_f64();
-        metric("job_uptime_seconds", "gauge", "For how long the launcher has run.", &one(up));
+        metric("job_uptime_seconds", "For how long the launcher has run.", &one(up));
         let healthy = f64::from(u8::from(self.is_healthy()));
-        metric("healthy", "gauge", "1 if GET /health says 200.", &one(healthy));
-        metric(
-            "worlds_total",
-            "counter",
-            "How many worlds have started.",
-            &one(self.worlds as f64),
-        );
-        metric("restarts", "gauge", "How many restarts are used.", &one(f64::from(self.restarts)));
-        let size = world.map_or(0, |world| world.world_size);
-        metric("world_size", "gauge", "How many ranks all hosts have.", &one(size as f64));
-        let hosts = world.map_or(0, |world| world.group_world_size);
-        metric("hosts", "gauge", "How many hosts the world has.", &one(hosts as f64));
+        metric("healthy", "1 if GET /health says 200.", &one(healthy));
+        metric("worlds_total", "How many worlds have started.", &one(self.worlds as f64));
+        metric("restarts", "How many restarts are used.", &one(f64::from(self.restarts)));
+        let world = self.world.as_ref();
+        let size = world.map_or(0, |world| world.size);
+        metric("world_size", "How many ranks all hosts have.", &one(size as f64));
+        let hosts = world.map_or(0, |world| world.hosts);
+        metric("hosts", "How many hosts the world has.", &one(hosts as f64));
         let running = self.running() as f64;
-        metric("ranks_running", "gauge", "How many ranks run on this host.", &one(running));
+        metric("ranks_running", "How many ranks run on this host.", &one(running));
         let lost = "How many ranks of this host have failed, while the others go on.";
-        metric("ranks_lost", "gauge", lost, &one(self.lost as f64));
+        metric("ranks_lost", lost, &one(self.lost as f64));
+        let first = world.map_or(0, |world| world.first_rank);
         let each = |value: &dyn Fn(&Rank) -> Option<f64>| -> Vec<(String, f64)> {
-            let ranks = self.ranks.iter().enumerate();
-            ranks.filter_map(|(place, rank)| Some((of_rank(place), value(rank)?))).collect()
+            let ranks = (first..).zip(&self.ranks);
+            let value = |(rank, it)| Some((format!("{{rank=\"{rank}\"}}"), value(it)?));
+            ranks.filter_map(value).collect()
         };
         let runs = each(&|rank| Some(f64::from(u8::from(rank.runs))));
-        metric("rank_running", "gauge", "1 if this rank of this host runs.", &runs);
+        metric("rank_running", "1 if this rank of this host runs.", &runs);
         let steps = each(&|rank| rank.last_step.map(|step| step as f64));
-        metric("rank_last_step", "gauge", "The last step that this rank has begun.", &steps);
+        metric("rank_last_step", "The last step that this rank has begun.", &steps);
         text
     }
 
@@ -249,13 +234,14 @@ mod tests {
 
     fn status() -> Status {
         let mut status = Status::new("a\"1");
-        let world = WorldStarts {
-            agent_restarts: 0,
-            group_rank: 1,
-            group_world_size: 2,
+        let world = World {
+            attempt: 0,
+            restart: 0,
             first_rank: 4,
-            local_world_size: 2,
-            world_size: 6,
+            local_size: 2,
+            size: 6,
+            host: 1,
+            hosts: 2,
         };
         status.hear(&Happening::WorldStarts(world));
         for local_rank in 0..2 {
@@ -295,7 +281,7 @@ mod tests {
         assert!(!healthy && text.contains("\"healthy\":false,\"state\":\"failed\""), "{text}");
         assert_eq!(status.line(), "a rank has failed");
         let world = status.world.clone().unwrap();
-        status.hear(&Happening::WorldStarts(WorldStarts { agent_restarts: 1, ..world }));
+        status.hear(&Happening::WorldStarts(World { restart: 1, ..world }));
         assert!(status.health().0);
         assert_eq!(status.line(), "0 of 2 ranks of this host run, restart 1");
         status.hear(&Happening::Stops { signal: "SIGTERM".into() });

@@ -6,7 +6,7 @@ use rustix::process::Pid;
 
 use super::{
     Monitor,
-    happening::{Happening, WorkerEnds, WorldStarts},
+    happening::{Happening, WorkerEnds},
 };
 use crate::{
     Ending,
@@ -28,14 +28,7 @@ pub(crate) struct WorkerNews {
 impl WorkerNews {
     /// A world starts, whose workers do not run yet.
     pub(crate) fn of(world: &World, monitor: &Monitor) -> WorkerNews {
-        monitor.tell(Happening::WorldStarts(WorldStarts {
-            agent_restarts: world.restart,
-            group_rank: world.host,
-            group_world_size: world.hosts,
-            first_rank: world.first_rank,
-            local_world_size: world.local_size,
-            world_size: world.size,
-        }));
+        monitor.tell(Happening::WorldStarts(world.clone()));
         let (monitor, first_rank) = (monitor.clone(), world.first_rank);
         WorkerNews { monitor, first_rank, pids: Vec::new(), is_stopped: false }
     }

@@ -6,12 +6,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::Pid,
-};
+use rustix::process::Pid;
 
 use super::finding::Finding;
+use crate::events::is_readable_within;
 
 /// How long a guard looks where the threads of a worker wait that hangs.
 pub(crate) const LOOK_FOR: Duration = Duration::from_secs(2);
@@ -43,7 +41,6 @@ pub(crate) struct Ward {
 
 impl Ward {
     pub(crate) fn lives(&self) -> bool {
-        let mut exited = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        poll(&mut exited, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
+        !is_readable_within(&self.pidfd, Duration::ZERO)
     }
 }

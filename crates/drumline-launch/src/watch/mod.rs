@@ -26,7 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{named, store::tcp::TcpStore};
+use drumline::store::tcp::TcpStore;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::{
@@ -42,19 +42,13 @@ use crate::{Error, Result, monitor::Monitor, worker::Worker};
 #[derive(Debug)]
 pub(crate) struct Watch {
     guards: Vec<Box<dyn Guard>>,
-    /// What the workers need to know.
-    variables: Vec<(&'static str, String)>,
     _timer_file: Option<TimerFile>,
     findings: Receiver<Finding>,
-    told: Option<Sender<Finding>>,
-    /// The ends of a socket pair: the thread writes a byte when it has found something, and ends when the near end
-    /// is closed.
+    /// One end of a socket pair: the thread writes a byte when it has found something, and ends when this end is closed.
     near: UnixStream,
-    far: Option<UnixStream>,
+    /// The ends of the thread, until it runs.
+    far: Option<(Sender<Finding>, UnixStream)>,
 }
-
-/// Tells the programs of torch where the pipe is.
-const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 
 /// A turn of the thread that takes this much longer than it should shows that the process was stopped.
 const STOPPED_AFTER: Duration = Duration::from_secs(1);
@@ -72,41 +66,23 @@ impl Watch {
             let guard = StepGuard::before(workers, hangs.step_timeout, monitor, store)?;
             guards.push(Box::new(guard));
         }
-        let (mut timer_file, mut variables) = (None, Vec::new());
+        let mut timer_file = None;
         if let Some(path) = &hangs.timer_file {
             let (guard, file) = TimerGuard::make(path)?;
             guards.push(Box::new(guard));
             timer_file = Some(file);
-            variables.push((TIMER_FILE, path.to_string_lossy().into_owned()));
         }
-        let (near, far) = UnixStream::pair()
-            .map_err(named("socketpair"))
-            .map_err(Error::system("make a socket pair"))?;
+        let (near, far) =
+            UnixStream::pair().map_err(Error::call("socketpair", "make a socket pair"))?;
         let (told, findings) = channel();
-        Ok(Watch {
-            guards,
-            variables,
-            _timer_file: timer_file,
-            findings,
-            told: Some(told),
-            near,
-            far: Some(far),
-        })
-    }
-
-    /// The variables of every worker.
-    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
-        self.variables.clone()
+        Ok(Watch { guards, _timer_file: timer_file, findings, near, far: Some((told, far)) })
     }
 
     /// Lets the guards look after these workers, the first of which has this rank.
     pub(crate) fn begin(&mut self, workers: &[Worker], first_rank: usize) -> Result<()> {
         let guards = std::mem::take(&mut self.guards);
-        let (Some(told), Some(far)) = (self.told.take(), self.far.take()) else { return Ok(()) };
-        if guards.is_empty() {
-            self.far = Some(far); // it stays open, so that nothing is heard of it
-            return Ok(());
-        }
+        // Without a guard it stays open, so that nothing is heard of it.
+        let Some((told, far)) = self.far.take_if(|_| !guards.is_empty()) else { return Ok(()) };
         let ward = |(local_rank, worker): (usize, &Worker)| -> Result<Ward> {
             let pidfd = worker.pidfd().try_clone_to_owned();
             let pidfd = pidfd.map_err(Error::system("watch a worker"))?;
@@ -116,8 +92,7 @@ impl Watch {
         thread::Builder::new()
             .name("watch".into())
             .spawn(move || look(guards, &wards, &told, &far))
-            .map_err(named("clone3"))
-            .map_err(Error::system("start a thread that watches the workers"))?;
+            .map_err(Error::call("clone3", "start a thread that watches the workers"))?;
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use std::{
         unix::fs::FileTypeExt,
     },
     path::{Path, PathBuf},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use rustix::{
@@ -32,7 +32,7 @@ use super::{
     finding::Finding,
     guard::{Guard, LOOK_FOR, Ward},
 };
-use crate::{Error, Result, ending::signal_name, processes, waits};
+use crate::{Error, Result, clock::since_1970, ending::signal_name, processes, waits};
 
 /// What a writer sends at once. The kernel never mixes such lines (`PIPE_BUF`), and torch sends no longer ones.
 const LINE_MAX: usize = 4096;
@@ -133,7 +133,7 @@ impl TimerGuard {
         let line = std::mem::take(&mut self.begun);
         let problem = match std::mem::take(&mut self.is_too_long) {
             true => Err("it is too long"),
-            false => self.timers.hear(now, since_1970(), &line),
+            false => self.timers.hear(now, since_1970(SystemTime::now()), &line),
         };
         if let Err(problem) = problem
             && !std::mem::replace(&mut self.has_warned, true)
@@ -188,10 +188,6 @@ fn worker_of(pid: Pid, wards: &[Ward]) -> Option<usize> {
     let mut living = living();
     let is_below = |ward: &Ward| processes::below(ward.pid, &table).iter().any(|it| it.pid == pid);
     living.find(|(_, ward)| is_below(ward)).map(|(worker, _)| worker)
-}
-
-fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// The timers that run.
