@@ -133,7 +133,7 @@ def joins(rank, world_size, directory, kind):
 
 
 @pytest.mark.parametrize("kind", ["gloo", pytest.param("drumline", marks=needs_backends)])
-def test_torchs_join_takes_models_and_optimizers(kind):
+def test_torchs_join_takes_models_and_optimizers(kind, torch_base):
     (first, early), (second, late) = run(2, joins, kind)
     assert first == second
     assert first[0] != first[1]

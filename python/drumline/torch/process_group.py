@@ -39,6 +39,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     # Before 2.7, `destroy_process_group` shuts down NCCL alone. The flight recorder looks for a backend in C++.
     _have_torch_call("_shutdown_backend", DrumlineProcessGroup.shutdown)
     _have_torch_call("_maybe_attach_flight_recorder", lambda group: None)
+    _have_reducers_wait()
     return DrumlineProcessGroup(Place.of(options), _asked_for(), backend_options)
 
 
@@ -63,6 +64,22 @@ def _have_torch_call(name: str, ours: Callable[[DrumlineProcessGroup], None]) ->
 
     function._drumline = True  # type: ignore[attr-defined]
     setattr(distributed_c10d, name, function)
+
+
+def _have_reducers_wait() -> None:
+    """Hands the Work of torch's `join` to the Reducer as one of C++. The Reducer keeps no half of a Work in Python, and
+    waits for ever when ours is gone."""
+    theirs = c10d.Reducer._set_forward_pass_work_handle
+    if hasattr(theirs, "_drumline"):
+        return
+
+    def method(self: c10d.Reducer, work: dist.Work, use_static_world_size: bool) -> None:
+        if isinstance(work, DrumlineWork):
+            work = c10d._create_work_from_future(work.get_future())
+        theirs(self, work, use_static_world_size)
+
+    method._drumline = True  # type: ignore[attr-defined]
+    c10d.Reducer._set_forward_pass_work_handle = method  # type: ignore[method-assign]
 
 
 class DrumlineProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]
