@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import HAS_BACKENDS
+from torch_versions import HAS_BACKENDS, VERSION
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -22,7 +22,9 @@ NAMED = re.compile(r"# (\w+\.py)\n")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    return BLOCK.findall(page.read_text())
+    """Programs for a torch that does not load drumline by itself have the line for it."""
+    line = "import torch.distributed as dist\n"
+    return BLOCK.findall(page.read_text().replace(line, line + "import drumline.torch\n" * (VERSION < (2, 5))))
 
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if blocks(page)]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import VERSION, needs_backends
+from torch_versions import VERSION, needs_backends, needs_entry_points
 
 pytest.importorskip("torch")
 pytestmark = needs_backends
@@ -30,11 +30,13 @@ def out_of(*command, ranks=None):
     return re.sub(r"^\[\d+\] ", "", done.stdout, flags=re.MULTILINE)
 
 
+@needs_entry_points
 def test_the_probe_knows_what_works():
     out = out_of(EXAMPLES / "backends.py", "drumline", "none")
     assert "drumline: works\n" in out and "none: no: " in out, out
 
 
+@needs_entry_points
 def test_gradients_are_averages_and_weights_those_of_rank_0():
     out = out_of(EXAMPLES / "gradients.py")
     # Samples 1 and 3: (2 (2 - 1) + 6 (6 - 1)) / 2 = 16, and 2 - 16 / 8 = 0.
@@ -43,6 +45,7 @@ def test_gradients_are_averages_and_weights_those_of_rank_0():
         assert [float(value) for _, value in told] == [start, 2, 16, 0, -4, 0.5], out
 
 
+@needs_entry_points
 def test_every_sample_is_dealt_out_once():
     out = out_of(EXAMPLES / "sampler.py", ranks=2)
     everything = str(list(range(0, 160, 10)))
@@ -52,11 +55,13 @@ def test_every_sample_is_dealt_out_once():
     assert len(of_rank) == 4 and of_rank[0][1] != of_rank[2][1], "each epoch has its own order"
 
 
+@needs_entry_points
 def test_the_tutorial_runs():
     out = out_of(EXAMPLES / "tutorial.py")
     assert [line.split(":")[0] for line in out.splitlines()] == ["basic", "checkpoint", "model parallel"]
 
 
+@needs_entry_points
 def test_one_process_and_many_learn_the_same(tmp_path: Path):
     import torch
 
@@ -71,6 +76,7 @@ def test_one_process_and_many_learn_the_same(tmp_path: Path):
         (tmp_path / "model.pt").unlink()
 
 
+@needs_entry_points
 def test_mistakes_are_explained():
     parts = out_of(EXAMPLES / "debugging.py").split("--- ")[1:]
     late, shapes, other, dead, unused = parts
@@ -101,6 +107,7 @@ def test_the_template_trains_and_resumes(tmp_path):
     assert right[1] > 60, whole
 
 
+@needs_entry_points
 def test_the_gpt_resumes_to_the_same_bits(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "CONTRIBUTING.md").read_text())

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import needs_backends
+from torch_versions import needs_backends, needs_entry_points
 
 HERE = Path(__file__).parent
 
@@ -178,6 +178,7 @@ def test_a_library_beside_python_is_found(mpi, tmp_path):
 
 
 @needs_backends
+@needs_entry_points
 @pytest.mark.parametrize("by_env", [False, pytest.param(True, marks=pytest.mark.slow)])
 @under_one_mpi(2)
 def test_the_gpt_gets_the_bits_that_it_has_under_drumline_run(mpi, by_env, tmp_path):
