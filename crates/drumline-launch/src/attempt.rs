@@ -10,10 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use drumline::{
-    error_file::ErrorFile,
-    steps::{LAUNCHER_VARIABLE, keys},
-};
+use drumline::{error_file::ErrorFile, steps::LAUNCHER_VARIABLE};
 use rustix::process::{Pid, Signal};
 
 use crate::{
@@ -319,8 +316,7 @@ impl Attempt {
     fn hear_who_regroups(&mut self, exits: &[(usize, Ending)]) {
         let failed = exits.iter().filter(|(_, ending)| !ending.is_success());
         let told = failed.filter_map(|(worker, _)| {
-            let text = self.stores.told(keys::REGROUPS, *worker)?;
-            let ranks = str::from_utf8(&text).ok()?.parse().ok()?;
+            let ranks = self.stores.regroups(*worker)?;
             // Those of other hosts count, too, and only the ranks know all.
             Some((*worker, if self.world.hosts > 1 { 1 } else { ranks }))
         });

@@ -36,18 +36,13 @@ type Removals = Arc<Mutex<Vec<JoinHandle<()>>>>;
 /// The files of one world.
 #[derive(Debug)]
 pub(crate) struct WorldFiles {
-    place: Place,
+    /// The directory of all ranks. `None`: there is none, and workers go on without.
+    root: Option<PathBuf>,
+    /// The same, if it does not stay.
+    private: Option<TempDir>,
     /// How many ranks have their directories.
     ready: usize,
     removals: Removals,
-}
-
-#[derive(Debug)]
-enum Place {
-    Kept(PathBuf),
-    Private(TempDir),
-    /// There is no directory. A worker goes on without one.
-    Nowhere,
 }
 
 impl JobFiles {
@@ -73,19 +68,20 @@ impl JobFiles {
     /// Files of the next world. Where the disk does not take their directory, the world goes on without, and a warning
     /// says so.
     pub(crate) fn of_world(&self, restart: u32) -> WorldFiles {
-        let place = match &self.kept {
+        let made = match &self.kept {
             Some(root) => {
                 let path = root.join(format!("attempt_{restart}"));
-                fs::create_dir(&path).map(|()| Place::Kept(path))
+                fs::create_dir(&path).map(|()| (path, None))
             }
-            None => new_directory("drumline_", &std::env::temp_dir()).map(Place::Private),
+            None => new_directory("drumline_", &std::env::temp_dir())
+                .map(|directory| (directory.path().to_owned(), Some(directory))),
         };
-        let place = place.unwrap_or_else(|error| {
+        let made = made.inspect_err(|error| {
             let root = self.kept.clone().unwrap_or_else(std::env::temp_dir);
-            without_directories(&root, &error);
-            Place::Nowhere
+            without_directories(&root, error);
         });
-        WorldFiles { place, ready: 0, removals: Arc::clone(&self.removals) }
+        let (root, private) = made.map_or((None, None), |(root, private)| (Some(root), private));
+        WorldFiles { root, private, ready: 0, removals: Arc::clone(&self.removals) }
     }
 
     /// The directory of the logs, if the user wants to know it: because nobody has said where, or because something
@@ -124,24 +120,15 @@ impl Drop for JobFiles {
 impl WorldFiles {
     /// Makes the directory of the next rank. If that fails, this rank and those after it go on without.
     pub(crate) fn prepare(&mut self, local_rank: usize) {
-        let Some(root) = self.root().filter(|_| self.ready == local_rank) else { return };
+        let Some(root) = self.root.as_ref().filter(|_| self.ready == local_rank) else { return };
         match fs::create_dir(root.join(local_rank.to_string())) {
             Ok(()) => self.ready += 1,
             Err(error) => without_directories(root, &error),
         }
     }
 
-    /// The directory of all ranks.
-    fn root(&self) -> Option<&Path> {
-        match &self.place {
-            Place::Kept(path) => Some(path),
-            Place::Private(directory) => Some(directory.path()),
-            Place::Nowhere => None,
-        }
-    }
-
     fn of_rank(&self, local_rank: usize) -> Option<PathBuf> {
-        let root = self.root().filter(|_| local_rank < self.ready)?;
+        let root = self.root.as_ref().filter(|_| local_rank < self.ready)?;
         Some(root.join(local_rank.to_string()))
     }
 
@@ -152,29 +139,23 @@ impl WorldFiles {
 
     /// A file for the output of one rank, in a directory that stays.
     pub(crate) fn log(&self, local_rank: usize, name: &str) -> Option<PathBuf> {
-        let Place::Kept(_) = &self.place else { return None };
-        Some(self.of_rank(local_rank)?.join(name))
+        Some(self.of_rank(local_rank).filter(|_| self.private.is_none())?.join(name))
     }
 
     /// A file for lines of all ranks, in a directory that stays.
     pub(crate) fn log_of_all(&self, name: &str) -> Option<PathBuf> {
-        let Place::Kept(root) = &self.place else { return None };
-        Some(root.join(name))
+        Some(self.root.as_ref().filter(|_| self.private.is_none())?.join(name))
     }
 
     /// The directory that somebody else has to remove if this process is killed.
     pub(crate) fn private(&self) -> Option<&Path> {
-        match &self.place {
-            Place::Private(directory) => Some(directory.path()),
-            Place::Kept(_) | Place::Nowhere => None,
-        }
+        self.private.as_ref().map(TempDir::path)
     }
 }
 
 impl Drop for WorldFiles {
     fn drop(&mut self) {
-        let (root, ready) = (self.root().map(Path::to_owned), self.ready);
-        let place = std::mem::replace(&mut self.place, Place::Nowhere);
+        let (root, private, ready) = (self.root.take(), self.private.take(), self.ready);
         let remove = move || {
             // What is empty goes without a descriptor: there may be none left to look for files in a private directory.
             if let Some(root) = root {
@@ -183,7 +164,7 @@ impl Drop for WorldFiles {
                 }
                 let _ = fs::remove_dir(root);
             }
-            drop(place);
+            drop(private);
         };
         // If there is no thread, what it would have removed is removed here: it is dropped.
         if let Ok(removal) = thread::Builder::new().name("files".into()).spawn(remove) {

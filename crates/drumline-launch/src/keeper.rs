@@ -19,7 +19,11 @@ use std::{
 };
 
 use drumline::{ErrorOrigin, named};
-use rustix::process::{Pid, getpgrp};
+use rustix::{
+    process::{Pid, getpgrp},
+    stdio::stdin,
+    termios::isatty,
+};
 
 use crate::{
     Ending, Error, Result,
@@ -199,7 +203,7 @@ impl Keeper {
         };
         streams.push(match &empty {
             Some(empty) => empty.as_fd(),
-            None => rustix::stdio::stdin(),
+            None => stdin(),
         });
         let sent = self.channel.send(&fields, &streams);
         sent.map_err(|error| self.failed("start a worker", error))?;
@@ -376,7 +380,7 @@ impl Drop for Keeper {
 /// Where this worker reads from.
 fn input(job: &Job, local_rank: usize) -> Input {
     let is_alone = job.nproc_per_node.get() == 1 && job.hosts.max.get() == 1;
-    job.stdin.for_worker(local_rank, is_alone)
+    job.stdin.of(local_rank, isatty(stdin()), is_alone)
 }
 
 fn ended_too_early(pid: i32, how: &str) -> Error {

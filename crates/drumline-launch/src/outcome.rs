@@ -110,20 +110,15 @@ pub(crate) fn write(job: &Job, restarts: u32, ended: &Ended) -> Outcome {
         error_file: ended.kept_error_file(worker),
         error: ended.error(worker).map(error),
     };
+    let tail = ended.last_words().tail;
     let outcome = Outcome {
         exit_code,
         stopped_by,
-        error: None,
         restarts,
         first_failure,
-        elsewhere: None,
-        stderr: ended
-            .last_words()
-            .tail
-            .iter()
-            .map(|line| String::from_utf8_lossy(line).into_owned())
-            .collect(),
+        stderr: tail.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect(),
         ranks: ended.fates.iter().enumerate().map(rank).collect(),
+        ..Outcome::default()
     };
     put(job, &outcome);
     outcome

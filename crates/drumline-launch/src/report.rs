@@ -96,12 +96,8 @@ impl Report<'_> {
         bytes.extend(self.words.render());
         if self.is_victim {
             let rank = self.first_rank + worker;
-            bytes.extend(
-                format!(
-                    "drumline: rank {rank} only lost a rank of another host, which failed first\n"
-                )
-                .into_bytes(),
-            );
+            let text = "only lost a rank of another host, which failed first";
+            bytes.extend(format!("drumline: rank {rank} {text}\n").into_bytes());
         }
         bytes
     }

@@ -1,7 +1,5 @@
 //! Which worker gets the stdin of the launcher.
 
-use rustix::{stdio::stdin, termios::isatty};
-
 /// Which worker of this host gets the stdin of the launcher. The stdin of the others is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stdin {
@@ -26,12 +24,8 @@ pub(crate) enum Input {
 }
 
 impl Stdin {
-    /// The stdin of the worker with this local rank.
-    pub(crate) fn for_worker(self, local_rank: usize, is_alone: bool) -> Input {
-        self.of(local_rank, isatty(stdin()), is_alone)
-    }
-
-    fn of(self, local_rank: usize, is_terminal: bool, is_alone: bool) -> Input {
+    /// The stdin of the worker with this local rank, if that of the launcher is a terminal or not.
+    pub(crate) fn of(self, local_rank: usize, is_terminal: bool, is_alone: bool) -> Input {
         let owner = match self {
             Stdin::First => (is_terminal || is_alone).then_some(0),
             Stdin::Nobody => None,

@@ -240,6 +240,11 @@ impl Stores {
         self.has(key, local_rank).then(|| self.own.get(&format!("{key}{local_rank}")).ok())?
     }
 
+    /// With how many ranks the others go on if this rank dies, if it has said so.
+    pub(crate) fn regroups(&self, local_rank: usize) -> Option<usize> {
+        str::from_utf8(&self.told(keys::REGROUPS, local_rank)?).ok()?.parse().ok()
+    }
+
     /// The ranks, by their numbers in the job, that others have left behind.
     pub(crate) fn left_behind(&self) -> Vec<usize> {
         let told = self.own.check(&[keys::LEFT_BEHIND]).unwrap_or(false);

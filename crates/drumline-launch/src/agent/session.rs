@@ -115,8 +115,6 @@ enum Stage {
 
 struct Running {
     attempt: Attempt,
-    local_ranks: usize,
-    first_rank: usize,
     /// Whether the membership knows that all workers run.
     has_started: bool,
     /// Since when it is known that a worker has failed.
@@ -480,8 +478,6 @@ impl Session<'_, '_, '_> {
                 self.attempts += 1;
                 self.stage = Stage::Runs(Box::new(Running {
                     attempt,
-                    local_ranks: member.ranks,
-                    first_rank: member.first_rank,
                     has_started: false,
                     failed: None,
                     has_told: false,
@@ -499,7 +495,7 @@ impl Session<'_, '_, '_> {
         let Err(error) = done else { return };
         let Some(running) = self.take_running() else { return };
         running.attempt.abandon();
-        let first_rank = running.first_rank;
+        let first_rank = running.attempt.world.first_rank;
         drop(running);
         self.cannot_start(first_rank, &error);
     }
@@ -539,8 +535,7 @@ impl Session<'_, '_, '_> {
 
     fn hold(&mut self) {
         let Stage::Runs(running) = &mut self.stage else { return };
-        let held = Holding::begin(&running.attempt.stores, running.local_ranks);
-        match held {
+        match Holding::begin(&running.attempt) {
             Ok(Some(holding)) => running.holding = Some(holding),
             Ok(None) => self.handle(Event::Local(Local::Held(None))),
             Err(error) => {
@@ -554,7 +549,7 @@ impl Session<'_, '_, '_> {
         let within = self.launch.job.policy.shutdown_timeout;
         let Stage::Runs(running) = &mut self.stage else { return };
         let stores = &running.attempt.stores;
-        let makes_steps = stores.has_stepped(running.local_ranks);
+        let makes_steps = stores.has_stepped(running.attempt.world.local_size);
         if !makes_steps || stores.tell(keys::STOP, &step.to_string()).is_err() {
             say(
                 "a host joins the job: the ranks, which never call drumline.step, get SIGTERM and start again with it",
@@ -601,7 +596,7 @@ impl Session<'_, '_, '_> {
             self.handle(Event::Local(Local::Started));
         }
         let Stage::Runs(running) = &mut self.stage else { return Ok(()) };
-        let regroups = || steps::regroups(&running.attempt.stores, running.local_ranks);
+        let regroups = || steps::regroups(&running.attempt);
         let regroups = (!running.regroups).then(regroups).flatten();
         running.regroups |= regroups.is_some();
         let held = running.holding.as_ref().and_then(|it| it.answer(&running.attempt));
@@ -633,14 +628,12 @@ impl Session<'_, '_, '_> {
     /// All workers have ended: reads the rest of their output.
     fn print_rest(&mut self) -> Result<()> {
         let Some(running) = self.take_running() else { return Ok(()) };
-        let local_ranks = running.local_ranks;
         let mut ended = running.attempt.end(&self.listener.events)?;
+        let Attempt { stores, world, .. } = &ended.attempt;
         let how = match ended.verdict() {
             supervisor::Verdict::Failed { .. } => How::Failed,
             supervisor::Verdict::Stopped(_) | supervisor::Verdict::Abandoned => How::Abandoned,
-            supervisor::Verdict::Success
-                if ended.attempt.stores.has_any(keys::STOPPED, local_ranks) =>
-            {
+            supervisor::Verdict::Success if stores.has_any(keys::STOPPED, world.local_size) => {
                 How::StoppedAtStep
             }
             supervisor::Verdict::Success => How::Success,
@@ -724,7 +717,7 @@ impl Running {
         let mut text = String::from_utf8_lossy(&text).into_owned();
         text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
         Some(Failure {
-            rank: self.first_rank + worker,
+            rank: self.attempt.world.first_rank + worker,
             local_rank: worker,
             pid: pid.as_raw_pid().unsigned_abs(),
             ending,

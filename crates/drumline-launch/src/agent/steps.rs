@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use drumline::steps::keys;
 
-use crate::{Result, attempt::Attempt, stores::Stores};
+use crate::{Result, attempt::Attempt};
 
 /// Ranks that are held, or that are about to be.
 #[derive(Debug)]
@@ -19,9 +19,10 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl Holding {
     /// Asks the ranks of this host to hold. `None` if none of them calls `step`.
-    pub(super) fn begin(stores: &Stores, local_ranks: usize) -> Result<Option<Holding>> {
-        let ranks: Vec<usize> =
-            (0..local_ranks).filter(|&rank| stores.has(keys::FIRST, rank)).collect();
+    pub(super) fn begin(attempt: &Attempt) -> Result<Option<Holding>> {
+        let Attempt { stores, world, .. } = attempt;
+        let ranks = (0..world.local_size).filter(|&rank| stores.has(keys::FIRST, rank));
+        let ranks: Vec<usize> = ranks.collect();
         if ranks.is_empty() {
             return Ok(None);
         }
@@ -44,8 +45,7 @@ impl Holding {
 }
 
 /// Once all ranks of this host have said that they go on when others die: so many must be left of the job.
-pub(super) fn regroups(stores: &Stores, local_ranks: usize) -> Option<usize> {
-    let told = |rank| stores.told(keys::REGROUPS, rank);
-    let ranks = (0..local_ranks).map(|rank| String::from_utf8(told(rank)?).ok()?.parse().ok());
+pub(super) fn regroups(attempt: &Attempt) -> Option<usize> {
+    let ranks = (0..attempt.world.local_size).map(|rank| attempt.stores.regroups(rank));
     ranks.collect::<Option<Vec<usize>>>()?.into_iter().max()
 }

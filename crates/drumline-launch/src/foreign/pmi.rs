@@ -105,9 +105,8 @@ struct Answer {
 
 impl Answer {
     fn of(&self, name: &str) -> Result<String> {
-        let words = self.text.split(' ').filter_map(|word| word.split_once('='));
-        let value =
-            words.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_owned());
+        let mut words = self.text.split(' ').filter_map(|word| word.split_once('='));
+        let value = words.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned());
         value.ok_or_else(|| {
             refused(format!("its answer to {} has no {name}: {}", self.to, self.text))
         })

@@ -81,12 +81,13 @@ impl Monitor {
             (status.line(), status.all_run())
         };
         let Some(service) = &listeners.service else { return };
-        match happening {
-            Happening::WorkerStarts { .. } if all_run => service.runs(&line),
-            Happening::WorkerStarts { .. } => {}
-            Happening::Stops { .. } | Happening::JobEnds { .. } => service.stops(&line),
-            _ => service.is(&line),
-        }
+        let news = match happening {
+            Happening::WorkerStarts { .. } if all_run => service.ready(),
+            Happening::WorkerStarts { .. } => return,
+            Happening::Stops { .. } | Happening::JobEnds { .. } => "STOPPING=1\n",
+            _ => "",
+        };
+        service.say(&format!("{news}STATUS={line}"));
     }
 
     /// Tells the last step of each rank of this host.
@@ -116,7 +117,7 @@ impl Monitor {
         let Some(listeners) = &self.0 else { return };
         listeners.status().beat();
         if let (Some(service), Some(_)) = (&listeners.service, listeners.beat_every) {
-            service.lives();
+            service.say("WATCHDOG=1");
         }
     }
 }

@@ -50,28 +50,13 @@ impl Service {
         })
     }
 
-    /// The ranks run. The service is ready, then and from then on.
-    pub(crate) fn runs(&self, status: &str) {
-        let ready = if self.is_ready.swap(true, Ordering::Relaxed) { "" } else { "READY=1\n" };
-        self.say(&format!("{ready}STATUS={status}"));
+    /// What is said besides, once, when the ranks run.
+    pub(crate) fn ready(&self) -> &'static str {
+        if self.is_ready.swap(true, Ordering::Relaxed) { "" } else { "READY=1\n" }
     }
 
-    /// Something else has happened.
-    pub(crate) fn is(&self, status: &str) {
-        self.say(&format!("STATUS={status}"));
-    }
-
-    /// The job is about to end.
-    pub(crate) fn stops(&self, status: &str) {
-        self.say(&format!("STOPPING=1\nSTATUS={status}"));
-    }
-
-    /// The launcher lives.
-    pub(crate) fn lives(&self) {
-        self.say("WATCHDOG=1");
-    }
-
-    fn say(&self, text: &str) {
+    /// Says these lines.
+    pub(crate) fn say(&self, text: &str) {
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = with_late(std::mem::take(&mut *late), text);
         let sent = self.socket.send_to_addr(lines.join("\n").as_bytes(), &self.address);
