@@ -229,22 +229,15 @@ impl Supervisor {
     /// Returns nothing once there is a [`verdict`](Self::verdict). Only [`Event::Said`] may still change which worker it
     /// names.
     pub fn handle(&mut self, now: Duration, event: Event<'_>) -> Vec<Order> {
-        if let Event::Said(told) = event {
-            self.hear(told);
-            return Vec::new();
-        }
-        if self.is_over() {
-            return Vec::new();
-        }
         match event {
-            Event::Said(_) => Vec::new(),
+            Event::Said(told) => self.hear(told),
+            _ if self.is_over() => {}
             Event::GoingDown(workers) => {
                 for &index in workers {
                     if let Some(worker) = self.workers.get_mut(index) {
                         worker.going_down.get_or_insert(now);
                     }
                 }
-                Vec::new()
             }
             Event::Regroups(told) => {
                 for &(index, ranks) in told {
@@ -252,40 +245,31 @@ impl Supervisor {
                         worker.regroups = Some(ranks);
                     }
                 }
-                Vec::new()
             }
-            Event::Exited(batch) => {
-                self.exited(now, batch);
-                Vec::new()
-            }
-            Event::Hung { worker, signal } => self.hangs(now, worker, signal),
-            Event::LeftBehind(worker) => self.left_behind(worker),
-            Event::End(signal) => self.asked_to_end(now, signal),
-            Event::PassOn(signal) => self.order(signal),
-            Event::Abandon { within } => self.abandon(now, now.saturating_add(within)),
+            Event::Exited(batch) => self.exited(now, batch),
+            Event::Hung { worker, signal } => return self.hangs(now, worker, signal),
+            Event::LeftBehind(worker) => return self.left_behind(worker),
+            Event::End(signal) => return self.asked_to_end(now, signal),
+            Event::PassOn(signal) => return self.order(signal),
+            Event::Abandon { within } => return self.abandon(now, now.saturating_add(within)),
             Event::CutOff => {
                 self.abandon(now, now);
-                self.kill_all(now)
+                return self.kill_all(now);
             }
             Event::Tick => match self.phase {
                 Phase::Failing { tell_at, kill_at } if now >= tell_at => {
-                    self.end(Signal::TERM, kill_at)
+                    return self.end(Signal::TERM, kill_at);
                 }
-                Phase::Ending { deadline } if now >= deadline => self.kill(now),
+                Phase::Ending { deadline } if now >= deadline => return self.kill(now),
                 Phase::Killed { deadline } if now >= deadline => match self.goes_down_until(now) {
-                    Some(deadline) => {
-                        self.phase = Phase::Killed { deadline };
-                        Vec::new()
-                    }
-                    None if self.spares_any() => self.kill_all(now),
-                    None => {
-                        self.phase = Phase::GivenUp;
-                        Vec::new()
-                    }
+                    Some(deadline) => self.phase = Phase::Killed { deadline },
+                    None if self.spares_any() => return self.kill_all(now),
+                    None => self.phase = Phase::GivenUp,
                 },
-                _ => Vec::new(),
+                _ => {}
             },
         }
+        Vec::new()
     }
 
     /// Only the first `workers` have been started, and the others never will be.

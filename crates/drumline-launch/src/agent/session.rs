@@ -88,8 +88,8 @@ struct Session<'s, 'j, 'l> {
     told: Option<Vec<u8>>,
     /// When a round last failed. What it wrote may come later than what was written since.
     missed_at: Option<Instant>,
-    /// Since when the store does not answer, and why.
-    unreached: Option<(Instant, StoreError)>,
+    /// Since when the store does not answer.
+    unreached: Option<Instant>,
     stage: Stage,
     /// How many worlds have run on this host.
     attempts: u32,
@@ -264,7 +264,7 @@ impl Session<'_, '_, '_> {
             }
             Message::Heard(Ok(heard)) => {
                 self.is_out = false;
-                if let Some((since, _)) = self.unreached.take() {
+                if let Some(since) = self.unreached.take() {
                     tracing::info!("the store answers again after {:?}", since.elapsed());
                 }
                 self.polled(heard)?;
@@ -364,9 +364,9 @@ impl Session<'_, '_, '_> {
 
     /// The store does not answer. If it ended with another host, the job ends.
     fn miss(&mut self, error: StoreError) -> Result<()> {
-        let (since, _) = self.unreached.get_or_insert_with(|| {
+        let since = self.unreached.get_or_insert_with(|| {
             tracing::warn!("where the hosts meet does not answer: {error}");
-            (Instant::now(), error.clone())
+            Instant::now()
         });
         let may_return = matches!(self.meeting, Meeting::Etcd(_) | Meeting::File(_));
         let patience = match may_return {

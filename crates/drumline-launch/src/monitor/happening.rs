@@ -18,18 +18,22 @@ pub(crate) enum Happening {
     },
     /// The ranks of all hosts start.
     WorldStarts(World),
-    WorkerStarts {
-        global_rank: usize,
-        local_rank: usize,
-        worker_id: i32,
-    },
+    WorkerStarts(Worker),
     WorkerHangs {
-        global_rank: usize,
-        local_rank: usize,
-        worker_id: i32,
+        #[serde(flatten)]
+        worker: Worker,
         how: String,
     },
-    WorkerEnds(WorkerEnds),
+    WorkerEnds {
+        #[serde(flatten)]
+        worker: Worker,
+        /// Only if it ended by itself.
+        exit_code: Option<i32>,
+        /// Only if a signal killed it.
+        signal: Option<String>,
+        /// Whether it failed, and the others go on without it.
+        lost: bool,
+    },
     /// A signal to the launcher ends the job.
     Stops {
         signal: String,
@@ -44,18 +48,12 @@ pub(crate) enum Happening {
     },
 }
 
-/// A worker has ended.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct WorkerEnds {
+/// Which worker it is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Worker {
     pub(crate) global_rank: usize,
     pub(crate) local_rank: usize,
     pub(crate) worker_id: i32,
-    /// Only if it ended by itself.
-    pub(crate) exit_code: Option<i32>,
-    /// Only if a signal killed it.
-    pub(crate) signal: Option<String>,
-    /// Whether it failed, and the others go on without it.
-    pub(crate) lost: bool,
 }
 
 impl Happening {
@@ -64,9 +62,9 @@ impl Happening {
         match self {
             Happening::JobBegins { .. } => "job_begins",
             Happening::WorldStarts(_) => "world_starts",
-            Happening::WorkerStarts { .. } => "worker_starts",
+            Happening::WorkerStarts(_) => "worker_starts",
             Happening::WorkerHangs { .. } => "worker_hangs",
-            Happening::WorkerEnds(_) => "worker_ends",
+            Happening::WorkerEnds { .. } => "worker_ends",
             Happening::Stops { .. } => "job_is_stopped",
             Happening::WorldEnds { .. } => "world_ends",
             Happening::JobEnds { .. } => "job_ends",
@@ -76,7 +74,7 @@ impl Happening {
     /// Who did it, as torch names it.
     pub(crate) fn source(&self) -> &'static str {
         match self {
-            Happening::WorkerEnds(_) => "WORKER",
+            Happening::WorkerEnds { .. } => "WORKER",
             _ => "AGENT",
         }
     }

@@ -82,8 +82,8 @@ impl Monitor {
         };
         let Some(service) = &listeners.service else { return };
         let news = match happening {
-            Happening::WorkerStarts { .. } if all_run => service.ready(),
-            Happening::WorkerStarts { .. } => return,
+            Happening::WorkerStarts(_) if all_run => service.ready(),
+            Happening::WorkerStarts(_) => return,
             Happening::Stops { .. } | Happening::JobEnds { .. } => "STOPPING=1\n",
             _ => "",
         };

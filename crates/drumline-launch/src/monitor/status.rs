@@ -93,12 +93,12 @@ impl Status {
                 self.lost = 0;
                 self.world = Some(world.clone());
             }
-            Happening::WorkerStarts { local_rank, .. } => self.set_runs(*local_rank, true),
+            Happening::WorkerStarts(worker) => self.set_runs(worker.local_rank, true),
             Happening::WorkerHangs { .. } => self.fail(),
-            Happening::WorkerEnds(worker) => {
+            Happening::WorkerEnds { worker, exit_code, lost, .. } => {
                 self.set_runs(worker.local_rank, false);
-                self.lost += usize::from(worker.lost);
-                if worker.exit_code != Some(0) && !worker.lost {
+                self.lost += usize::from(*lost);
+                if *exit_code != Some(0) && !lost {
                     self.fail();
                 }
             }
@@ -230,7 +230,11 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::happening::WorkerEnds, *};
+    use super::{super::happening::Worker, *};
+
+    fn worker(local_rank: usize) -> Worker {
+        Worker { global_rank: 4 + local_rank, local_rank, worker_id: 7 }
+    }
 
     fn status() -> Status {
         let mut status = Status::new("a\"1");
@@ -245,23 +249,15 @@ mod tests {
         };
         status.hear(&Happening::WorldStarts(world));
         for local_rank in 0..2 {
-            let (global_rank, worker_id) = (4 + local_rank, 7);
-            status.hear(&Happening::WorkerStarts { global_rank, local_rank, worker_id });
+            status.hear(&Happening::WorkerStarts(worker(local_rank)));
         }
         status
     }
 
     /// It is lost if its code is 9.
     fn ends(local_rank: usize, exit_code: Option<i32>) -> Happening {
-        let (global_rank, worker_id) = (4 + local_rank, 7);
-        Happening::WorkerEnds(WorkerEnds {
-            global_rank,
-            local_rank,
-            worker_id,
-            exit_code,
-            signal: None,
-            lost: exit_code == Some(9),
-        })
+        let (worker, lost) = (worker(local_rank), exit_code == Some(9));
+        Happening::WorkerEnds { worker, exit_code, signal: None, lost }
     }
 
     #[test]

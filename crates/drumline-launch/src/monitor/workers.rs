@@ -6,7 +6,7 @@ use rustix::process::Pid;
 
 use super::{
     Monitor,
-    happening::{Happening, WorkerEnds},
+    happening::{Happening, Worker},
 };
 use crate::{
     Ending,
@@ -35,13 +35,14 @@ impl WorkerNews {
 
     /// The next worker runs.
     pub(crate) fn started(&mut self, pid: Pid) {
-        let local_rank = self.pids.len();
         self.pids.push(pid);
-        self.monitor.tell(Happening::WorkerStarts {
-            global_rank: self.first_rank + local_rank,
-            local_rank,
-            worker_id: pid.as_raw_pid(),
-        });
+        let worker = self.worker(self.pids.len() - 1);
+        worker.into_iter().for_each(|it| self.monitor.tell(Happening::WorkerStarts(it)));
+    }
+
+    fn worker(&self, local_rank: usize) -> Option<Worker> {
+        let worker_id = self.pids.get(local_rank)?.as_raw_pid();
+        Some(Worker { global_rank: self.first_rank + local_rank, local_rank, worker_id })
     }
 
     /// This has happened. `is_lost` tells whether the others go on without a worker.
@@ -60,13 +61,8 @@ impl WorkerNews {
 
     /// A worker hangs.
     pub(crate) fn hung(&self, finding: &Finding) {
-        let Some(pid) = self.pids.get(finding.worker) else { return };
-        self.monitor.tell(Happening::WorkerHangs {
-            global_rank: self.first_rank + finding.worker,
-            local_rank: finding.worker,
-            worker_id: pid.as_raw_pid(),
-            how: finding.how.clone(),
-        });
+        let Some(worker) = self.worker(finding.worker) else { return };
+        self.monitor.tell(Happening::WorkerHangs { worker, how: finding.how.clone() });
     }
 
     /// All workers have ended.
@@ -84,18 +80,11 @@ impl WorkerNews {
     }
 
     fn ended(&self, (local_rank, ending): (usize, Ending), lost: bool) {
-        let Some(pid) = self.pids.get(local_rank) else { return };
+        let Some(worker) = self.worker(local_rank) else { return };
         let (exit_code, signal) = match ending {
             Ending::Code(code) => (Some(code), None),
             Ending::Signal { number, .. } => (None, Some(signal_name(number))),
         };
-        self.monitor.tell(Happening::WorkerEnds(WorkerEnds {
-            global_rank: self.first_rank + local_rank,
-            local_rank,
-            worker_id: pid.as_raw_pid(),
-            exit_code,
-            signal,
-            lost,
-        }));
+        self.monitor.tell(Happening::WorkerEnds { worker, exit_code, signal, lost });
     }
 }
