@@ -84,7 +84,8 @@ class Environment:
         suite = ["--world-size", "2", "--exclude", "test_ddp_logging_data_cpu", "--quiet"]
         baseline = str(self.results)
         self.run(str(SUITE), "--backend", "gloo", *suite, "--json", baseline)
-        theirs = self.run(str(SUITE), "--backend", "drumline", *suite, "--passed-in", baseline, "--baseline", baseline)
+        ours = ["--backend", "drumline", "--register", "drumline.torch"]  # which torch 2.4 does not load by itself
+        theirs = self.run(str(SUITE), *ours, *suite, "--passed-in", baseline, "--baseline", baseline)
         passed = [it["status"] for it in json.loads(self.results.read_text())["tests"].values()].count("pass")
         found = re.search(r"^(\d+) passed", theirs, re.MULTILINE)
         found_numpy = ".".join(numpy.split(".")[:2])
