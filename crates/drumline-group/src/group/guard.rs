@@ -40,6 +40,10 @@ const LOOK_EVERY: Duration = Duration::from_micros(100);
 /// How long the backend has to take in what a peer sent before it died or failed.
 const GRACE: Duration = Duration::from_millis(20);
 
+/// How long after the backend has failed a peer's death may show here. While many processes want a core, the kernel takes long
+/// to end one that holds much memory, and an MPI hears of its end from its launcher before.
+const SHOWN_WITHIN: Duration = Duration::from_secs(2);
+
 /// The most ranks that all listen to each other. In a larger group a rank listens to those that it exchanges
 /// words with, and a failure is told from rank to rank.
 const HEARD_MAX: usize = 64;
@@ -172,7 +176,7 @@ impl Warden {
             return Cause::Timeout { waiting_for: self.late() };
         }
         let is_vague = matches!(cause, Cause::Backend { .. } | Cause::Disconnected { .. });
-        let until = Instant::now() + 5 * GRACE;
+        let until = Instant::now() + SHOWN_WITHIN;
         while is_vague && Instant::now() < until {
             if let Err(cause) = self.check() {
                 return cause;
