@@ -283,7 +283,7 @@ if __name__ == "__main__":
             result = CLIENTS[name]()
             if dist.get_rank() == 0:
                 print(f"{backend} {name}: {json.dumps(result)}", flush=True)
-        if backend != "gloo":  # of torch 2.4, it holds the interpreter while it waits for a thread that wants it
+        if backend != "gloo":  # in torch 2.4 it waits for a thread, and the thread for the interpreter
             dist.destroy_process_group()
     # Threads of gloo's outlive its groups; one that wants the interpreter at its end aborts this.
     sys.stdout.flush()

@@ -20,8 +20,8 @@ use drumline_store::store::Store;
 
 use crate::{Error, ErrorKind, rendezvous::Rendezvous};
 
-/// What the process of each of these ranks, by their numbers in the job, has seen in groups whose stores have nothing in
-/// common that this process knows. It has more than one such rank only where ranks are threads.
+/// What this process has seen in groups that were made apart from each other, as torch makes them. It is kept by the rank's
+/// number in the job, because ranks may be threads.
 static SEEN: PerProcess<Mutex<BTreeMap<Rank, Weak<Seen>>>> = PerProcess::new();
 
 /// A group's hold on its family, until the group is destroyed.
@@ -73,8 +73,8 @@ impl Family {
         Arc::new(Family { rendezvous: Some(rendezvous), seen, ..Family::new(root, store) })
     }
 
-    /// That of one group of a job that was formed elsewhere. While other such groups of this rank live, which has the
-    /// number `own` in the job, they see the same failures.
+    /// The family of one group of a job that was formed elsewhere. This rank has the number `own` in the job. All its groups
+    /// of this kind that live at the same time share what it has seen.
     pub(super) fn of_one(root: &str, rendezvous: Rendezvous, own: Rank) -> Arc<Family> {
         let mut all = SEEN.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         let seen = all.get(&own).and_then(Weak::upgrade).unwrap_or_default();
