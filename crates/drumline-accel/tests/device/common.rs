@@ -10,6 +10,9 @@ use drumline_cuda::{CudaDevice, DeviceMemory, Driver};
 use drumline_group::{Config, Element, ProcessGroup, Rank};
 use drumline_standin::{Controls, library};
 
+/// How long what is given back may take on a busy machine.
+const MOST: Duration = Duration::from_secs(120);
+
 /// The stand-in belongs to the process, so tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -25,7 +28,7 @@ pub(crate) struct Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         if !self.is_settled.load(Ordering::Relaxed) && !thread::panicking() {
-            self.wait_for(0, 0, Duration::from_secs(10));
+            self.wait_for(0, 0);
         }
     }
 }
@@ -104,14 +107,19 @@ impl Bench {
 
     /// At most so much is not given back.
     pub(crate) fn gives_back_all_but(&self, things: u64, contexts: u64) {
-        self.is_settled.store(true, Ordering::Relaxed);
-        self.wait_for(things, contexts, Duration::from_secs(120));
+        self.takes_nothing_back();
+        self.wait_for(things, contexts);
         let (leaks, retained) = (self.controls.leaks(), self.controls.retained());
         assert!(leaks <= things && retained <= contexts, "{leaks} things, {retained} contexts");
     }
 
-    fn wait_for(&self, things: u64, contexts: u64, most: Duration) {
-        let deadline = Instant::now() + most;
+    /// A device is broken, and no thread of the test is left that could give something back.
+    pub(crate) fn takes_nothing_back(&self) {
+        self.is_settled.store(true, Ordering::Relaxed);
+    }
+
+    fn wait_for(&self, things: u64, contexts: u64) {
+        let deadline = Instant::now() + MOST;
         let is_held = || self.controls.leaks() > things || self.controls.retained() > contexts;
         while is_held() && Instant::now() < deadline {
             // A stream lets words go that it has passed.

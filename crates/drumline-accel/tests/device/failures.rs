@@ -58,6 +58,7 @@ fn a_device_that_breaks_is_named_on_all_ranks() {
             assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "rank {rank}: {text}");
         }
     }
+    bench.takes_nothing_back();
 }
 
 #[test]
