@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+import unittest.mock
 import warnings
 from typing import Any
 
@@ -326,7 +327,18 @@ def delayed_parameters(wrap, at):
         delay_all_reduce_named_params=[("2.weight", module[2].weight)],
         param_to_hook_all_reduce=module[0].weight,
     )
-    return step(model, at)
+    # torch's begins an all_reduce of these gradients, and nothing waits for its end.
+    begun, all_reduce = [], dist.all_reduce
+
+    def begin(*args, **options):
+        begun.append(all_reduce(*args, **options))
+        return begun[-1]
+
+    with unittest.mock.patch.object(dist, "all_reduce", begin):
+        step(model, at)
+    for work in begun:
+        work.wait()
+    return grads(model)
 
 
 @case

@@ -213,7 +213,7 @@ def torchs(rank, world_size, directory):
     model.register_comm_hook(None, hook)
     loss = model(torch.zeros(2, 300, device="meta")).sum()
     # The ends on GPUs are made by all ranks together, and rank 1 comes to nothing else before rank 0 is through.
-    backend.eager_connect_single_device(torch.device("meta"))
+    backend.eager_connect_single_device(torch.device("meta", 0))
     if rank == 1:
         store.wait(["rank 0 is through its backward"])
     loss.backward()
