@@ -51,6 +51,10 @@ impl Leader {
     }
 
     fn decide(&mut self, it: Knowledge<'_>, standing: &Standing, next: &mut Plan) {
+        // A new leader has heard of the old one alone.
+        if next.members.iter().any(|member| it.seen.is_stranger(member.host)) {
+            return;
+        }
         // A host that leaves may be lost before its workers have ended.
         let leaver = match &next.phase {
             Phase::Ending(Why::Left(leaver, signal)) => Some((leaver.clone(), *signal)),

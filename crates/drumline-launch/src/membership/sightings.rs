@@ -111,10 +111,13 @@ impl Sightings {
         }
     }
 
-    /// The numbers whose [`Host`] is not known yet.
+    /// Whether its [`Host`] is not known yet.
+    pub(super) fn is_stranger(&self, number: u64) -> bool {
+        self.hosts.get(&number).is_none_or(|it| it.host.is_none())
+    }
+
     pub(super) fn strangers(&self) -> Vec<u64> {
-        let unknown = |it: &u64| self.hosts.get(it).is_none_or(|it| it.host.is_none());
-        (1..=self.count).filter(unknown).collect()
+        (1..=self.count).filter(|it| self.is_stranger(*it)).collect()
     }
 
     /// The numbers of the known hosts that are not [silent](Self::is_silent).

@@ -229,7 +229,11 @@ fn an_exit_code_is_the_doing_of_a_host_that_is_lost_but_a_signal_is_not() {
 
 /// Three hosts with two ranks each, of which so many must be left.
 fn regrouping(ranks: usize) -> Town {
-    let mut town = running(2, 3, 3);
+    regroups(running(2, 3, 3), ranks)
+}
+
+fn regroups(mut town: Town, ranks: usize) -> Town {
+    town.run_until("three run", |town| town.running() == [1, 2, 3]);
     for host in 1..=3 {
         town.local(host, Local::Regroups(ranks));
     }
@@ -260,6 +264,18 @@ fn ranks_that_regroup_go_on_without_a_lost_host() {
         town.pass(secs(30));
         end_well(&mut town, &[1, 3]);
     }
+}
+
+#[test]
+fn ranks_that_regroup_go_on_without_the_host_of_the_leader_if_their_store_is_elsewhere() {
+    let at = |node_rank| Host { node_rank: Some(node_rank), ..host(3..=3, 2) };
+    let mut town = regroups(Town::new(&[at(2), at(0), at(1)]), 2);
+    town.crash(1);
+    town.run_until("it is told", |town| {
+        town.has_note(3, "goes on without the ranks of host a at 10.0.0.1; hosts that are left: 2")
+    });
+    town.pass(secs(30));
+    assert_eq!((town.running(), town.world_of(3).world), (vec![2, 3], 1));
 }
 
 #[test]
