@@ -8,10 +8,13 @@ use burn::{
     tensor::{Device, Distribution, Int, Tensor},
 };
 
+use drumline::{ElasticGroup, ProcessGroup, ddp::GradientReducer};
+
 use crate::{
     Result,
     checkpoint::generator::step_seed,
     failure::{self, ProgramError},
+    running::{Running, Tensors},
     step::{Handle, Together},
 };
 
@@ -42,32 +45,80 @@ pub(crate) fn run<M: Module, const D: usize>(
     mut loss: impl FnMut(usize) -> Result<Tensor<D>, ProgramError>,
     model: &M,
 ) -> Result<ShardedStep> {
-    let (running, reducer) = (&handle.running, &handle.reductions.own.reducer);
-    let generators: Vec<(Device, u64)> =
-        model.devices().into_iter().map(|device| (device.clone(), draw(&device))).collect();
-    let (before, steps) = (running.read(model), reducer.steps_before());
-    let stepped = handle.elastic.run(|group| {
-        reducer.regroup(group, steps)?;
-        let mut of_shard_zero = None;
-        let (mut gradients, loss) = Together::one(handle, model).shards(number, |shard| {
-            running.write(model, &before);
-            let seed = step_seed(handle.options.seed, shard, number);
-            generators.iter().for_each(|(device, _)| device.seed(seed));
-            let loss = during_shard(|| loss(shard));
-            if shard == 0 {
-                of_shard_zero = Some(running.read(model));
-            }
-            loss.map_err(failure::program)
-        })?;
-        running.write(model, of_shard_zero.as_ref().unwrap_or(&before));
-        running.copy_from_rank_0(model, group)?;
+    let frame = Frame {
+        elastic: &handle.elastic,
+        reducer: &handle.reductions.own.reducer,
+        running: &handle.running,
+        seed: handle.options.seed,
+    };
+    frame.run(number, model, |_, shards| {
+        let of_shard = |shard| shards.compute(shard, || loss(shard)).map_err(failure::program);
+        let (mut gradients, loss) = Together::one(handle, model).shards(number, of_shard)?;
         Ok(ShardedStep { gradients: gradients.pop().unwrap_or_default(), loss })
-    });
-    generators.iter().for_each(|(device, seed)| device.seed(*seed));
-    if stepped.is_err() {
-        running.write(model, &before);
+    })
+}
+
+/// What surrounds a step of shards, so that it is the same on any number of ranks, and again after a death.
+pub(crate) struct Frame<'a> {
+    pub(crate) elastic: &'a ElasticGroup,
+    pub(crate) reducer: &'a GradientReducer,
+    pub(crate) running: &'a Running,
+    pub(crate) seed: u64,
+}
+
+/// A run of a step: what its shards begin from.
+pub(crate) struct Shards<'a, M> {
+    frame: &'a Frame<'a>,
+    number: u64,
+    model: &'a M,
+    before: &'a Tensors,
+    generators: &'a [(Device, u64)],
+    of_shard_zero: Option<Tensors>,
+}
+
+impl Frame<'_> {
+    /// Runs step `number`. `step` [computes](Shards::compute) this rank's shards and averages them with those of the group
+    /// that it gets. It runs again if a rank dies.
+    pub(crate) fn run<M: Module, T>(
+        &self,
+        number: u64,
+        model: &M,
+        mut step: impl FnMut(&ProcessGroup, &mut Shards<'_, M>) -> Result<T>,
+    ) -> Result<T> {
+        let draw = |device: Device| (device.clone(), draw(&device));
+        let generators: Vec<(Device, u64)> = model.devices().into_iter().map(draw).collect();
+        let (before, steps) = (self.running.read(model), self.reducer.steps_before());
+        let stepped = self.elastic.run(|group| {
+            self.reducer.regroup(group, steps)?;
+            let (before, generators, of_shard_zero) = (&before, &generators[..], None);
+            let mut shards =
+                Shards { frame: self, number, model, before, generators, of_shard_zero };
+            let result = step(group, &mut shards)?;
+            self.running.write(model, shards.of_shard_zero.as_ref().unwrap_or(before));
+            self.running.copy_from_rank_0(model, group)?;
+            Ok(result)
+        });
+        generators.iter().for_each(|(device, seed)| device.seed(*seed));
+        if stepped.is_err() {
+            self.running.write(model, &before);
+        }
+        stepped
     }
-    stepped
+}
+
+impl<M: Module> Shards<'_, M> {
+    /// Lets `work` compute a shard, with the random numbers of this shard and the running statistics of before the step.
+    pub(crate) fn compute<T>(&mut self, shard: usize, work: impl FnOnce() -> T) -> T {
+        let running = self.frame.running;
+        running.write(self.model, self.before);
+        let seed = step_seed(self.frame.seed, shard, self.number);
+        self.generators.iter().for_each(|(device, _)| device.seed(seed));
+        let result = during_shard(work);
+        if shard == 0 {
+            self.of_shard_zero = Some(running.read(self.model));
+        }
+        result
+    }
 }
 
 /// A seed for the generator of a device, so that it goes on from where it was. burn does not let programs read a

@@ -16,13 +16,24 @@ pub(crate) fn split_ends<T>(epoch: usize) -> LearnerEvent<T> {
     LearnerEvent::EndSplit(epoch)
 }
 
-/// The progress of all ranks, if each of them is as far as this one.
+/// Training begins.
+///
+/// 0.23: the same.
+pub(crate) fn begins<T>(
+    starting_epoch: usize,
+    epochs: usize,
+    label: Option<String>,
+) -> LearnerEvent<T> {
+    LearnerEvent::Start { total_epochs: epochs, starting_epoch, label }
+}
+
+/// The progress of `all` equal parts, if each of them is as far as this rank's `own`.
 ///
 /// 0.23: `total` in place of `items_total`, an `Option`, which is `None` as long as a loader does not know it.
-pub(crate) fn progress_of_all(progress: Progress, ranks: usize) -> Progress {
+pub(crate) fn progress_of_all(progress: Progress, own: usize, all: usize) -> Progress {
     Progress {
-        items_processed: progress.items_processed * ranks,
-        items_total: progress.items_total * ranks,
+        items_processed: progress.items_processed * all / own,
+        items_total: progress.items_total * all / own,
         ..progress
     }
 }

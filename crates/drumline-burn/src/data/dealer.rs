@@ -3,11 +3,11 @@
 //! The trait has no method for this. So the question stands beside a call of `num_items`, on the same thread, and a
 //! loader of ours answers it there. A loader that wraps one of ours passes the call on, and the question with it.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
 use burn::data::dataloader::DataLoader;
 
-use super::order::Order;
+use super::order::{OfShards, Order};
 
 /// One of the equal parts of all samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,16 @@ impl Dealer {
     /// Which share the loader yields.
     pub(crate) fn share(&self) -> Share {
         self.share
+    }
+
+    /// The epochs of the loader, if its samples are dealt to the shards of a step.
+    pub(crate) fn shards(&self) -> Option<OfShards> {
+        self.order.shards()
+    }
+
+    /// Lets the next iterator of the loader yield the batches of these shards, from a step of an epoch on. Both count from 0.
+    pub(crate) fn deal(&self, own: Range<usize>, epoch: u64, step: usize) {
+        self.order.deal(own, epoch, step);
     }
 
     /// Lets the next iterator of the loader begin an epoch, counted from 0.

@@ -68,7 +68,7 @@
 //! loader to [`TrainingState::sampler`](crate::checkpoint::TrainingState::sampler).
 //!
 //! A training with [`shards`](DataLoaderBuilder::shards) goes by [`steps`](DistributedDataLoader::steps) in place of `iter`:
-//! they give the batch of any shard.
+//! they give the batch of any shard. A `Learner` takes the loader itself.
 //!
 //! # Failures
 //!
@@ -93,5 +93,6 @@ pub use self::{
 #[cfg(feature = "train")]
 pub(crate) use self::{
     dealer::{Dealer, dealer_of},
+    order::OfShards,
     source::text_of,
 };

@@ -40,6 +40,17 @@ pub(super) struct Parts {
     pub(super) are_shards: bool,
 }
 
+/// The epochs of samples that are dealt to the shards of a step.
+#[cfg_attr(not(feature = "train"), expect(dead_code, reason = "a `Learner` asks"))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfShards {
+    pub(crate) count: usize,
+    /// How many steps an epoch has.
+    pub(crate) steps: usize,
+    /// How many samples a shard has in an epoch.
+    pub(crate) items: usize,
+}
+
 /// The samples that an iterator delivers.
 #[derive(Debug)]
 pub(super) struct Pass {
@@ -131,6 +142,27 @@ impl Order {
         let mut position = lock(position);
         let Parts { count, own, are_shards } = position.parts.clone();
         are_shards.then(|| (position.begin(0..count), own))
+    }
+
+    /// What the epochs of samples are that are dealt to shards.
+    pub(super) fn shards(&self) -> Option<OfShards> {
+        let Order::Training(position) = self else { return None };
+        let position = lock(position);
+        let items = position.epoch().len();
+        let steps = items.div_ceil(position.batch_size.get());
+        position.parts.are_shards.then(|| OfShards { count: position.parts.count, steps, items })
+    }
+
+    /// Lets the next iterator yield the batches of the shards `own`, from a step of an epoch on.
+    pub(super) fn deal(&self, own: Range<usize>, epoch: u64, step: usize) {
+        if let Order::Training(position) = self {
+            let mut position = lock(position);
+            let samples = step.saturating_mul(position.batch_size.get());
+            position.parts.own = own;
+            position.sampler.set_epoch(epoch);
+            position.sampler.advance(samples);
+            position.pass += 1;
+        }
     }
 
     /// Notes how many samples of a pass the consumer has got, of each part.

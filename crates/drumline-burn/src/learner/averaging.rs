@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,14 +15,16 @@ use burn::{
     tensor::Tensor,
 };
 use drumline::{
-    ProcessGroup,
-    ddp::{DdpOptions, GradientReducer, UnusedParameters},
+    ElasticGroup, ProcessGroup,
+    ddp::{Averaged, DdpOptions, GradientReducer, UnusedParameters},
 };
 
 use crate::{
     DistributedDataParallel, Result, check, failure,
     gradients::{self, Slots},
     inspect::inspect,
+    running::Running,
+    shards::Frame,
     step::Reduction,
     sync_batch_norm,
     tap::{Taps, Target, Wrapper},
@@ -33,8 +36,8 @@ use crate::{
 pub(super) struct Wrapped {
     group: ProcessGroup,
     averager: Averager,
-    /// What its options ignore.
-    ignored: Vec<String>,
+    pub(super) elastic: ElasticGroup,
+    pub(super) options: DdpOptions,
 }
 
 /// Averages the gradients of one model.
@@ -44,6 +47,8 @@ pub(super) struct Averager {
     slots: Slots,
     taps: Option<Arc<Taps>>,
     steps: Arc<AtomicU64>,
+    /// Decides on the random numbers of shards.
+    seed: u64,
 }
 
 impl Wrapped {
@@ -55,19 +60,34 @@ impl Wrapped {
             slots: own.slots().clone(),
             taps: handle.taps.clone(),
             steps: handle.steps.clone(),
+            seed: handle.options.seed,
         };
-        Self { group: ddp.group(), averager, ignored: handle.options.ignored.clone() }
+        let (elastic, options) = (handle.elastic.clone(), handle.options.clone());
+        Self { group: ddp.group(), averager, elastic, options }
     }
 
-    /// Why the gradients of `model` cannot be averaged over `group` with this handle.
-    pub(super) fn misfit<M: Module>(&self, model: &M, group: &ProcessGroup) -> Option<String> {
+    /// Why the gradients of `model` cannot be averaged over `group` with this handle, in steps of so many shards.
+    pub(super) fn misfit<M: Module>(
+        &self,
+        model: &M,
+        group: &ProcessGroup,
+        shards: Option<usize>,
+    ) -> Option<String> {
         if self.group.name() != group.name() || self.group.world_size() != group.world_size() {
             let [wrapped, given] = [&self.group, group].map(ProcessGroup::name);
             return Some(format!(
                 "the model was wrapped over group {wrapped:?} and is to be trained over {given:?}"
             ));
         }
-        if let Some(name) = self.ignored.first() {
+        if self.options.shards != shards {
+            let count = |shards: Option<usize>| shards.map_or("no".to_owned(), |it| it.to_string());
+            let [wrapped, wanted] = [self.options.shards, shards].map(count);
+            return Some(format!(
+                "the model was wrapped for {wrapped} shards, and a step is to have {wanted}; wrap it with \
+                 `DdpOptions::default().shards({wanted})`"
+            ));
+        }
+        if let Some(name) = self.options.ignored.first() {
             return Some(format!(
                 "the model was wrapped with `DdpOptions::ignore`, for `{name}`, and a learner cannot leave tensors \
                  to each rank; wrap the model without it"
@@ -110,10 +130,11 @@ impl Wrapped {
 }
 
 impl Averager {
-    /// For `model`, which has rank 0's values when this returns.
+    /// For `model`, which has rank 0's values when this returns. A step may be so many shards.
     pub(super) fn new<M: Module>(
         wrapped: Option<&Wrapped>,
         model: M,
+        shards: Option<usize>,
         group: &ProcessGroup,
     ) -> Result<(Self, M)> {
         if let Some(Wrapped { averager, .. }) = wrapped {
@@ -124,12 +145,14 @@ impl Averager {
             ));
         }
         let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+        let options = shards.into_iter().fold(options, DdpOptions::shards);
         let mut inspected = inspect(&model, &options);
         inspected.verify(group, &options)?;
         let model = tensors::broadcast(model, Which::All, &|_| false, 0, group)?;
         let own = Reduction::new(&[&inspected.parameters], &options, group)?;
         let slots = own.slots().clone();
-        Ok((Self { reducer: own.reducer, slots, taps: None, steps: Arc::default() }, model))
+        let (steps, seed) = (Arc::default(), options.seed);
+        Ok((Self { reducer: own.reducer, slots, taps: None, steps, seed }, model))
     }
 
     /// Runs a step of the model. If its gradients are the last ones before they are averaged, taps may send them.
@@ -160,6 +183,7 @@ impl Averager {
 
     /// Compares the parameters between the ranks.
     pub(super) fn compare<M: Module>(&self, model: &M, group: &ProcessGroup) -> Result<()> {
+        self.reducer.regroup(group, self.reducer.steps_before())?;
         let read = |digests: &mut [u64]| check::digest(&self.slots, model, digests);
         check::compare(group, &self.reducer, self.slots.len(), read)
     }
@@ -170,8 +194,63 @@ impl Averager {
         gradients: GradientsParams,
         model: &M,
     ) -> Result<GradientsParams> {
+        self.average_by(gradients, model, || self.reducer.finish())
+    }
+
+    /// What surrounds a step of shards.
+    pub(super) fn frame<'a>(
+        &'a self,
+        elastic: &'a ElasticGroup,
+        running: &'a Running,
+    ) -> Frame<'a> {
+        Frame { elastic, reducer: &self.reducer, running, seed: self.seed }
+    }
+
+    /// The shards of this rank.
+    pub(super) fn shards(&self) -> Range<usize> {
+        self.reducer.shards().unwrap_or_default()
+    }
+
+    /// Averages the gradients of all shards of step `number`. `compute` gives those of a shard of this rank.
+    pub(super) fn average_shards<M: Module>(
+        &self,
+        number: u64,
+        mut compute: impl FnMut(usize) -> Result<GradientsParams>,
+        model: &M,
+    ) -> Result<GradientsParams> {
+        let (own, reducer) = (self.shards(), &self.reducer);
+        let mut run = || {
+            for shard in own.start..own.end - 1 {
+                self.accumulate(compute(shard)?, model)?;
+                reducer.end_shard();
+            }
+            compute(own.end - 1)
+        };
+        match run() {
+            Ok(last) => {
+                // burn does not say which part of an output is the loss.
+                let losses = vec![f64::NAN; own.len()];
+                let finish = || reducer.finish_shards(number, &losses);
+                self.average_by(last, model, || finish().map(|(averaged, _)| averaged))
+            }
+            Err(error) => {
+                reducer.fail_step();
+                // The other ranks wait for this one, and hear of it. This rank's own error says more.
+                drop(reducer.finish_shards(number, &[]));
+                Err(error)
+            }
+        }
+    }
+
+    /// The same with the reducer's averages, which `finish` waits for.
+    fn average_by<'r, M: Module>(
+        &self,
+        gradients: GradientsParams,
+        model: &M,
+        finish: impl FnOnce() -> Result<Averaged<'r>>,
+    ) -> Result<GradientsParams> {
         let submitted = gradients::submit_missing(&self.reducer, &self.slots, &gradients, model);
-        let averaged = self.reducer.finish(); // even after a failure: the other ranks wait for this one
+        let averaged = finish(); // even after a failure: the other ranks wait for this one
         submitted?;
         let averaged = averaged?;
         self.steps.fetch_add(1, Ordering::Relaxed);

@@ -2,7 +2,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -11,7 +11,7 @@ use burn::{
     tensor::Device,
     train::{Learner, LearnerModel, LearningResult, SupervisedTraining, TrainingStrategy},
 };
-use drumline::ProcessGroup;
+use drumline::{ElasticGroup, ProcessGroup};
 
 use super::{
     averaging::Wrapped,
@@ -130,6 +130,8 @@ use crate::{
 /// - A training that resumes from a checkpoint takes rank 0's model, optimizer and scheduler on all ranks. The other ranks
 ///   read no file. [`newest_epoch`](crate::newest_epoch) says where to go on.
 /// - If one rank asks to stop (its `Interrupter`, a key in the dashboard), all ranks stop after the same step.
+/// - With [`shards`](DistributedTraining::shards), the parameters do not depend on the number of ranks, and the others go on
+///   when a rank has died.
 ///
 /// # Errors
 ///
@@ -138,7 +140,7 @@ use crate::{
 /// there or of another model, data that cannot be read, a rank that died, and parameters that differ between ranks after
 /// the first step or at the end of an epoch.
 ///
-/// In a world of one rank `launch` is burn's own.
+/// In a world of one rank `launch` is burn's own, unless a step is shards.
 pub fn distribute<M: LearnerModel>(
     training: SupervisedTraining<M>,
     group: &ProcessGroup,
@@ -146,8 +148,10 @@ pub fn distribute<M: LearnerModel>(
     DistributedTraining {
         training,
         group: group.clone(),
+        elastic: OnceLock::new(),
         device: None,
         wrapped: None,
+        shards: None,
         deals_shares: false,
     }
 }
@@ -157,8 +161,10 @@ pub fn distribute<M: LearnerModel>(
 pub struct DistributedTraining<M: LearnerModel> {
     training: SupervisedTraining<M>,
     group: ProcessGroup,
+    elastic: OnceLock<ElasticGroup>,
     device: Option<Device>,
     wrapped: Option<Wrapped>,
+    shards: Option<usize>,
     deals_shares: bool,
 }
 
@@ -170,6 +176,50 @@ impl<M: LearnerModel> DistributedTraining<M> {
     pub fn wrapped(mut self, ddp: &DistributedDataParallel) -> Self {
         self.wrapped = Some(Wrapped::new(ddp));
         self
+    }
+
+    /// Makes a step so many shards, whatever the number of ranks, as
+    /// [`DdpOptions::shards`](crate::DdpOptions::shards) does in a loop: `TrainStep::step` computes a shard. The parameters have
+    /// the same bits on any number of ranks. If a rank dies, the others make the step again, and go on.
+    ///
+    /// The loader of the training data must deal its samples to as many shards:
+    /// [`DataLoaderBuilder::shards`](crate::data::DataLoaderBuilder::shards). A model that was [wrapped](Self::wrapped) must be
+    /// wrapped with these shards, and its options decide on the seed of random numbers. Then this call is not needed.
+    ///
+    /// ```
+    /// # use burn::train::{Learner, LearnerModel, SupervisedTraining};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::distribute;
+    ///
+    /// # fn train<M: LearnerModel>(
+    /// #     training: SupervisedTraining<M>,
+    /// #     learner: Learner<M>,
+    /// #     group: &ProcessGroup,
+    /// # ) -> drumline_burn::Result<()> {
+    /// let training = distribute(training, group).shards(8);
+    /// let elastic = training.elastic(); // instead of the group, after `launch`
+    /// let result = training.launch(learner);
+    /// if elastic.group().rank() == 0 {
+    ///     println!("{:?}", result.error);
+    /// }
+    /// elastic.close()?; // instead of `group.destroy()`
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shards(mut self, count: usize) -> Self {
+        self.shards = Some(count);
+        self
+    }
+
+    /// What goes on when a rank has died, if a step is [shards](Self::shards): that of the wrapped model, if there is one.
+    /// Call it last before `launch`.
+    pub fn elastic(&self) -> ElasticGroup {
+        let begin = || match &self.wrapped {
+            Some(wrapped) => wrapped.elastic.clone(),
+            None if self.shards.is_some() => ElasticGroup::new(&self.group),
+            None => ElasticGroup::fixed(&self.group),
+        };
+        self.elastic.get_or_init(begin).clone()
     }
 
     /// The loader of the training data yields this rank's share alone, so it is not to be divided.
@@ -194,8 +244,10 @@ impl<M: LearnerModel> DistributedTraining<M> {
 
     /// Trains, like burn's own `launch`. All ranks must call this.
     pub fn launch(self, learner: Learner<M>) -> LearningResult<M> {
-        let Self { training, group, device, wrapped, deals_shares } = self;
-        if group.world_size() == 1 {
+        let elastic = self.elastic();
+        let Self { training, group, device, wrapped, shards, deals_shares, .. } = self;
+        let shards = shards.or_else(|| wrapped.as_ref()?.options.shards);
+        if group.world_size() == 1 && shards.is_none() {
             return match device {
                 Some(device) => training
                     .with_training_strategy(burn::train::ExecutionStrategy::single(device).into())
@@ -206,6 +258,8 @@ impl<M: LearnerModel> DistributedTraining<M> {
         let has_begun = Arc::<AtomicBool>::default();
         let strategy = Strategy {
             group: group.clone(),
+            elastic,
+            shards,
             device,
             wrapped,
             deals_shares,
@@ -217,7 +271,12 @@ impl<M: LearnerModel> DistributedTraining<M> {
                 let strategy = TrainingStrategy::Custom(Arc::new(OnRoot(strategy)));
                 return training.with_training_strategy(strategy).launch(learner);
             }
-            state::without_files(training)
+            // With shards, any rank may become rank 0.
+            let training = match shards {
+                Some(_) => training,
+                None => state::without_files(training),
+            };
+            training
                 .renderer(Box::new(Silent))
                 .with_application_logger(None)
                 .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnOtherRanks(strategy))))
@@ -253,6 +312,7 @@ impl<M: LearnerModel> fmt::Debug for DistributedTraining<M> {
             .field("group", &self.group)
             .field("device", &self.device)
             .field("is_wrapped", &self.wrapped.is_some())
+            .field("shards", &self.shards)
             .field("deals_shares", &self.deals_shares)
             .finish_non_exhaustive()
     }

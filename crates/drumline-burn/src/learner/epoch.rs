@@ -2,13 +2,14 @@
 
 use burn::{
     data::dataloader::{DataLoader, Progress},
+    optim::GradientsParams,
     train::{
         EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
         SupervisedTrainingEventProcessor, TrainStep, TrainingError, TrainingItem,
         train::WorkerFailure,
     },
 };
-use drumline::{ProcessGroup, Rank};
+use drumline::{ElasticGroup, ProcessGroup, Rank};
 
 use super::{
     averaging::Averager,
@@ -19,7 +20,7 @@ use crate::{Result, agreement, burn_version::events, failure, tensors};
 
 /// A training between the start of its first epoch and the end of its last.
 pub(super) struct Run<'a, M: LearnerModel> {
-    pub(super) group: &'a ProcessGroup,
+    pub(super) elastic: &'a ElasticGroup,
     pub(super) averager: &'a Averager,
     pub(super) accumulation: usize,
     pub(super) learner: &'a mut Learner<M>,
@@ -32,7 +33,11 @@ pub(super) struct Run<'a, M: LearnerModel> {
 pub(super) struct Listener<'a, M: LearnerModel> {
     pub(super) events: &'a mut SupervisedTrainingEventProcessor<M>,
     pub(super) interrupter: &'a Interrupter,
-    pub(super) is_root: bool,
+    pub(super) elastic: &'a ElasticGroup,
+    /// That training has begun, if burn has not heard of it because this rank was not rank 0.
+    pub(super) begins: Option<TrainEvent<M>>,
+    /// The present epoch, and the number of its items.
+    pub(super) epoch: (usize, usize),
 }
 
 /// Whether training goes on.
@@ -45,28 +50,46 @@ pub(super) enum Flow {
     Stop,
 }
 
-type TrainInput<M> = <M as TrainStep>::Input;
-type TrainEvent<M> = LearnerEvent<<M as TrainStep>::Output>;
+pub(super) type TrainInput<M> = <M as TrainStep>::Input;
+pub(super) type TrainEvent<M> = LearnerEvent<<M as TrainStep>::Output>;
 type ValidEvent<M> = LearnerEvent<<M as InferenceStep>::Output>;
 
 impl<M: LearnerModel> Listener<'_, M> {
+    /// An epoch of training begins.
+    pub(super) fn begin(&mut self, epoch: usize, items: usize) {
+        self.epoch = (epoch, items);
+        self.train(events::split_begins(epoch, items));
+    }
+
     pub(super) fn train(&mut self, event: TrainEvent<M>) {
-        if self.is_root {
+        if self.hears() {
             self.interrupter.fail_on_error(self.events.process_train(event));
         }
     }
 
     pub(super) fn valid(&mut self, event: ValidEvent<M>) {
-        if self.is_root {
+        if self.hears() {
             self.interrupter.fail_on_error(self.events.process_valid(event));
         }
     }
 
     /// Waits until all events are processed.
     pub(super) fn flush(&mut self) {
-        if self.is_root {
+        if self.hears() {
             self.interrupter.fail_on_error(self.events.flush());
         }
+    }
+
+    /// Whether this is rank 0. If it was not before, burn hears first how far training is.
+    fn hears(&mut self) -> bool {
+        let is_root = self.elastic.group().rank() == 0;
+        if is_root && let Some(begins) = self.begins.take() {
+            let (epoch, items) = self.epoch;
+            for event in [begins, events::split_begins(epoch, items)] {
+                self.interrupter.fail_on_error(self.events.process_train(event));
+            }
+        }
+        is_root
     }
 
     /// Why this rank wants to stop, if it does.
@@ -114,8 +137,8 @@ impl<M: LearnerModel> Listener<'_, M> {
 impl<M: LearnerModel> Run<'_, M> {
     /// Trains for an epoch.
     pub(super) fn train(&mut self, loader: &dyn DataLoader<TrainInput<M>>) -> Result<Flow> {
-        let mut batches = Batches::new(loader);
-        agree_on_batches(&mut batches, loader.num_items(), self.group)?;
+        let (mut batches, group) = (Batches::new(loader), self.elastic.group());
+        agree_on_batches(&mut batches, loader.num_items(), &group)?;
         let mut iteration = 0;
         let mut gathered = 0;
         while let Some(batch) = batches.take() {
@@ -127,7 +150,7 @@ impl<M: LearnerModel> Run<'_, M> {
             }
             if gathered < self.accumulation && next == Next::Batch {
                 let (output, progress) = self.accumulate(batch)?;
-                self.tell(output, progress, iteration);
+                self.tell_of_rank(output, progress, iteration);
                 continue;
             }
             let mark = Mark {
@@ -137,9 +160,9 @@ impl<M: LearnerModel> Run<'_, M> {
             };
             gathered = 0;
             let (output, progress, marks) = self.step(batch, mark)?;
-            self.tell(output, progress, iteration);
+            self.tell_of_rank(output, progress, iteration);
             if marks.stops > 0 {
-                let flow = self.listener.agree(self.group, false)?;
+                let flow = self.listener.agree(&group, false)?;
                 if flow != Flow::GoOn {
                     return Ok(flow);
                 }
@@ -168,11 +191,17 @@ impl<M: LearnerModel> Run<'_, M> {
         batch: Batch<TrainInput<M>>,
         mark: Mark,
     ) -> Result<(<M as TrainStep>::Output, Progress, Marks)> {
-        let sent = mark.send(self.group);
+        let sent = mark.send(&self.elastic.group());
         let output = self.averager.run(true, || self.learner.train_step(batch.input))?;
         let gradients = self.averager.average(output.grads, &self.learner.model())?;
         let marks = sent.wait()?;
-        if marks.incomplete == 0 {
+        self.update((marks.incomplete == 0).then_some(gradients))?;
+        Ok((output.item, batch.progress, marks))
+    }
+
+    /// Ends a step: updates the model, and compares it between the ranks if it is time to.
+    pub(super) fn update(&mut self, gradients: Option<GradientsParams>) -> Result<()> {
+        if let Some(gradients) = gradients {
             self.learner.lr_step();
             self.learner.optimizer_step(gradients);
         }
@@ -180,21 +209,23 @@ impl<M: LearnerModel> Run<'_, M> {
             self.is_compared = true;
             self.compare()?;
         }
-        Ok((output.item, batch.progress, marks))
+        Ok(())
     }
 
     /// Compares the parameters of all ranks.
     pub(super) fn compare(&self) -> Result<()> {
-        self.averager.compare(&self.learner.model(), self.group)
+        let model = self.learner.model();
+        self.elastic.run(|group| self.averager.compare(&model, group))
     }
 
     /// The epoch has ended on some rank. It must have ended on all.
     fn end(&self, ends: bool, marks: Marks, iteration: usize) -> Result<()> {
-        if marks.ends == self.group.world_size() {
+        let group = self.elastic.group();
+        if marks.ends == group.world_size() {
             return Ok(());
         }
-        let mut all = vec![0_u8; self.group.world_size()];
-        self.group.all_gather(&[u8::from(ends)], &mut all)?;
+        let mut all = vec![0_u8; group.world_size()];
+        group.all_gather(&[u8::from(ends)], &mut all)?;
         let rank = all.iter().position(|&ends| ends != 0).unwrap_or_default();
         Err(failure::learner(format!(
             "rank {rank} has no batch after batch {iteration} of the epoch, other ranks have; give all \
@@ -202,10 +233,24 @@ impl<M: LearnerModel> Run<'_, M> {
         )))
     }
 
-    /// Tells of a batch. Counts the items of all ranks.
-    fn tell(&mut self, output: <M as TrainStep>::Output, progress: Progress, iteration: usize) {
-        let ranks = self.group.world_size();
-        let progress = events::progress_of_all(progress, ranks);
+    /// Tells of a batch of this rank. Counts the items of all ranks.
+    fn tell_of_rank(
+        &mut self,
+        output: <M as TrainStep>::Output,
+        progress: Progress,
+        iteration: usize,
+    ) {
+        let ranks = self.elastic.group().world_size();
+        self.tell(output, events::progress_of_all(progress, 1, ranks), iteration);
+    }
+
+    /// Tells of a batch.
+    pub(super) fn tell(
+        &mut self,
+        output: <M as TrainStep>::Output,
+        progress: Progress,
+        iteration: usize,
+    ) {
         let lr = Some(self.learner.lr_current());
         let item = TrainingItem::new(output, progress, Some(iteration), lr);
         self.listener.train(LearnerEvent::ProcessedItem(item));
@@ -241,9 +286,13 @@ impl<M: LearnerModel> Run<'_, M> {
         if !tensors::has_buffers(&model)? {
             return Ok(());
         }
-        let model = tensors::broadcast(model, tensors::Which::Buffers, &|_| false, 0, self.group)?;
-        load(self.learner, model, self.group);
-        Ok(())
+        let Self { elastic, learner, .. } = self;
+        elastic.run(|group| {
+            let which = tensors::Which::Buffers;
+            let model = tensors::broadcast(model.clone(), which, &|_| false, 0, group)?;
+            load(learner, model, group);
+            Ok(())
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
-use drumline::ProcessGroup;
+use drumline::{ProcessGroup, sampler::shards_of_rank};
 
 use crate::data::{Dealer, dealer_of};
 
@@ -11,7 +11,7 @@ use crate::data::{Dealer, dealer_of};
 pub(super) struct Shares<'a, I> {
     loader: &'a Arc<dyn DataLoader<I>>,
     /// Of a loader of ours.
-    dealer: Option<Dealer>,
+    pub(super) dealer: Option<Dealer>,
     /// Whether the loader yields the share of this rank alone.
     pub(super) are_dealt: bool,
 }
@@ -24,13 +24,36 @@ impl<'a, I> Shares<'a, I> {
         Self { loader, dealer, are_dealt }
     }
 
-    /// The number of items of the loader.
+    /// The number of items of the loader, or of a shard.
     pub(super) fn items(&self) -> usize {
-        self.loader.num_items()
+        let of_shard = self.dealer.as_ref().and_then(Dealer::shards);
+        of_shard.map_or_else(|| self.loader.num_items(), |data| data.items)
     }
 
-    /// Why the ranks of `group` cannot train on this data.
-    pub(super) fn problem(&self, group: &ProcessGroup) -> Option<String> {
+    /// Why the ranks of `group` cannot train on this data, in steps of so many shards.
+    pub(super) fn problem(&self, group: &ProcessGroup, shards: Option<usize>) -> Option<String> {
+        let dealt = self.dealer.as_ref().and_then(Dealer::shards).map(|data| data.count);
+        if let Some(count) = shards {
+            if let Err(error) = shards_of_rank(count, group.world_size(), group.rank()) {
+                return Some(error.to_string());
+            }
+            let how = format!("`drumline_burn::data::DataLoaderBuilder` and its `shards({count})`");
+            match dealt {
+                None => {
+                    return Some(format!(
+                        "the loader of the training data does not deal its samples to the {count} shards of a step; build it \
+                         with {how}"
+                    ));
+                }
+                Some(dealt) if dealt != count => {
+                    return Some(format!(
+                        "the loader of the training data deals its samples to {dealt} shards, but a step has {count}; build \
+                         it with {how}"
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
         let (rank, ranks, items) = (group.rank(), group.world_size(), self.items());
         if let Some(share) = self.dealer.as_ref().map(Dealer::share) {
             return ((share.rank, share.world_size) != (rank, ranks)).then(|| {

@@ -11,5 +11,6 @@ mod network;
 mod processes;
 mod refusals;
 mod resumed;
+mod shards;
 mod stopping;
 mod training;
