@@ -15,7 +15,9 @@ use burn::{
     optim::AdamWConfig,
     train::{
         Learner, SupervisedTraining,
-        checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer},
+        checkpoint::{
+            Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer, KeepLastNCheckpoints,
+        },
         metric::LossMetric,
     },
 };
@@ -121,6 +123,8 @@ impl Program {
             .metric_train_numeric(LossMetric::new())
             .metric_valid_numeric(LossMetric::new())
             .with_custom_checkpointers(files("model"), files("optim"), files("scheduler"))
+            // To delete a file would wait for one that is being written.
+            .with_checkpointing_strategy(KeepLastNCheckpoints::new(9))
             .with_application_logger(None);
         let (mut notes, interrupter) = (self.notes, training.interrupter());
         if let Some(last) = self.stops {
