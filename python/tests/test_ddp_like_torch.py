@@ -364,6 +364,8 @@ def logged(rank, world_size, directory):
         tables.append(model._get_ddp_logging_data())
         with pytest.raises(ValueError):
             model._set_ddp_runtime_logging_sample_rate(0)
+    # Else torch's class would free the group, and wait for a thread of gloo that waits for the interpreter.
+    del model
     leave()
     return tables
 

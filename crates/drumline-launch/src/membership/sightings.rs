@@ -122,9 +122,8 @@ impl Sightings {
 
     /// The numbers of the known hosts that are not [silent](Self::is_silent).
     pub(super) fn watched(&self, timing: &Timing) -> Vec<u64> {
-        let watched =
-            self.hosts.iter().filter(|(_, it)| it.host.is_some() && !it.is_silent(timing));
-        watched.map(|(number, _)| *number).collect()
+        let is_known = |it: &u64| !self.is_stranger(*it);
+        self.numbers().filter(is_known).filter(|it| !self.is_silent(*it, timing)).collect()
     }
 
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
@@ -184,22 +183,16 @@ impl Sightings {
 
     /// Whether it will only show whether the host lives.
     pub(super) fn is_unsure(&self, number: u64, timing: &Timing) -> bool {
-        let unsure = |it: &Sighting| {
+        self.hosts.get(&number).is_some_and(|it| {
             it.report.is_some() && !it.has_moved && it.asked_at < it.first_at + timing.look
-        };
-        self.hosts.get(&number).is_some_and(unsure)
+        })
     }
 
     pub(super) fn named(&self, number: u64) -> Named {
-        match self.host_of(number) {
-            Some(host) => {
-                Named { host: number, name: host.name.clone(), address: host.address.clone() }
-            }
-            None => {
-                let address = "an unknown address".into();
-                Named { host: number, name: format!("number {number}"), address }
-            }
-        }
+        let known = self.host_of(number).map(|it| (it.name.clone(), it.address.clone()));
+        let unknown = || (format!("number {number}"), "an unknown address".into());
+        let (name, address) = known.unwrap_or_else(unknown);
+        Named { host: number, name, address }
     }
 }
 

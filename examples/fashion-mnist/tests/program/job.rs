@@ -128,9 +128,9 @@ fn algorithms_and_bucket_sizes_change_no_bit() {
 #[test]
 fn with_shards_any_number_of_ranks_gives_the_same_bits_and_goes_on_from_any_other() {
     let directory = tempfile::tempdir().unwrap();
-    // Three steps, the last one with 4 images of each shard.
+    // Three steps, the last one with 2 images of each shard.
     let run = |ranks: usize, arguments: &str| {
-        let arguments = format!("--shards 8 --limit 160 --batch-size 8 --out out{arguments}");
+        let arguments = format!("--shards 8 --limit 80 --batch-size 4 --out out{arguments}");
         last_digest(&succeeds(&directory, ranks, &arguments))
     };
     // In the middle of the second epoch.

@@ -67,10 +67,10 @@ fn last_epoch(stdout: &str) -> (String, String) {
 
 #[test]
 fn every_checkpoint_leads_to_the_same_end() {
-    for (ranks, every, batch_size) in [(1, 5, 64), (2, 7, 32)] {
+    for (ranks, every, batch_size) in [(1, 5, 16), (2, 7, 8)] {
         let directory = tempfile::tempdir().unwrap();
         let run = |arguments: &str| {
-            let common = format!("--limit 500 --epochs 2 --batch-size {batch_size} --keep 99");
+            let common = format!("--limit 125 --epochs 2 --batch-size {batch_size} --keep 99");
             succeeds(command(directory.path(), ranks, &format!("{common} {arguments}")))
         };
         let out = |name: &str| directory.path().join(name);
