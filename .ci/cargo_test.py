@@ -73,8 +73,9 @@ def main(arguments: list[str]) -> int:
     if built.returncode != 0:
         return built.returncode
     found = [it for it in map(program, built.stdout.splitlines()) if it]
-    # Programs of a folder `tests` take longer than those of the sources, and the examples of the documentation longest.
-    found.sort(key=lambda it: "/tests/" not in it.name)
+    # Programs of a folder `tests` take longer than those of the sources, those of examples train models, and the examples of
+    # the documentation take longest. What is long and comes last runs alone.
+    found.sort(key=lambda it: ("/tests/" not in it.name, it.folder.parent.name != "examples"))
     found.insert(0, Program("the examples of the documentation", ("cargo", "test", "--doc", *arguments)))
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         ended = list(zip(found, pool.map(Program.run, found), strict=True))

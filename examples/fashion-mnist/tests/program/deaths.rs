@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     path::Path,
     process::{Child, Stdio},
-    sync::mpsc,
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -71,7 +71,12 @@ fn end(jobs: impl IntoIterator<Item = Child>, moments: &[u64], mut act: impl FnM
     let jobs: Vec<_> = jobs.into_iter().map(read).collect();
     drop(sender);
     let (mut told, mut begun) = (String::new(), 0);
-    for line in lines {
+    loop {
+        let line = match lines.recv_timeout(HANG) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => panic!("the job hangs: {told}"),
+        };
         if line.contains("trains on images") {
             begun += 1;
             moments.iter().filter(|moment| **moment == begun).for_each(|moment| act(*moment));
