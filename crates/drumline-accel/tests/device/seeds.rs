@@ -65,7 +65,7 @@ fn ways(bench: &Bench, way: u8, ranks: usize, options: &DeviceOptions) -> Config
 
 #[test]
 fn every_seed_has_the_bits_of_the_host() {
-    let worlds = std::env::var("DRUMLINE_TEST_DEVICE_WORLDS").map_or(10, |it| it.parse().unwrap());
+    let worlds = std::env::var("DRUMLINE_TEST_DEVICE_WORLDS").map_or(6, |it| it.parse().unwrap());
     for seed in 0..worlds {
         let bench = bench_of(1 + seed as usize % 4);
         let wrong = world_of(&bench, seed, None);
