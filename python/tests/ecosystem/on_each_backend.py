@@ -13,10 +13,12 @@ import sys
 
 def main() -> None:
     backends, program, *arguments = sys.argv[1:]
+    # torch's DDP frees the group of gloo with it, and waits for a thread that wants the interpreter, too: none is freed.
+    kept = []
     for backend in backends.split(","):
         print(f"on {backend}:", flush=True)
         sys.argv = [program, *(argument.replace("BACKEND", backend) for argument in arguments)]
-        runpy.run_path(program, run_name="__main__")
+        kept.append(runpy.run_path(program, run_name="__main__"))
         forget()
     # Threads of gloo's outlive its groups; one that wants the interpreter at its end aborts this.
     sys.stdout.flush()
