@@ -10,11 +10,20 @@ import os
 import runpy
 import sys
 
+import torch.distributed as dist
+
 
 def main() -> None:
     backends, program, *arguments = sys.argv[1:]
-    # torch's DDP frees the group of gloo with it, and waits for a thread that wants the interpreter, too: none is freed.
-    kept = []
+    # Who frees a group of gloo holds the interpreter, and waits for a thread that may want it, too: none is freed.
+    kept: list[object] = []
+    begin = dist.init_process_group
+
+    def begin_and_keep(*args: object, **options: object) -> None:
+        begin(*args, **options)
+        kept.append(dist.group.WORLD)
+
+    dist.init_process_group = begin_and_keep
     for backend in backends.split(","):
         print(f"on {backend}:", flush=True)
         sys.argv = [program, *(argument.replace("BACKEND", backend) for argument in arguments)]
