@@ -15,19 +15,23 @@ import torch.distributed as dist
 
 def main() -> None:
     backends, program, *arguments = sys.argv[1:]
-    # Who frees a group of gloo holds the interpreter, and waits for a thread that may want it, too: none is freed.
+    # Who frees a group of gloo holds the interpreter, and waits for a thread that may want it, too. So neither such a group is
+    # freed, nor torch's DDP, which holds it.
     kept: list[object] = []
     begin = dist.init_process_group
 
     def begin_and_keep(*args: object, **options: object) -> None:
         begin(*args, **options)
-        kept.append(dist.group.WORLD)
+        if dist.get_backend() == "gloo":
+            kept.append(dist.group.WORLD)
 
     dist.init_process_group = begin_and_keep
     for backend in backends.split(","):
         print(f"on {backend}:", flush=True)
         sys.argv = [program, *(argument.replace("BACKEND", backend) for argument in arguments)]
-        kept.append(runpy.run_path(program, run_name="__main__"))
+        variables = runpy.run_path(program, run_name="__main__")
+        if backend == "gloo":
+            kept.append(variables)
         forget()
     # Threads of gloo's outlive its groups; one that wants the interpreter at its end aborts this.
     sys.stdout.flush()

@@ -107,14 +107,14 @@ impl Bench {
 
     /// At most so much is not given back.
     pub(crate) fn gives_back_all_but(&self, things: u64, contexts: u64) {
-        self.takes_nothing_back();
+        self.settle();
         self.wait_for(things, contexts);
         let (leaks, retained) = (self.controls.leaks(), self.controls.retained());
         assert!(leaks <= things && retained <= contexts, "{leaks} things, {retained} contexts");
     }
 
-    /// A device is broken, and no thread of the test is left that could give something back.
-    pub(crate) fn takes_nothing_back(&self) {
+    /// The next test need not wait for what this one gives back.
+    pub(crate) fn settle(&self) {
         self.is_settled.store(true, Ordering::Relaxed);
     }
 

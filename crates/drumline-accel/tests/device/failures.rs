@@ -58,7 +58,8 @@ fn a_device_that_breaks_is_named_on_all_ranks() {
             assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "rank {rank}: {text}");
         }
     }
-    bench.takes_nothing_back();
+    // A broken device gives nothing back, and no thread is left that could.
+    bench.settle();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use burn::train::FileApplicationLoggerInstaller;
-use drumline::{Config, init_process_group};
+use drumline::{Config, ProcessGroup, init_process_group};
 use drumline_burn::distribute;
 use drumline_testing::{eventually, itself};
 use tempfile::TempDir;
@@ -30,15 +30,20 @@ fn kills() -> usize {
     env::var("LEARNER_TEST_KILLS").map_or(4, |kills| kills.parse().unwrap())
 }
 
+/// The group of ranks that meet in a directory.
+pub(crate) fn meet(directory: &Path, rank: &str, ranks: usize) -> ProcessGroup {
+    let store = directory.join("store");
+    let url = format!("file://{}?rank={rank}&world_size={ranks}", store.display());
+    init_process_group(&url, &Config::default()).unwrap()
+}
+
 /// A rank, in a process of its own. It writes what burn lets it write.
 #[test]
 #[ignore = "other tests start it"]
 fn rank() {
     let (Some(directory), Ok(rank)) = (env::var_os(DIRECTORY), env::var(RANK)) else { return };
     let directory = Path::new(&directory);
-    let store = directory.join("store");
-    let url = format!("file://{}?rank={rank}&world_size={RANKS}", store.display());
-    let group = init_process_group(&url, &Config::default()).unwrap();
+    let group = meet(directory, &rank, RANKS);
     let beat = directory.join(format!("beat-{rank}"));
     let mut notes = Notes::default().at_step(move |step| {
         fs::write(&beat, step.to_string()).unwrap();

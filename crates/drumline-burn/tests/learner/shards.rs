@@ -21,7 +21,7 @@ use burn::{
         metric::LossMetric,
     },
 };
-use drumline::{Config, ProcessGroup, init_process_group};
+use drumline::ProcessGroup;
 use drumline_burn::{
     DdpOptions, DistributedDataParallel, data::DataLoaderBuilder, distribute, newest_epoch,
     parameters_digest,
@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 use crate::{
     network::{Batch, Network, Notes, Samples, Stack, ends_early},
-    processes::Rank,
+    processes::{Rank, meet},
     training::{device, error, on_ranks},
 };
 
@@ -329,9 +329,7 @@ fn survives() -> Program {
 fn rank() {
     let (Some(directory), Ok(rank)) = (env::var_os(DIRECTORY), env::var(RANK)) else { return };
     let directory = Path::new(&directory);
-    let store = directory.join("store");
-    let url = format!("file://{}?rank={rank}&world_size={RANKS}", store.display());
-    let group = init_process_group(&url, &Config::default()).unwrap();
+    let group = meet(directory, &rank, RANKS);
     let mut program = survives();
     program.notes = match env::var(DIES).as_deref() {
         Ok("saves") => {

@@ -111,7 +111,7 @@ impl Sightings {
         }
     }
 
-    /// Whether its [`Host`] is not known yet.
+    /// Whether the [`Host`] of this number is not known yet.
     pub(super) fn is_stranger(&self, number: u64) -> bool {
         self.hosts.get(&number).is_none_or(|it| it.host.is_none())
     }
