@@ -277,9 +277,9 @@ fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Fate)>, title_of_ended: &st
 
 /// What to set if a Python library has refused drumline because of its name.
 fn refusal(tail: &[Vec<u8>]) -> Option<&'static str> {
-    // accelerate and, through it, transformers; Ignite.
+    // accelerate (old ones spell it "avaliable") and, through it, transformers; Ignite.
     const SAID: [&str; 2] =
-        ["Your assigned backend drumline is not available", "Unknown backend 'drumline'"];
+        ["Your assigned backend drumline is not ava", "Unknown backend 'drumline'"];
     let refuses = |line: &Vec<u8>| {
         let line = String::from_utf8_lossy(line);
         SAID.iter().any(|said| line.contains(said))

@@ -127,6 +127,7 @@ fn a_library_that_knows_only_some_names_gets_a_hint() {
     let failed = Verdict::Failed { worker: 0 };
     for said in [
         "ValueError: Your assigned backend drumline is not available, please use gloo",
+        "ValueError: Your assigned backend drumline is not avaliable, please use gloo",
         "ValueError: Unknown backend 'drumline'. Available backends: ('gloo', 'mpi')",
     ] {
         let report = text(failed, &ranks, &["Traceback", said]);
