@@ -270,14 +270,13 @@ fn take_out_lost(it: Knowledge<'_>, next: &mut Plan) -> bool {
 
 /// Ends a world when the launcher of a member was told to end.
 fn leave(it: Knowledge<'_>, next: &mut Plan) {
-    if matches!(next.phase, Phase::Ending(_)) {
-        return;
-    }
     let leaver = next.present().find_map(|member| {
         let signal = it.seen.report_of(member.host)?.leaves?;
         Some((it.seen.named(member.host), signal))
     });
-    if let Some((leaver, signal)) = leaver {
+    if let Some((leaver, signal)) = leaver
+        && !matches!(next.phase, Phase::Ending(_))
+    {
         next.phase = Phase::Ending(Why::Left(leaver, signal));
     }
 }

@@ -10,7 +10,7 @@ use super::{
     leader::Leader,
     notes,
     sightings::{Knowledge, Sightings},
-    timing::Timing,
+    timing::{self, Timing},
     values::{Failure, Held, Host, How, Outcome, Phase, Plan, Report, State, Why},
 };
 
@@ -158,7 +158,7 @@ impl Membership {
     }
 
     fn polled(&mut self, now: Duration, view: View, actions: &mut Vec<Action>) {
-        let until = view.began + self.timing.lease;
+        let until = view.began + timing::with_ranks(self.timing.lease, self.host.ranks);
         // Once it has run out it stays so.
         if self.lease.is_none_or(|lease| now < lease) {
             self.lease = Some(until);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    timing::Timing,
+    timing::{self, Timing},
     values::{Host, Named, Report, State},
 };
 
@@ -122,8 +122,7 @@ impl Sightings {
 
     /// The numbers of the known hosts that are not [silent](Self::is_silent).
     pub(super) fn watched(&self, timing: &Timing) -> Vec<u64> {
-        let is_known = |it: &u64| !self.is_stranger(*it);
-        self.numbers().filter(is_known).filter(|it| !self.is_silent(*it, timing)).collect()
+        self.numbers().filter(|it| !self.is_stranger(*it) && !self.is_silent(*it, timing)).collect()
     }
 
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
@@ -151,8 +150,7 @@ impl Sightings {
 
     /// When the first failure of the host in this world was seen.
     pub(super) fn failed_at(&self, number: u64, world: u64) -> Option<Duration> {
-        let (of, at) = self.hosts.get(&number)?.failed?;
-        (of == world).then_some(at)
+        self.hosts.get(&number)?.failed.filter(|(of, _)| *of == world).map(|(_, at)| at)
     }
 
     pub(super) fn first_at(&self, number: u64) -> Option<Duration> {
@@ -161,24 +159,26 @@ impl Sightings {
 
     /// Whether the host goes on since then: late reports of one that has ended are fewer than this.
     pub(super) fn goes_on_since(&self, number: u64, since: Duration) -> bool {
-        let last = self.hosts.get(&number).map(|it| &it.last_beats);
-        last.is_some_and(|it| it.len() == LAST_BEATS && it.front() > Some(&since))
+        let has = |it: &VecDeque<_>| it.len() == LAST_BEATS && it.front() > Some(&since);
+        self.hosts.get(&number).is_some_and(|it| has(&it.last_beats))
     }
 
     /// Whether the lease of the host has run out for certain, and with it its workers: a question that was asked
     /// [`silent`](Timing::silent) after the beat had last changed was answered with the same one.
     pub(super) fn is_silent(&self, number: u64, timing: &Timing) -> bool {
-        self.hosts.get(&number).is_some_and(|it| it.is_silent(timing))
+        self.is_silent_for(number, timing, Duration::ZERO)
     }
 
     /// Like [`is_silent`](Self::is_silent), `later` than that.
     pub(super) fn is_silent_for(&self, number: u64, timing: &Timing, later: Duration) -> bool {
-        self.hosts.get(&number).is_some_and(|it| it.asked_at >= it.beat_at + timing.silent + later)
+        let ranks = self.host_of(number).map_or(0, |it| it.ranks);
+        let silent = timing::with_ranks(timing.silent, ranks) + later;
+        self.hosts.get(&number).is_some_and(|it| it.asked_at >= it.beat_at + silent)
     }
 
     /// Whether the host was seen to live, and is not silent.
     pub(super) fn is_alive(&self, number: u64, timing: &Timing) -> bool {
-        self.hosts.get(&number).is_some_and(|it| it.has_moved && !it.is_silent(timing))
+        self.hosts.get(&number).is_some_and(|it| it.has_moved) && !self.is_silent(number, timing)
     }
 
     /// Whether it will only show whether the host lives.
@@ -199,9 +199,5 @@ impl Sightings {
 impl Sighting {
     fn first(now: Duration) -> Sighting {
         Sighting { first_at: now, beat_at: now, ..Sighting::default() }
-    }
-
-    fn is_silent(&self, timing: &Timing) -> bool {
-        self.asked_at >= self.beat_at + timing.silent
     }
 }

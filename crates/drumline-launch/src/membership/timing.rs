@@ -13,7 +13,7 @@ pub struct Timing {
     pub poll_waiting: Duration,
     /// ... and what each host adds to either, so that the store has the same load with many hosts.
     pub poll_per_host: Duration,
-    /// A host whose beat stands still for this long is lost.
+    /// A host whose beat stands still for this long is lost. Many ranks make this and the lease longer.
     pub silent: Duration,
     /// Workers of a host that has not completed a beat within this time are killed. It is shorter than `silent`, by
     /// the time that killing takes and by what clocks may differ.
@@ -53,4 +53,9 @@ impl Timing {
             join_timeout: joining.join_timeout,
         }
     }
+}
+
+/// A launcher shares the cores with its ranks: 1,000 of them double the time that it has.
+pub(super) fn with_ranks(time: Duration, ranks: usize) -> Duration {
+    time + time * u32::try_from(ranks).unwrap_or(u32::MAX) / 1_000
 }

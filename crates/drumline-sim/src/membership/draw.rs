@@ -137,7 +137,8 @@ pub(super) fn draw(rng: &mut Rng) -> Scenario {
     // Every launcher that comes may stop the world once more.
     let worlds = 3 + machines.len() as u64;
     let waits = (timing.join_timeout + timing.last_call).as_nanos() as Nanos;
-    let deadline = quiet_at + waits + worlds * (program.lasts + 15 * SECOND);
+    let most = machines.iter().map(|it| it.host.ranks as Nanos).max().unwrap_or(0);
+    let deadline = quiet_at + waits + worlds * (program.lasts + 15 * SECOND + most * 3 * MS);
     let network = Network::draw(rng);
     let keepers = KEEPERS;
     Scenario { terms, timing, machines, network, faults, quiet_at, deadline, program, keepers }
@@ -159,7 +160,7 @@ fn machines(rng: &mut Rng, terms: &Terms, count: usize, quiet_at: Nanos) -> Vec<
         let host = Host {
             terms,
             node_rank: has_node_ranks.then_some(at),
-            ranks: rng.usize(1..=8),
+            ranks: if rng.u8(0..8) == 0 { rng.usize(500..=4_096) } else { rng.usize(1..=8) },
             name: format!("machine-{at}"),
             address: format!("10.0.0.{at}"),
             keeps_store: keeps_store && at == 0,

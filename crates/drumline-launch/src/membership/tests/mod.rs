@@ -411,14 +411,18 @@ fn hosts_that_lose_each_other_before_each_first_step_end_the_job_and_say_why() {
 
 #[test]
 fn a_host_that_was_cut_off_joins_anew_once_its_workers_are_dead() {
-    let mut town = running(1, 2, 2);
-    town.launchers.get_mut(&2).unwrap().is_cut = true;
-    town.run_until("its workers are dead", |town| town.running() == [1]);
-    town.run_until("the other has gone on", |town| town.world_of(1).world == 2);
-    town.launchers.get_mut(&2).unwrap().is_cut = false;
-    town.pass(ms(200));
-    assert_eq!(town.launchers.keys().copied().collect::<Vec<_>>(), [1, 3]);
-    town.run_until("the leader asks for the step", |town| town.launchers[&1].held);
+    for (ranks, lease) in [(2, secs(2)), (1_500, secs(5))] {
+        let mut town = Town::new(&vec![host(1..=2, ranks); 2]);
+        town.run_until("all run", |town| town.running() == [1, 2]);
+        town.launchers.get_mut(&2).unwrap().is_cut = true;
+        let dead = town.run_until("its workers are dead", |town| town.running() == [1]);
+        let lost = dead + town.run_until("the other goes on", |town| town.world_of(1).world == 2);
+        assert!(dead > lease - ms(200) && lost > lease * 3 / 2, "{ranks}: {dead:?}, {lost:?}");
+        town.launchers.get_mut(&2).unwrap().is_cut = false;
+        town.pass(ms(200));
+        assert_eq!(town.launchers.keys().copied().collect::<Vec<_>>(), [1, 3]);
+        town.run_until("the leader asks for the step", |town| town.launchers[&1].held);
+    }
 }
 
 #[test]
