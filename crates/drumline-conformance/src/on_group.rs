@@ -1,11 +1,15 @@
 //! Runs cases on a [`ProcessGroup`].
 
 use bytemuck::Pod;
-use drumline::{Element, ProcessGroup, RegisteredBuffer, Result};
+use drumline::{Element, ProcessGroup, RegisteredBuffer, Result, driving::Ask};
 use drumline_kernels::with_element;
 use drumline_schedule::Topology;
 
-use crate::{Case, Kind, slices, value::read_all, wait::Wait};
+use crate::{
+    Case, Kind, slices,
+    value::{read_all, with_width},
+    wait::Wait,
+};
 
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,17 +78,81 @@ fn agree(case: &Case, found: &[u8], answer: &[u8]) -> Result<(), String> {
 /// A call under way. Returns the buffer of the result.
 pub(crate) type UnderWay<B> = Box<dyn FnOnce(Wait) -> Result<B, String>>;
 
-/// Begins the call on this rank.
+/// Begins the call on this rank: on elements for one type of each width, and for the others on bytes, as Python does.
 pub(crate) fn begin(
     case: &Case,
     registered: bool,
     group: &ProcessGroup,
 ) -> Result<UnderWay<Vec<u8>>, String> {
     let buffers = case.buffers(group.rank(), group.world_size());
-    with_element!(case.dtype, T => {
-        begin_with::<T>(case, registered, group, &buffers.data, &buffers.input)
+    let (data, input) = (&buffers.data, &buffers.input);
+    with_width!(case.dtype, T => match T::DTYPE == case.dtype {
+        true => begin_with::<T>(case, registered, group, data, input),
+        false => begin_on_bytes(case, registered, group, data, input),
     })
     .map_err(|error| error.to_string())
+}
+
+fn begin_on_bytes(
+    case: &Case,
+    registered: bool,
+    group: &ProcessGroup,
+    data: &[u8],
+    input: &[u8],
+) -> Result<UnderWay<Vec<u8>>> {
+    let (kind, world_size) = (case.kind, group.world_size());
+    let counts = case.counts(world_size);
+    let (sent, received) = case.counts_by_pair(group.rank(), world_size);
+    let mut ask = Ask::new(kind.collective(), case.dtype);
+    if let Some(op) = kind.reduce_op() {
+        ask = ask.by(op);
+    }
+    if let Some(root) = kind.root() {
+        ask = ask.at(root);
+    }
+    ask = match kind {
+        Kind::AllToAll if case.uneven => ask.in_blocks((&sent, &received)),
+        _ if case.uneven && kind.has_blocks() => ask.in_blocks(&counts),
+        _ => ask,
+    };
+    Ok(match registered {
+        true => {
+            let (data, input) = (in_registered(group, data)?, in_registered(group, input)?);
+            let work = ask.begin(group, data, input)?;
+            Box::new(|wait| Ok(wait.of(work)?.to_vec()))
+        }
+        false => {
+            let work = ask.begin(group, Aligned::new(data), Aligned::new(input))?;
+            Box::new(|wait| Ok(wait.of(work)?.as_ref().to_vec()))
+        }
+    })
+}
+
+/// Bytes where elements of any type may begin.
+struct Aligned {
+    words: Vec<u128>,
+    len: usize,
+}
+
+impl Aligned {
+    fn new(bytes: &[u8]) -> Aligned {
+        let words = vec![0; bytes.len().div_ceil(size_of::<u128>())];
+        let mut aligned = Aligned { words, len: bytes.len() };
+        aligned.as_mut().copy_from_slice(bytes);
+        aligned
+    }
+}
+
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+}
+
+impl AsMut<[u8]> for Aligned {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+    }
 }
 
 fn begin_with<T: Element + Pod>(

@@ -21,6 +21,25 @@ pub(crate) trait Value: Pod {
     fn divide(wide: Self::Wide, by: u32) -> Self::Wide;
 }
 
+/// Evaluates an expression in which a name stands for a type as wide as a [`DType`](drumline::DType), one for each width.
+/// What moves elements or holds them is the same for all of one width, and takes long to compile for each type.
+macro_rules! with_width {
+    ($dtype:expr, $name:ident => $value:expr) => {
+        $crate::value::with_width!(@ $dtype, $name => $value;
+            u8, half::bf16, f32, i64, num_complex::Complex<f64>)
+    };
+    (@ $dtype:expr, $name:ident => $value:expr; $($types:ty),*) => {
+        match $dtype.size() {
+            $(it if it == size_of::<$types>() => {
+                type $name = $types;
+                $value
+            })*
+            other => unreachable!("elements of {other} bytes"),
+        }
+    };
+}
+pub(crate) use with_width;
+
 /// All elements; the bytes need no alignment.
 pub(crate) fn read_all<T: Pod>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()

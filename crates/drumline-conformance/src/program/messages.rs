@@ -2,22 +2,24 @@
 
 use bytemuck::Pod;
 use drumline::{Element, ProcessGroup};
-use drumline_kernels::with_element;
 use drumline_schedule::step::Rank;
 
 use super::script::Messages;
-use crate::{on_group::UnderWay, value::read_all};
+use crate::{
+    on_group::UnderWay,
+    value::{read_all, with_width},
+};
 
 impl Messages {
     /// Sends and receives in the background.
     pub(super) fn begin(&self, group: &ProcessGroup) -> Result<UnderWay<()>, String> {
-        with_element!(self.case.dtype, T => begin::<T>(self, group))
+        with_width!(self.case.dtype, T => begin::<T>(self, group))
             .map_err(|error| error.to_string())
     }
 
     /// Sends and receives, and waits for each.
     pub(super) fn perform(&self, group: &ProcessGroup) -> Result<(), String> {
-        let received = with_element!(self.case.dtype, T => perform::<T>(self, group));
+        let received = with_width!(self.case.dtype, T => perform::<T>(self, group));
         self.compare(received.map_err(|error| error.to_string())?)
     }
 

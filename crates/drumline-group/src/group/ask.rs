@@ -72,13 +72,13 @@ where
 }
 
 impl<'a> Ask<'a> {
-    /// A collective on elements of this type.
+    /// A collective on elements of this type. A barrier has none, so all its ranks ask for the same, whatever type they say.
     #[inline(always)]
     pub fn new(collective: Collective, dtype: DType) -> Ask<'a> {
         Ask {
             operation: collective.name(),
             collective,
-            dtype,
+            dtype: if collective.is_barrier() { DType::U8 } else { dtype },
             operator: None,
             root: None,
             lengths: Lengths(Of::Even),
