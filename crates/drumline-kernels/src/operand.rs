@@ -99,7 +99,7 @@ impl<'a, T: Pod> Target<'a, T> {
     }
 
     /// The same memory as bytes.
-    pub(crate) const fn as_bytes(self) -> Target<'a, u8> {
+    pub const fn as_bytes(self) -> Target<'a, u8> {
         Target { ptr: self.ptr.cast(), len: self.len * size_of::<T>(), life: PhantomData }
     }
 
@@ -118,7 +118,7 @@ impl<'a, T: Pod> Source<'a, T> {
     }
 
     /// The same memory as bytes.
-    pub(crate) const fn as_bytes(self) -> Source<'a, u8> {
+    pub const fn as_bytes(self) -> Source<'a, u8> {
         Source { ptr: self.ptr.cast(), len: self.len * size_of::<T>(), life: PhantomData }
     }
 

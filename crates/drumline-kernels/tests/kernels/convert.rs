@@ -2,11 +2,14 @@
 
 use drumline_kernels::{
     Bool, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, copy, copy_past_cache, f16,
-    fetch, fetch_past_cache, narrow, scale, widen,
+    fetch, fetch_past_cache,
 };
 
 use crate::format::{BF16, E4M3, E5M2, F16, Format, two_to};
-use crate::reference::{Reference, places};
+use crate::{
+    reference::{Reference, places},
+    table::{narrow, scale, widen},
+};
 
 /// Under Miri, tests take every `STRIDE`th value.
 const STRIDE: usize = if cfg!(miri) { 4999 } else { 1 };

@@ -1,9 +1,12 @@
 //! Every length from 0 to 4,096 elements, and every place of operands in a cache line. Kernels work on
 //! blocks, and errors are likeliest at the elements that fill no block.
 
-use drumline_kernels::{Element, ReduceOp, Source, Target, reduce_tree};
+use drumline_kernels::{Element, ReduceOp, Source, Target};
 
-use crate::reference::{Reference, canonical, operators, random};
+use crate::{
+    reference::{Reference, canonical, operators, random},
+    table::reduce_tree,
+};
 
 const LONGEST: usize = if cfg!(miri) { 70 } else { 4_096 };
 const LINE_BYTES: usize = 64;

@@ -21,3 +21,4 @@ mod format;
 mod lengths;
 mod reduce;
 mod reference;
+mod table;

@@ -2,12 +2,14 @@
 
 use bytemuck::Zeroable;
 use drumline_kernels::{
-    Addend, Bool, DType, F8E4M3, F8E5M2, ReduceOp, Source, Target, combine, f16, narrow,
-    reduce_sums, reduce_to_sums, reduce_tree, reduce_tree_with, widen,
+    Addend, Bool, DType, F8E4M3, F8E5M2, ReduceOp, Source, Target, f16, reduce_tree_with,
 };
 use proptest::prelude::*;
 
-use crate::reference::{Reference, canonical, operators, places, random, tree};
+use crate::{
+    reference::{Reference, canonical, operators, places, random, tree},
+    table::{combine, narrow, reduce_sums, reduce_to_sums, reduce_tree, widen},
+};
 
 /// A case, for any element type.
 #[derive(Clone, Debug)]
