@@ -313,7 +313,7 @@ torch:
 
 target/torch-venv/installed:
 	$(PYTHON) -m venv target/torch-venv
-	target/torch-venv/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy \
+	target/torch-venv/bin/python -m pip install --no-compile --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy \
 	    2> $(@D)/error.txt || { cat $(@D)/error.txt >&2; exit 1; }
 	target/torch-venv/bin/python -c 'import torch.distributed; assert torch.distributed.is_available()'
 	touch $@

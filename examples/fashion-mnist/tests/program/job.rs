@@ -17,7 +17,7 @@ use drumline_testing::installed::{Installed, VARIABLE};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 
 /// Three steps of two ranks: enough to compare bits.
-const FEW_IMAGES: &str = "--limit 96 --batch-size 16";
+const FEW_IMAGES: &str = "--limit 48 --batch-size 8";
 
 /// The launcher, which lies beside the program: testing the whole workspace builds both.
 fn launcher() -> PathBuf {
@@ -93,8 +93,8 @@ fn files_in(directory: &Path) -> Vec<String> {
 #[test]
 fn two_ranks_learn_together() {
     let directory = tempfile::tempdir().unwrap();
-    let output = succeeds(&directory, 2, "--out out");
-    assert!(output.contains("2 ranks x 64 images per step"), "{output}");
+    let output = succeeds(&directory, 2, "--limit 750 --batch-size 32 --out out");
+    assert!(output.contains("2 ranks x 32 images per step"), "{output}");
     let accuracy = output.rsplit_once("test accuracy ").unwrap().1.split(' ').next().unwrap();
     assert!(accuracy.parse::<f64>().unwrap() > 80.0, "{output}");
     assert!(output.lines().all(|line| line.starts_with("[0] ")), "only rank 0 reports: {output}");
@@ -128,9 +128,9 @@ fn algorithms_and_bucket_sizes_change_no_bit() {
 #[test]
 fn with_shards_any_number_of_ranks_gives_the_same_bits_and_goes_on_from_any_other() {
     let directory = tempfile::tempdir().unwrap();
-    // Three steps, the last one with 2 images of each shard.
+    // Three steps, the last one with 1 image of each shard.
     let run = |ranks: usize, arguments: &str| {
-        let arguments = format!("--shards 8 --limit 80 --batch-size 4 --out out{arguments}");
+        let arguments = format!("--shards 8 --limit 40 --batch-size 2 --out out{arguments}");
         last_digest(&succeeds(&directory, ranks, &arguments))
     };
     // In the middle of the second epoch.
@@ -232,11 +232,12 @@ fn processes_in(directory: &Path) -> Vec<u32> {
 fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
     for victim in [0, 1, 2] {
         let directory = tempfile::tempdir().unwrap();
-        let mut job = patient_job(&directory, 3, "--limit 320 --epochs 100000 --out out")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut job =
+            patient_job(&directory, 3, "--limit 60 --batch-size 10 --epochs 100000 --out out")
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
         let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
         let trained = lines.by_ref().find(|line| line.as_ref().unwrap().contains("epoch 2/"));
         assert!(trained.is_some(), "the job ended before it was killed");
