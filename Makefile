@@ -115,7 +115,7 @@ build-tests:
 	cargo build --locked --workspace --all-targets $(FEATURES)
 	env -u CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER cargo check --locked --no-default-features -p drumline-cli
 
-# Many tests wait: two programs run at a time, and in each as many tests as there are cores.
+# Many tests wait: three programs run at a time, and in each as many tests as there are cores.
 unit:
 	$(OWN) env RUST_TEST_THREADS=$$(getconf _NPROCESSORS_ONLN) $(PYTHON) .ci/cargo_test.py --locked --workspace $(FEATURES)
 
@@ -141,7 +141,7 @@ features:
 
 # The protocols around a lane, and of flags and doorbells, in every interleaving that the memory model allows.
 model:
-	env -u CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-loom --target-dir target/loom
+	env -u CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER RUSTFLAGS='--cfg loom' cargo test --locked --profile model -p drumline-loom --target-dir target/loom
 
 # Peers that cannot be installed are left out, and it says so.
 bench: torch python-release $(PYTHON_VENV)/matplotlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`cargo test` with two test programs at once: python3 .ci/cargo_test.py [ARGUMENT OF CARGO ...]
+"""`cargo test` with three test programs at once: python3 .ci/cargo_test.py [ARGUMENT OF CARGO ...]
 
 Cargo runs one after the other, and many of them wait. The output of each is printed when it ends.
 
@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 # Each of them runs as many tests at once as there are cores, and some of these have many ranks.
-AT_ONCE = 2
+AT_ONCE = 3
 # To tell a hang from slowness. The longest of them takes four minutes beside other builds.
 LIMIT_S = 1500
 # More than these fail for one reason.

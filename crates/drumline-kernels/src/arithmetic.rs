@@ -11,20 +11,28 @@ pub trait Arithmetic: Pod {
     fn divide(self, by: u32) -> Self;
 }
 
-/// A reduce operator as a type, so that the compiler makes loops for each. An average uses `Sum`
-/// and divides at the end.
-pub(crate) trait Operator<A>: Copy {
+/// A reduce operator as a type, so that the compiler makes loops for each.
+pub(crate) trait Operator<A>: Averages {
     fn apply(a: A, b: A) -> A;
 }
 
+/// Whether an average uses this operator, and divides at the end. No other loop has a division in it.
+pub(crate) trait Averages: Copy {
+    const AVERAGES: bool;
+}
+
 macro_rules! names {
-    ($($name:ident),*) => {$(
+    ($($name:ident $averages:literal),*) => {$(
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
+
+        impl Averages for $name {
+            const AVERAGES: bool = $averages;
+        }
     )*};
 }
 
-names!(Sum, Product, Min, Max, And, Or, Xor);
+names!(Sum true, Product false, Min false, Max false, And false, Or false, Xor false);
 
 macro_rules! operators {
     ($type:ty: $($name:ident = |$a:ident, $b:ident| $value:expr),*) => {$(

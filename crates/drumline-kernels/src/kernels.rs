@@ -386,7 +386,7 @@ where
                 partial[i] = combine::<O, _, N>(partial[2 * i], partial[2 * i + 1]);
             }
         }
-        finish::<T, F, N>(self.dsts, at, partial[0], self.divisor);
+        finish::<T, F, O, N>(self.dsts, at, partial[0], self.divisor);
     }
 }
 
@@ -423,7 +423,7 @@ impl<T: Lanes, I: Input<T::Wide>, O: Operator<T::Wide>> Blocks for Many<'_, T, I
                 }
             }
         }
-        finish::<T, F, N>(self.dsts, at, top, self.divisor);
+        finish::<T, F, O, N>(self.dsts, at, top, self.divisor);
     }
 }
 
@@ -436,13 +436,15 @@ fn combine<O: Operator<A>, A: Arithmetic, const N: usize>(mut a: [A; N], b: [A; 
 }
 
 #[inline(always)]
-fn finish<T: Lanes, F: Features, const N: usize>(
+fn finish<T: Lanes, F: Features, O: Operator<T::Wide>, const N: usize>(
     dsts: &[Target<'_, T>],
     at: usize,
     mut result: [T::Wide; N],
     divisor: Option<u32>,
 ) {
-    if let Some(divisor) = divisor {
+    if O::AVERAGES
+        && let Some(divisor) = divisor
+    {
         for value in &mut result {
             *value = value.divide(divisor);
         }

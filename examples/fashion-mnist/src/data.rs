@@ -1,7 +1,7 @@
 //! The images: all of Fashion-MNIST when it is there, a small set of handwritten digits otherwise.
 
 use std::{
-    fs,
+    array, fs,
     io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
@@ -256,22 +256,28 @@ fn parse_digits(gzipped_csv: &[u8]) -> Result<Split> {
 
 /// Enlarges an image from 8 x 8 to 28 x 28 by bilinear interpolation, and scales its values from 0..=16 to
 /// 0..=255.
-fn enlarge(pixels: &[u8]) -> impl Iterator<Item = u8> {
-    let value = |row: usize, column: usize| f32::from(pixels[row * DIGIT_EDGE + column]);
-    (0..PIXELS).map(move |place| {
-        // The neighbours on either side of a pixel's centre, and how far it is from the first.
-        let neighbours = |place: usize| {
-            let scale = DIGIT_EDGE as f32 / EDGE as f32;
-            let centre = ((place as f32 + 0.5) * scale - 0.5).clamp(0.0, (DIGIT_EDGE - 1) as f32);
-            let first = centre as usize;
-            (first, (first + 1).min(DIGIT_EDGE - 1), centre.fract())
-        };
-        let (top, bottom, down) = neighbours(place / EDGE);
-        let (left, right, along) = neighbours(place % EDGE);
-        let row = |row| value(row, left) * (1.0 - along) + value(row, right) * along;
-        let ink = row(top) * (1.0 - down) + row(bottom) * down;
-        (ink * 255.0 / f32::from(DIGIT_MAX)).round() as u8
-    })
+fn enlarge(pixels: &[u8]) -> Vec<u8> {
+    // The neighbours on either side of a pixel's centre, and how far it is from the first.
+    let places: [_; EDGE] = array::from_fn(|place| {
+        let scale = DIGIT_EDGE as f32 / EDGE as f32;
+        let centre = ((place as f32 + 0.5) * scale - 0.5).clamp(0.0, (DIGIT_EDGE - 1) as f32);
+        let first = centre as usize;
+        (first, (first + 1).min(DIGIT_EDGE - 1), centre.fract())
+    });
+    let mut wide = [[0.0; EDGE]; DIGIT_EDGE];
+    for (wide, row) in wide.iter_mut().zip(pixels.chunks(DIGIT_EDGE)) {
+        for (wide, (left, right, along)) in wide.iter_mut().zip(places) {
+            *wide = f32::from(row[left]) * (1.0 - along) + f32::from(row[right]) * along;
+        }
+    }
+    let mut large = Vec::with_capacity(PIXELS);
+    for (top, bottom, down) in places {
+        for (top, bottom) in wide[top].iter().zip(wide[bottom]) {
+            let ink = top * (1.0 - down) + bottom * down;
+            large.push((ink * 255.0 / f32::from(DIGIT_MAX)).round() as u8);
+        }
+    }
+    large
 }
 
 #[cfg(test)]
@@ -378,12 +384,12 @@ mod tests {
 
     #[test]
     fn enlarging_keeps_shapes() {
-        let flat: Vec<u8> = enlarge(&[16; 64]).collect();
+        let flat: Vec<u8> = enlarge(&[16; 64]);
         assert_eq!(flat, [255; PIXELS]);
 
         // Ink in the left half of the paper.
         let half: Vec<u8> = (0..64).map(|place| if place % 8 < 4 { 16 } else { 0 }).collect();
-        let large: Vec<u8> = enlarge(&half).collect();
+        let large: Vec<u8> = enlarge(&half);
         for row in large.chunks_exact(EDGE) {
             assert_eq!((row[0], row[EDGE - 1]), (255, 0));
             assert!(row.is_sorted_by(|left, right| left >= right));

@@ -89,23 +89,28 @@ fn resuming_gives_the_same_bits_as_not_stopping() {
     let file = |out: &str| {
         fs::read(directory.path().join(out).join("step-00000012.safetensors")).unwrap_or_default()
     };
-    succeeds(&directory, "--limit 62 --batch-size 16 --epochs 3 --out whole");
+    succeeds(&directory, "--hidden 16 --limit 62 --batch-size 16 --epochs 3 --out whole");
 
-    succeeds(&directory, "--limit 62 --batch-size 16 --epochs 1 --out parts");
-    let output = succeeds(&directory, "--limit 62 --batch-size 16 --epochs 2 --out parts --resume");
+    succeeds(&directory, "--hidden 16 --limit 62 --batch-size 16 --epochs 1 --out parts");
+    let output = succeeds(
+        &directory,
+        "--hidden 16 --limit 62 --batch-size 16 --epochs 2 --out parts --resume",
+    );
     let expected = "resuming from parts/step-00000004.safetensors: after 4 steps, 1 whole epoch\n\
                     epoch 2/2  loss ";
     assert!(output.contains(expected), "{output}");
-    succeeds(&directory, "--limit 62 --batch-size 16 --epochs 3 --out parts --resume");
+    succeeds(&directory, "--hidden 16 --limit 62 --batch-size 16 --epochs 3 --out parts --resume");
     assert_eq!(file("parts"), file("whole"));
 
     // Nothing is left to do; the picture is still drawn.
     fs::remove_file(directory.path().join("parts/training.svg")).unwrap();
-    succeeds(&directory, "--limit 62 --batch-size 16 --epochs 3 --out parts --resume");
+    succeeds(&directory, "--hidden 16 --limit 62 --batch-size 16 --epochs 3 --out parts --resume");
     assert_eq!(file("parts"), file("whole"));
     // Nor is anything copied when the checkpoint is elsewhere.
-    let output =
-        succeeds(&directory, "--limit 62 --batch-size 16 --epochs 3 --out copy --resume whole");
+    let output = succeeds(
+        &directory,
+        "--hidden 16 --limit 62 --batch-size 16 --epochs 3 --out copy --resume whole",
+    );
     assert!(
         output
             .ends_with("\ncheckpoint whole/step-00000012.safetensors, picture copy/training.svg\n")
@@ -113,7 +118,7 @@ fn resuming_gives_the_same_bits_as_not_stopping() {
     let picture = |out: &str| fs::read(directory.path().join(out).join("training.svg")).unwrap();
     assert_eq!(picture("parts"), picture("whole"));
 
-    succeeds(&directory, "--limit 62 --batch-size 16 --epochs 3 --out other --seed 1");
+    succeeds(&directory, "--hidden 16 --limit 62 --batch-size 16 --epochs 3 --out other --seed 1");
     assert_ne!(file("other"), file("whole"), "the seed decides nothing");
 }
 
@@ -212,7 +217,8 @@ fn the_data_of_the_cache_is_used_without_being_asked_for() {
 #[test]
 fn draws_its_progress_through_the_launcher() {
     let directory = tempfile::tempdir().unwrap();
-    let mut command = command(&directory, "--limit 640 --epochs 1 --batch-size 4 --out out");
+    let mut command =
+        command(&directory, "--hidden 16 --limit 320 --epochs 1 --batch-size 2 --out out");
     let output = command.env("DRUMLINE_TERMINAL_COLUMNS", "60").output().unwrap();
     assert!(output.status.success());
     let progress = text(&output.stderr);

@@ -18,7 +18,7 @@ use crate::resume::{HANG, PROGRAM, Random, command, kill, processes, succeeds};
 
 /// Three steps an epoch.
 const TRAINING: &str =
-    "--shards 8 --limit 160 --batch-size 8 --epochs 2 --checkpoint-every 2 --out out";
+    "--hidden 16 --shards 8 --limit 80 --batch-size 4 --epochs 2 --checkpoint-every 2 --out out";
 
 /// The parameters, the optimizer's state and the losses at the end. Rank 0 prints a digest, but may die before.
 fn result(directory: &Path) -> Vec<u8> {

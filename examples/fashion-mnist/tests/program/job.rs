@@ -17,7 +17,7 @@ use drumline_testing::installed::{Installed, VARIABLE};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 
 /// Three steps of two ranks: enough to compare bits.
-const FEW_IMAGES: &str = "--limit 48 --batch-size 8";
+const FEW_IMAGES: &str = "--hidden 16 --limit 48 --batch-size 8";
 
 /// The launcher, which lies beside the program: testing the whole workspace builds both.
 fn launcher() -> PathBuf {
@@ -130,7 +130,8 @@ fn with_shards_any_number_of_ranks_gives_the_same_bits_and_goes_on_from_any_othe
     let directory = tempfile::tempdir().unwrap();
     // Three steps, the last one with 1 image of each shard.
     let run = |ranks: usize, arguments: &str| {
-        let arguments = format!("--shards 8 --limit 40 --batch-size 2 --out out{arguments}");
+        let arguments =
+            format!("--hidden 16 --shards 8 --limit 40 --batch-size 2 --out out{arguments}");
         last_digest(&succeeds(&directory, ranks, &arguments))
     };
     // In the middle of the second epoch.
@@ -194,7 +195,10 @@ fn ranks_meet_without_a_launcher() {
             Command::new(PROGRAM)
                 .current_dir(&directory)
                 .env_clear()
-                .args(["--limit", "320", "--epochs", "1", "--out", "out", "--init", &url])
+                .args([
+                    "--hidden", "16", "--limit", "64", "--epochs", "1", "--out", "out", "--init",
+                    &url,
+                ])
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -232,12 +236,15 @@ fn processes_in(directory: &Path) -> Vec<u32> {
 fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
     for victim in [0, 1, 2] {
         let directory = tempfile::tempdir().unwrap();
-        let mut job =
-            patient_job(&directory, 3, "--limit 60 --batch-size 10 --epochs 100000 --out out")
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
+        let mut job = patient_job(
+            &directory,
+            3,
+            "--hidden 16 --limit 60 --batch-size 10 --epochs 100000 --out out",
+        )
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
         let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
         let trained = lines.by_ref().find(|line| line.as_ref().unwrap().contains("epoch 2/"));
         assert!(trained.is_some(), "the job ended before it was killed");
@@ -271,22 +278,23 @@ fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
 #[test]
 fn a_broken_checkpoint_is_an_error_on_every_rank() {
     let directory = tempfile::tempdir().unwrap();
-    succeeds(&directory, 2, "--limit 320 --epochs 1 --out out");
-    let path = directory.path().join("out/step-00000003.safetensors");
+    succeeds(&directory, 2, "--hidden 16 --limit 128 --epochs 1 --out out");
+    let path = directory.path().join("out/step-00000001.safetensors");
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     let before = files_in(&directory.path().join("out"));
 
-    let resume = patient_job(&directory, 2, "--limit 320 --epochs 2 --out out --resume");
+    let resume =
+        patient_job(&directory, 2, "--hidden 16 --limit 128 --epochs 2 --out out --resume");
     for error in fails_on_every_rank(resume, 2) {
         assert!(error.contains("holds no whole checkpoint"), "{error}");
-        assert!(error.contains("step-00000003.safetensors: it is cut short"), "{error}");
+        assert!(error.contains("step-00000001.safetensors: it is cut short"), "{error}");
     }
     assert_eq!(files_in(&directory.path().join("out")), before);
     assert_eq!(fs::read(&path).unwrap().len(), whole.len() / 2, "the file was touched");
 
     fs::remove_file(&path).unwrap();
-    let resume = patient_job(&directory, 2, "--limit 320 --out out --resume");
+    let resume = patient_job(&directory, 2, "--hidden 16 --limit 128 --out out --resume");
     for error in fails_on_every_rank(resume, 2) {
         assert!(error.contains("out: holds no checkpoint; check the path"), "{error}");
     }

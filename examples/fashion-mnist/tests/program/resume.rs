@@ -70,7 +70,8 @@ fn every_checkpoint_leads_to_the_same_end() {
     for (ranks, every, batch_size) in [(1, 5, 8), (2, 7, 4)] {
         let directory = tempfile::tempdir().unwrap();
         let run = |arguments: &str| {
-            let common = format!("--limit 62 --epochs 2 --batch-size {batch_size} --keep 99");
+            let common =
+                format!("--hidden 16 --limit 62 --epochs 2 --batch-size {batch_size} --keep 99");
             succeeds(command(directory.path(), ranks, &format!("{common} {arguments}")))
         };
         let out = |name: &str| directory.path().join(name);
@@ -170,7 +171,8 @@ fn kill_somewhere(job: &mut std::process::Child, directory: &Path, random: &mut 
 fn a_job_that_is_killed_again_and_again_ends_with_the_same_bits() {
     let rounds = if cfg!(feature = "soak") { 100 } else { 1 };
     const KILLS_PER_ROUND: usize = 4;
-    let arguments = "--limit 240 --batch-size 32 --epochs 3 --checkpoint-every 1 --out out";
+    let arguments =
+        "--hidden 16 --limit 120 --batch-size 16 --epochs 3 --checkpoint-every 1 --out out";
 
     let whole = tempfile::tempdir().unwrap();
     let printed = succeeds(command(whole.path(), 2, arguments));
@@ -222,11 +224,12 @@ fn images(stderr: &str) -> BTreeMap<usize, Vec<usize>> {
 
 #[test]
 fn another_number_of_ranks_trains_on_the_images_that_are_left() {
-    const IMAGES: usize = 301;
+    const IMAGES: usize = 151;
     let directory = tempfile::tempdir().unwrap();
     let run = |ranks: usize, arguments: &str| {
-        let batch_size = 48 / ranks;
-        let common = format!("--limit {IMAGES} --epochs 1 --batch-size {batch_size} --keep 99");
+        let batch_size = 24 / ranks;
+        let common =
+            format!("--hidden 16 --limit {IMAGES} --epochs 1 --batch-size {batch_size} --keep 99");
         let mut command = command(directory.path(), ranks, &format!("{common} {arguments}"));
         command.env("RUST_LOG", "fashion_mnist=trace");
         succeeds(command)
@@ -246,7 +249,7 @@ fn another_number_of_ranks_trains_on_the_images_that_are_left() {
         seen.flat_map(|(_, images)| images).for_each(|&image| uses[image] += 1);
         let repeated = uses.iter().filter(|uses| **uses == 2).count();
         assert!(uses.iter().all(|uses| (1..=2).contains(uses)), "{uses:?}");
-        // 48 * step are done; the rest is rounded up to whole shares.
-        assert_eq!(repeated, (IMAGES - 48 * step).next_multiple_of(ranks) - (IMAGES - 48 * step));
+        // 24 * step are done; the rest is rounded up to whole shares.
+        assert_eq!(repeated, (IMAGES - 24 * step).next_multiple_of(ranks) - (IMAGES - 24 * step));
     }
 }
