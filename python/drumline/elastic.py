@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drumline import _core, _exit, _world
 from drumline.groups import ProcessGroup
@@ -27,10 +28,16 @@ class ElasticGroup:
     ranks must be left (a setting of `init_process_group`): unless set, half of them.
 
     ``group`` is that of the whole job, which it is without an argument, too. A group of some ranks does not go on.
+
+    It may be the default group of ``torch.distributed``, of any backend. Pieces get a group of drumline's with the same ranks.
+    torch's own group, its rank and its size stay as they were, and once a rank has died, calls on it fail.
     """
 
-    def __init__(self, group: ProcessGroup | None = None) -> None:
-        self._group = _world.group_or_world(group)
+    def __init__(self, group: Any = None) -> None:
+        of_torch = _of_torch(group)
+        self._group = of_torch or _world.group_or_world(group)
+        # torch holds it until it destroys its own.
+        self._of_torch = None if of_torch is None else of_torch._group
         self._elastic = _core.ElasticGroup(self._group._group)
         _exit.watch(self._elastic)
 
@@ -55,6 +62,8 @@ class ElasticGroup:
         """Closes the group after all ranks that are left have called this."""
         _ = self.group
         self._elastic.close()
+        if self._of_torch is not None and not self._of_torch.is_destroyed:
+            self._of_torch.drop()
 
     def _object(self, group: _core.Group) -> ProcessGroup:
         if group is not self._group._group:
@@ -65,3 +74,16 @@ class ElasticGroup:
 
     def __repr__(self) -> str:
         return f"<ElasticGroup of {self._group!r}>"
+
+
+def _of_torch(group: Any) -> ProcessGroup | None:
+    """drumline's group with the ranks of a default group of torch's; None for any other one."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    if group is not world and (group is not None or _world.is_initialized()):
+        return None
+    from drumline.ddp.groups import core_group
+
+    return ProcessGroup(core_group(world))

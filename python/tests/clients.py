@@ -276,13 +276,15 @@ def compiled():
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for backend in sys.argv[1].split(","):
+    for way in sys.argv[1].split(","):
+        backend, _, base = way.partition("/")
+        os.environ["DRUMLINE_TORCH_BASE"] = base
         dist.init_process_group(backend)
         for name in sys.argv[2:] or CLIENTS:
             torch.manual_seed(0)
             result = CLIENTS[name]()
             if dist.get_rank() == 0:
-                print(f"{backend} {name}: {json.dumps(result)}", flush=True)
+                print(f"{way} {name}: {json.dumps(result)}", flush=True)
         if backend != "gloo":  # in torch 2.4 it waits for a thread, and the thread for the interpreter
             dist.destroy_process_group()
     # Threads of gloo's outlive its groups; one that wants the interpreter at its end aborts this.

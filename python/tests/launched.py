@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 
 def unmodified() -> None:
@@ -64,7 +65,7 @@ def one_raises() -> None:
     drumline.all_reduce(np.ones(2))
 
 
-def loses_rank_0() -> None:
+def loses_rank_0(api: Any = None, *backend: str) -> None:
     """Trains by shards. If there are other ranks, rank 0 is killed."""
     import hashlib
     import signal
@@ -75,8 +76,9 @@ def loses_rank_0() -> None:
 
     import drumline
 
-    drumline.init_process_group()
-    dies = drumline.get_world_size() > 1 and drumline.get_rank() == 0
+    api = api or drumline
+    api.init_process_group(*backend)
+    dies = api.get_world_size() > 1 and api.get_rank() == 0
     model = drumline.DistributedDataParallel(network(), shards=6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number in range(4):
@@ -89,7 +91,15 @@ def loses_rank_0() -> None:
         model.step(number, loss)
         optimizer.step()
     sys.stdout.write(f"digest {hashlib.sha256(bits(model)).hexdigest()}\n")
-    drumline.destroy_process_group()
+    if api is not drumline:
+        model.elastic.close()
+    api.destroy_process_group()
+
+
+def loses_rank_0_of_torch() -> None:
+    import torch.distributed as dist
+
+    loses_rank_0(dist, "drumline")
 
 
 def waits() -> None:
@@ -108,4 +118,5 @@ def waits() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    {f.__name__: f for f in (unmodified, callbacks, own_api, one_raises, loses_rank_0, waits)}[sys.argv[1]]()
+    programs = (unmodified, callbacks, own_api, one_raises, loses_rank_0, loses_rank_0_of_torch, waits)
+    {it.__name__: it for it in programs}[sys.argv[1]]()

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_versions import VERSION, needs_backends
+from torch_versions import BASES, VERSION, needs_backends
 
 pytest.importorskip("torch")
-pytestmark = [needs_backends, pytest.mark.usefixtures("torch_base")]
+pytestmark = needs_backends
 
 PROGRAM = str(Path(__file__).with_name("clients.py"))
 FOUND = re.findall(r"^@client(?:_since\((\d+), (\d+)\).*)?\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)
@@ -25,18 +25,17 @@ ON_FOUR = [name for name in ("hsdp", "tensor_parallel", "tensor_parallel_in_fsdp
 QUICK = [name for name in CLIENTS if name not in (*SLOW, *ON_FOUR)]
 
 
-def numbers(backends, clients, ranks):
-    """The numbers of each client, for each backend."""
+def numbers(ways, clients, ranks):
+    """The numbers of each client, for each backend, or base of drumline."""
     command = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", ranks, "--"]
     done = subprocess.run(
-        [*command, sys.executable, PROGRAM, ",".join(backends), *clients],
+        [*command, sys.executable, PROGRAM, ",".join(ways), *clients],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r"^\[0\] (\w+) (\w+): (.*)$", done.stdout, re.MULTILINE)
+    found = re.findall(r"^\[0\] (\S+) (\w+): (.*)$", done.stdout, re.MULTILINE)
     return [
-        {name: json.loads(result) for whose, name, result in found if whose == backend}
-        for backend in backends
+        {name: json.loads(result) for whose, name, result in found if whose == way} for way in ways
     ]
 
 
@@ -47,18 +46,19 @@ def numbers(backends, clients, ranks):
 )
 def test_the_numbers_are_those_of_gloo(clients, ranks):
     assert len(CLIENTS) >= 10 and set(SLOW) < set(CLIENTS)
-    ours, theirs = numbers(["drumline", "gloo"], clients, ranks)
-    assert list(ours) == list(theirs) == clients
-    if VERSION < (2, 11):
-        # Where FSDP2 asks for an average, gloo of an older torch sums. The numbers are those of DDP.
-        theirs.update((name, ours["ddp_once"]) for name in ("fsdp2", "hsdp") if name in ours)
-        if both := ours.get("tensor_parallel_in_fsdp2"):
-            theirs["tensor_parallel_in_fsdp2"] = [both[1]] * 2
-        if "checkpoint" in ours:
-            theirs["checkpoint"] = ours["checkpoint"]  # compares by itself
-    for name in clients:
-        assert flat(ours[name]) == pytest.approx(flat(theirs[name]), rel=1e-6, abs=1e-9), name
-        assert all(map(math.isfinite, flat(ours[name]))), name
+    *all_ours, theirs = numbers([*(f"drumline/{base}" for base in BASES), "gloo"], clients, ranks)
+    for ours in all_ours:
+        assert list(ours) == list(theirs) == clients
+        if VERSION < (2, 11):
+            # Where FSDP2 asks for an average, gloo of an older torch sums. The numbers are those of DDP.
+            theirs.update((name, ours["ddp_once"]) for name in ("fsdp2", "hsdp") if name in ours)
+            if both := ours.get("tensor_parallel_in_fsdp2"):
+                theirs["tensor_parallel_in_fsdp2"] = [both[1]] * 2
+            if "checkpoint" in ours:
+                theirs["checkpoint"] = ours["checkpoint"]  # compares by itself
+        for name in clients:
+            assert flat(ours[name]) == pytest.approx(flat(theirs[name]), rel=1e-6, abs=1e-9), name
+            assert all(map(math.isfinite, flat(ours[name]))), name
 
 
 def flat(value):

@@ -104,14 +104,19 @@ def test_too_few_ranks_are_an_error():
     assert run_and_see(3, too_few) == [KILLED, KILLED, ("returned", 0)]
 
 
-def train(rank, world_size, directory, deaths):
+def train(rank, world_size, directory, deaths, kind):
     """``deaths``: at which of the places that a rank reaches it is killed, and after how long there."""
+    import ddp_models
     import torch
     from ddp_models import bits
     from test_shards import loss_of, network
 
     torch.set_num_threads(1)
-    connect(rank, world_size, directory)
+    if kind == "plain":
+        connect(rank, world_size, directory)
+    else:
+        os.environ["DRUMLINE_MIN_RANKS"] = "1"
+        leave = ddp_models.connect(rank, world_size, directory, kind)
     model = drumline.DistributedDataParallel(network(), shards=6, seed=3, bucket_cap_mb=0.001, check_every=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses, places = [], iter(range(1000))
@@ -135,17 +140,26 @@ def train(rank, world_size, directory, deaths):
     statistics = b"".join(it.numpy().tobytes() for it in model.buffers())
     with pytest.raises(KeyError):
         model.step(5, lambda shard: {}[shard])
+    group = model.elastic.group
+    tensor = torch.ones(1)
+    group.all_reduce(tensor)
+    assert tensor.item() == group.world_size
+    if kind == "drumline" and group.world_size < world_size:
+        with pytest.raises(torch.distributed.DistBackendError, match=r"rank \d .*has ended"):
+            torch.distributed.all_reduce(tensor)
     model.elastic.close()
+    if kind != "plain":
+        leave()
     return losses, bits(model), statistics
 
 
-def goes_on(world_size, deaths):
-    [alone] = run_and_see(1, train, {})
+def goes_on(world_size, deaths, kind="plain"):
+    [alone] = run_and_see(1, train, {}, "plain")
     assert alone[0] == "returned", alone[1]
-    for rank, outcome in enumerate(run_and_see(world_size, train, deaths)):
+    for rank, outcome in enumerate(run_and_see(world_size, train, deaths, kind)):
         if rank in deaths and outcome == KILLED:
             continue
-        assert outcome == alone, f"rank {rank} after {deaths}: {outcome}"
+        assert outcome == alone, f"rank {rank} after {deaths}, {kind}: {outcome}"
         assert rank not in deaths or deaths[rank][1] is not None
 
 
@@ -175,8 +189,8 @@ def test_a_rank_may_be_killed_at_any_moment():
 def test_under_the_launcher_rank_0_may_be_killed():
     pytest.importorskip("torch")
     program, digests = str(Path(__file__).with_name("launched.py")), []
-    for ranks, left in ((1, 1), (3, 2)):
-        run = ["run", "--nproc-per-node", str(ranks), "--", sys.executable, program, "loses_rank_0"]
+    for name, ranks, left in (("loses_rank_0", 1, 1), ("loses_rank_0", 3, 2), ("loses_rank_0_of_torch", 3, 2)):
+        run = ["run", "--nproc-per-node", str(ranks), "--", sys.executable, program, name]
         command = [sys.executable, "-m", "drumline", *run]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -189,22 +203,33 @@ def test_under_the_launcher_rank_0_may_be_killed():
     assert len(set(digests)) == 1
 
 
-def on_a_group_of_torchs(rank, world_size, directory):
+@pytest.mark.parametrize("kind", ["drumline", "gloo"])
+def test_a_step_on_torchs_group_of_all_ranks_goes_on(torch_base, kind):
+    pytest.importorskip("torch")
+    goes_on(3, {0: (4, None), 2: (8, None)}, kind)
+
+
+def on_some_ranks(rank, world_size, directory):
+    import torch.distributed as dist
     from ddp_models import connect
     from test_shards import loss_of, network
 
     leave = connect(rank, world_size, directory)
-    model = drumline.DistributedDataParallel(network(), shards=2)
+    some = dist.new_group([0, 1])
+    if rank == 2:
+        return leave()
+    model = drumline.DistributedDataParallel(network(), process_group=some, shards=2)
     assert model.elastic is None
+    with pytest.raises(TypeError, match="a group is what drumline"):
+        drumline.ElasticGroup(some)
     model.step(0, loss_of(model, 0))
     with pytest.raises(drumline.CollectiveError) as raised:
         model.step(1, lambda shard: kill_this() if rank == 0 else loss_of(model, 1)(shard))
-    leave()
     return raised.value.culprit
 
 
-def test_on_a_group_of_torchs_a_death_ends_the_step():
+def test_on_a_group_of_some_ranks_a_death_ends_the_step(torch_base):
     pytest.importorskip("torch")
-    killed, (how, what) = run_and_see(2, on_a_group_of_torchs)
+    killed, (how, what), _ = run_and_see(3, on_some_ranks)
     assert killed == KILLED
     assert (how, what) == ("returned", 0), what

@@ -171,7 +171,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if self.shards is not None:
             unused = self.find_unused_parameters
             self._shards = Shards(self._group, self.shards, self.seed, self.module, trained, unused)
-            if elastic is None and isinstance(process_group, ProcessGroup):
+            of_all_or_direct = self._is_on_default_group or isinstance(process_group, ProcessGroup)
+            if elastic is None and of_all_or_direct:
                 elastic = ElasticGroup(process_group)
         self._elastic = elastic
         tensors = [*parameters.values(), *self._buffers_in_use().values()]
@@ -344,8 +345,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         the parameters that a shard has not used.
 
         If a rank dies, the others deal its shards to themselves and run the step again: see `drumline.ElasticGroup`. So
-        ``loss`` may be called again for a shard. That needs a group of `drumline.init_process_group`; with one of
-        ``torch.distributed`` the death of a rank ends the job.
+        ``loss`` may be called again for a shard. In a group of some ranks, a death ends the job.
 
         Example::
 
@@ -378,7 +378,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
     ) -> float:
         """A step of shards, on a group that may be what is left of the one of before. ``steps`` were made before it, and
         ``is_due`` says whether parameters are to be compared."""
-        if group is not self.process_group:
+        if core_group(group) is not self._group:
             self._connect(group, init_sync=False, elastic=self._elastic)
             self.reducer.steps, self._comparison.is_due = steps, is_due
         assert self._shards is not None
@@ -393,7 +393,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
     @property
     def elastic(self) -> ElasticGroup | None:
         """What goes on when a rank has died: each `step` is a piece of it. Hand in what else the ranks do together. None
-        without ``shards``, and on a group of torch's, with which a death ends the job."""
+        without ``shards``, and on a group of torch's that has some ranks of the job."""
         return self._elastic
 
     def _refuse_beside_shards(self, what: str) -> None:

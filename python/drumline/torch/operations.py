@@ -169,7 +169,8 @@ class Operations(Collectives):
         patience = _exit.HANDLER_PATIENCE_S if _exit.in_handler() else _PATIENCE_S
         try:
             self._on_device.leave(patience)
-            self._group.leave(patience)
+            if not self._group.is_destroyed:  # by an ElasticGroup
+                self._group.leave(patience)
         except _core.DrumlineError as error:
             if _is_news_of_a_mismatch(error):
                 raise as_dist_error(error) from None
