@@ -183,10 +183,11 @@ soak:
 	cargo test --locked -p drumline-burn --features train --test learner a_hundred_kills -- --ignored --nocapture
 	cargo test --locked -p drumline-candle --test training a_hundred_kills -- --ignored --nocapture
 
-# 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
+# 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind, and 102 trainings of shards that
+# lose a rank.
 soak-python: python-package
 	DRUMLINE_SOAK=1 $(PYTEST) python/tests/test_soak.py python/tests/test_handlers.py python/tests/test_sigterm.py \
-		python/tests/test_start_deaths.py
+		python/tests/test_start_deaths.py python/tests/test_elastic.py
 
 # Every decoder (or ONLY some, with commas), TIME seconds each. Needs a nightly compiler and one of C++.
 TIME ?= 60

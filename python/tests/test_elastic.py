@@ -19,6 +19,7 @@ from ranks import run_and_see
 import drumline
 
 KILLED = ("exited", -signal.SIGKILL)
+SOAK = os.environ.get("DRUMLINE_SOAK", "0") != "0"
 
 
 def kill_this():
@@ -181,9 +182,10 @@ def test_a_step_of_shards_goes_on_without_ranks_that_are_killed(world_size, deat
 def test_a_rank_may_be_killed_at_any_moment():
     pytest.importorskip("torch")
     draw = random.Random(5)
-    for world_size in (2, 3, 4):
+    for kind in ["plain", "drumline", "gloo"] * (34 if SOAK else 1):
+        world_size = draw.randint(2, 4)
         rank, place = draw.randrange(world_size), draw.randrange(10)
-        goes_on(world_size, {rank: (place, draw.uniform(0, 0.01))})
+        goes_on(world_size, {rank: (place, draw.uniform(0, 0.01))}, kind)
 
 
 def test_under_the_launcher_rank_0_may_be_killed():
