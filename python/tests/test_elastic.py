@@ -105,6 +105,15 @@ def test_too_few_ranks_are_an_error():
     assert run_and_see(3, too_few) == [KILLED, KILLED, ("returned", 0)]
 
 
+def counted(group):
+    """The number of ranks that make this call."""
+    import torch
+
+    tensor = torch.ones(1)
+    group.all_reduce(tensor)
+    return tensor.item()
+
+
 def train(rank, world_size, directory, deaths, kind):
     """``deaths``: at which of the places that a rank reaches it is killed, and after how long there."""
     import ddp_models
@@ -141,13 +150,10 @@ def train(rank, world_size, directory, deaths, kind):
     statistics = b"".join(it.numpy().tobytes() for it in model.buffers())
     with pytest.raises(KeyError):
         model.step(5, lambda shard: {}[shard])
-    group = model.elastic.group
-    tensor = torch.ones(1)
-    group.all_reduce(tensor)
-    assert tensor.item() == group.world_size
-    if kind == "drumline" and group.world_size < world_size:
+    assert model.elastic.run(counted) == model.elastic.group.world_size
+    if kind == "drumline" and model.elastic.group.world_size < world_size:
         with pytest.raises(torch.distributed.DistBackendError, match=r"rank \d .*has ended"):
-            torch.distributed.all_reduce(tensor)
+            torch.distributed.all_reduce(torch.ones(1))
     model.elastic.close()
     if kind != "plain":
         leave()
