@@ -29,7 +29,7 @@ class ElasticGroup:
 
     ``group`` is that of the whole job, which it is without an argument, too. A group of some ranks does not go on.
 
-    It may be the default group of ``torch.distributed``, of any backend. Pieces get a group of drumline's with the same ranks.
+    It may be the default group of ``torch.distributed``, of any backend (``DRUMLINE_MIN_RANKS`` sets ``min_ranks``). Pieces get a group of drumline's with the same ranks.
     torch's own group, its rank and its size stay as they were, and once a rank has died, calls on it fail.
     """
 

@@ -171,8 +171,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         if self.shards is not None:
             unused = self.find_unused_parameters
             self._shards = Shards(self._group, self.shards, self.seed, self.module, trained, unused)
-            of_all_or_direct = self._is_on_default_group or isinstance(process_group, ProcessGroup)
-            if elastic is None and of_all_or_direct:
+            may_go_on = self._is_on_default_group or isinstance(process_group, ProcessGroup)
+            if elastic is None and may_go_on:
                 elastic = ElasticGroup(process_group)
         self._elastic = elastic
         tensors = [*parameters.values(), *self._buffers_in_use().values()]
